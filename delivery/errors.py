@@ -1,0 +1,142 @@
+"""Every error of the platform, in one tree.
+
+Runs on the driver and in the executors. Imports the standard library only; all classes survive pickling.
+
+    FanoutError
+    ├── SettingsError            before the start: a setting is unknown or wrong
+    ├── LocalStackError          the embedded Postgres or Kafka cannot run here
+    ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
+    ├── RegistryOutdated         the schema is not the one that this version works with
+    ├── RegistrationError        a document or row is refused, with the path of what is wrong
+    │   ├── FilterError          … in a filter pattern
+    │   └── TargetRefused        … in an endpoint's URL or headers, by the guard
+    ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
+    ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
+    └── AttemptFailed            one attempt at a delivery did not end in a response
+        ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
+        ├── AddressBlocked           before: the guard refused the address
+        ├── DnsFailed                before: the host name did not resolve
+        ├── ConnectFailed            before: refused or unreachable; nothing was sent
+        ├── TlsFailed                before: no trustworthy connection; nothing was sent
+        ├── AttemptTimedOut          during: no answer in time; the endpoint may have processed it
+        ├── ConnectionLost           during: reset or closed; the endpoint may have processed it
+        └── ResponseInvalid          during: an answer that is not HTTP
+
+The branch below `AttemptFailed` tells when it broke, and so whether the endpoint can have seen the event.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FanoutError(Exception):
+    """Root of the tree. The message names the fix."""
+
+
+class SettingsError(FanoutError):
+    """A setting is unknown or wrong. The message names it and the right one."""
+
+
+class LocalStackError(FanoutError):
+    """The embedded Postgres or Kafka cannot run here (no Java, port taken, no network)."""
+
+
+class RegistryUnavailable(FanoutError):
+    """Postgres cannot be reached or did not answer in time."""
+
+
+class RegistryOutdated(FanoutError):
+    """The schema in Postgres is not at the version that this code works with."""
+
+
+class RegistrationError(FanoutError):
+    """A registration is refused. `path` is where in the document, such as `endpoints[3].url`."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+    def within(self, parent: str) -> RegistrationError:
+        """Return the same refusal with its path below `parent`."""
+        path = f"{parent}.{self.path}" if self.path and not self.path.startswith("[") else parent + self.path
+        return type(self)(path, self.problem)
+
+
+class FilterError(RegistrationError):
+    """A filter pattern is refused."""
+
+
+class TargetRefused(RegistrationError):
+    """An endpoint's URL or headers are refused by the guard. One text for all address reasons: no port-scan oracle."""
+
+
+class SealError(FanoutError):
+    """A sealed secret cannot be opened. Says which key id is missing, or that the data belongs to another row."""
+
+
+class EventRejected(FanoutError):
+    """A Kafka record is not an event. `reason` is one of a closed set, `detail` is for a person."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class AttemptFailed(FanoutError):
+    """One attempt did not end in a response. `error_class` is the label in outcomes, logs and metrics."""
+
+    error_class: ClassVar[str] = "failed"
+
+
+class LocalFailure(AttemptFailed):
+    """We ran out of something (file descriptors, ports, memory)."""
+
+    error_class = "local"
+
+
+class AddressBlocked(AttemptFailed):
+    """The guard refused the address that the host name stands for."""
+
+    error_class = "address_blocked"
+
+
+class DnsFailed(AttemptFailed):
+    """The host name did not resolve."""
+
+    error_class = "dns"
+
+
+class ConnectFailed(AttemptFailed):
+    """No connection: refused, unreachable or reset while connecting."""
+
+    error_class = "connect"
+
+
+class TlsFailed(AttemptFailed):
+    """No trustworthy TLS connection: expired, unknown issuer, wrong host, old protocol."""
+
+    error_class = "tls"
+
+
+class AttemptTimedOut(AttemptFailed):
+    """The attempt's total time ran out."""
+
+    error_class = "timeout"
+
+
+class ConnectionLost(AttemptFailed):
+    """The connection broke after the request had begun."""
+
+    error_class = "connection_lost"
+
+
+class ResponseInvalid(AttemptFailed):
+    """What came back is not HTTP, or its head is beyond the bounds."""
+
+    error_class = "response_invalid"

@@ -1,0 +1,190 @@
+"""The values that flow: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
+
+Runs on the driver and in the executors. Imports the standard library only, so that shipping these values costs nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, NewType
+
+from delivery.secret import Secret
+
+EventId = NewType("EventId", str)
+TenantId = NewType("TenantId", str)
+SubTenantId = NewType("SubTenantId", str)
+CustomerId = NewType("CustomerId", str)
+EndpointId = NewType("EndpointId", str)
+SubscriptionId = NewType("SubscriptionId", str)
+Revision = NewType("Revision", int)
+"""Number of a committed change of the registry; grows by at least one with each commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where in Kafka an event came from."""
+
+    topic: str
+    partition: int
+    offset: int
+    appended_at_ms: int
+    """When Kafka appended the record, milliseconds since the epoch: where an event's latency begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened at a tenant."""
+
+    event_id: EventId
+    event_type: str
+    source: str
+    tenant_id: TenantId
+    sub_tenant_id: SubTenantId | None
+    time: str
+    """When it happened, RFC 3339, as the producer said it."""
+    data: bytes
+    """The payload, JSON, byte for byte as it came."""
+    content: Any
+    """The payload, parsed once, for the filters."""
+    origin: Origin
+
+
+class TenantStatus(enum.StrEnum):
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+
+
+class EndpointStatus(enum.StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DISABLED = "disabled"
+
+
+class SubscriptionStatus(enum.StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+
+
+class DeliveryMode(enum.StrEnum):
+    DIRECT = "direct"
+    BATCH = "batch"
+
+
+class AuthKind(enum.StrEnum):
+    NONE = "none"
+    BASIC = "basic"
+    BEARER = "bearer"
+    API_KEY = "api_key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """What an endpoint wants to see beside the signature."""
+
+    kind: AuthKind = AuthKind.NONE
+    username: str | None = None
+    """For `basic`."""
+    header: str | None = None
+    """For `api_key`: the name of the header that carries it."""
+    secret: Secret | None = None
+    """Password, token or key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a customer takes deliveries."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    url: str
+    status: EndpointStatus = EndpointStatus.ACTIVE
+    mode: DeliveryMode = DeliveryMode.DIRECT
+    signing_keys: tuple[Secret, ...] = ()
+    """Raw HMAC keys, newest first; several while a rotation lasts. Each signs every request."""
+    auth: Auth = field(default_factory=Auth)
+    fault: str | None = None
+    """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Whose events a subscription is about. An exclusion always wins."""
+
+    everything: bool = False
+    """All tenants, known and to come; the includes are then empty."""
+    tenants: frozenset[TenantId] = frozenset()
+    sub_tenants: frozenset[tuple[TenantId, SubTenantId]] = frozenset()
+    without_tenants: frozenset[TenantId] = frozenset()
+    without_sub_tenants: frozenset[tuple[TenantId, SubTenantId]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """Which events go to one endpoint."""
+
+    subscription_id: SubscriptionId
+    endpoint_id: EndpointId
+    event_type: str
+    """An exact type, or a prefix wildcard: `order.*`, `*`."""
+    scope: Scope
+    filter_pattern: dict[str, Any] | None = None
+    """An event pattern (see delivery.webhooks.filters), or None for no filter."""
+    status: SubscriptionStatus = SubscriptionStatus.ACTIVE
+    fault: str | None = None
+    """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
+
+    event: Event
+    subscription: Subscription
+    endpoint: Endpoint
+    webhook_id: str
+    """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+
+
+class SkipReason(enum.StrEnum):
+    """Why a due delivery was not attempted. A closed set: it labels metrics."""
+
+    SUBSCRIPTION_PAUSED = "subscription_paused"
+    ENDPOINT_PAUSED = "endpoint_paused"
+    ENDPOINT_DISABLED = "endpoint_disabled"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One request and what came of it."""
+
+    number: int
+    """1-based."""
+    started_at_ms: int
+    duration_ms: float
+    status: int | None
+    """The HTTP status, or None when no response came."""
+    error_class: str | None
+    """None when the endpoint took the event; else a word of the closed set in delivery.webhooks.retry."""
+    detail: str = ""
+    """For a person: the error's text, without secrets and without the full URL."""
+    response: bytes = b""
+    """The first bytes of the response body."""
+
+
+class OutcomeKind(enum.StrEnum):
+    DELIVERED = "delivered"
+    DEAD_LETTERED = "dead_lettered"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a delivery ended in this lane. A failed delivery is data, not an exception."""
+
+    delivery: Delivery
+    kind: OutcomeKind
+    attempts: tuple[Attempt, ...] = ()
+    reason: str | None = None
+    """For `skipped` a SkipReason, for `dead_lettered` the error class of the last attempt; else None."""

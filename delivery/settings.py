@@ -1,0 +1,258 @@
+"""Read the configuration once, at the start, from a TOML file and `FANOUT_…` environment variables.
+
+Runs on the driver and in the `fanout` command; executors get small frozen values made from it, never this.
+
+Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`), the file named by `--config` or `FANOUT_CONFIG`,
+`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults below. An unknown name is an error that
+names the nearest known one. docs/configuration.md is generated from the docstrings in this file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field, SecretStr
+
+from delivery import errors
+
+LOCAL_FILE = Path(".fanout/local.toml")
+PREFIX = "FANOUT_"
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Area(pydantic.BaseModel):
+    """One group of settings: frozen, checked, and closed to names that it does not know."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Database(Area):
+    """Postgres, version 15 or later: the registry."""
+
+    url: SecretStr = SecretStr("postgresql://fanout@127.0.0.1:5432/fanout")
+    """libpq connection URL. TLS and all other libpq options go into its query."""
+    connect_timeout_s: Seconds = 5
+    """How long one connection attempt may take."""
+    statement_timeout_s: Seconds = 30
+    """How long one statement may take before Postgres cancels it."""
+
+
+class Keys(Area):
+    """The key ring that seals customers' secrets in Postgres (AES-256-GCM)."""
+
+    ring: dict[str, SecretStr] = {}
+    """Key id → 32 bytes in base64. All of them open; `active` seals. In the environment: `id1=base64,id2=base64`."""
+    active: str = ""
+    """The id of the key that seals new secrets. May stay empty when the ring has exactly one key."""
+
+    @pydantic.field_validator("ring", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+
+
+class Kafka(Area):
+    """Kafka, version 3.6 or later; the same settings serve Spark's client and the command's."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    """`host:port`, several separated by commas."""
+    security_protocol: Annotated[str, Field(pattern="^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)$")] = "PLAINTEXT"
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    sasl_mechanism: Annotated[str, Field(pattern="^(|PLAIN|SCRAM-SHA-256|SCRAM-SHA-512)$")] = ""
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with the two settings below."""
+    sasl_username: str = ""
+    """User name for SASL."""
+    sasl_password: SecretStr = SecretStr("")
+    """Password for SASL."""
+    ssl_ca_file: str = ""
+    """PEM file of the authorities to trust; empty: the system's."""
+    ssl_keystore_file: str = ""
+    """PEM file with the client's key and certificates, for mutual TLS."""
+    spark_options: dict[str, str] = {}
+    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`)."""
+    command_options: dict[str, str] = {}
+    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use."""
+
+
+class Source(Area):
+    """Which topics carry events, and where a plain JSON event keeps its attributes."""
+
+    topic_pattern: str = r"events\..+"
+    """Java regular expression of the topics to read. New topics that match are found while the job runs."""
+    topic_prefix: str = "events."
+    """What is cut from a topic's name to make the event type, when the event itself names none."""
+    starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
+    """Where a first start begins. A topic found later always begins at its first record."""
+    max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
+    """At most so many events in a micro-batch: bounds memory, and the time until a change is in effect."""
+    max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
+    """A larger record is rejected to the operator's topic."""
+    id_field: str = "id"
+    """Plain JSON: dotted path of the event id. Without one, the id is made of topic, partition and offset."""
+    type_field: str = "type"
+    """Plain JSON: dotted path of the event type. Without one, the type is the topic's name less `topic_prefix`."""
+    tenant_field: str = "tenant_id"
+    """Plain JSON: dotted path of the tenant id; an event without one is rejected."""
+    sub_tenant_field: str = "sub_tenant_id"
+    """Plain JSON: dotted path of the sub-tenant id."""
+    time_field: str = "time"
+    """Plain JSON: dotted path of the time it happened, RFC 3339. Without one, when Kafka appended the record."""
+
+
+class Snapshot(Area):
+    """How the job follows changes of the registry."""
+
+    poll_interval_s: Seconds = 1
+    """How often to ask for changes when no notification came."""
+    max_age_s: Seconds = 3600
+    """With Postgres away for longer than this, the job holds instead of delivering by an old registry."""
+
+
+class Delivery(Area):
+    """The direct lane."""
+
+    attempt_timeout_s: Seconds = 2
+    """Total time of one attempt, from looking up the name to the last byte that is read of the response."""
+    lane_deadline_s: Seconds = 5
+    """Total time of a delivery in this lane, from its first attempt, quick retries included."""
+    max_attempts: Annotated[int, Field(gt=0)] = 3
+    """At most so many attempts within the lane's deadline."""
+    retry_wait_s: Seconds = 0.2
+    """Wait before the second attempt; doubles with each further one, ±20 %."""
+    max_in_flight: Annotated[int, Field(gt=0)] = 256
+    """At most so many requests under way in one worker process."""
+    max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
+    """At most so many requests under way to one endpoint from one worker process."""
+    allow_networks: tuple[str, ...] = ()
+    """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
+    allow_http: bool = False
+    """For development: endpoints may be plain http."""
+    allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
+    """Ports that an endpoint's URL may name. Empty, for development: any."""
+    attempts_topic: str = "fanout.attempts"
+    """Topic of the delivery log: one row per attempt, skip and receipt."""
+    dead_letter_topic: str = "fanout.dead-letters"
+    """Topic of what could not be delivered, with the whole story."""
+    rejected_topic: str = "fanout.rejected-events"
+    """Topic, for the operator, of records that are not events."""
+
+    @pydantic.field_validator("allow_networks", "allow_ports", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class Spark(Area):
+    """The Spark application."""
+
+    master: str = "local[2]"
+    """Where it runs. `local[N]` is this machine with N worker processes."""
+    app_name: str = "fanout"
+    """The application's name."""
+    checkpoint: str = ".fanout/checkpoint"
+    """Folder or URL that holds each lane's progress. Losing it means reading from `starting_offsets` again."""
+    parallelism: Annotated[int, Field(gt=0)] = 2
+    """Tasks of a micro-batch, however many topics there are. Give it the number of executor cores."""
+    trigger_interval_s: Annotated[float, Field(ge=0)] = 0
+    """Pause between micro-batches; 0 begins the next as soon as the last has ended."""
+    driver_memory: str = "2g"
+    """Heap of the driver's JVM."""
+    ui: bool = False
+    """Whether to serve Spark's own web UI."""
+    conf: dict[str, str] = {}
+    """Any other Spark configuration."""
+
+
+class Logs(Area):
+    """What the job writes to standard error."""
+
+    level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+    format: Annotated[str, Field(pattern="^(text|json)$")] = "text"
+    """`text` for people, `json` for machines: one object a line."""
+
+
+class Settings(Area):
+    """Everything that can be set."""
+
+    database: Database = Database()
+    keys: Keys = Keys()
+    kafka: Kafka = Kafka()
+    source: Source = Source()
+    snapshot: Snapshot = Snapshot()
+    delivery: Delivery = Delivery()
+    spark: Spark = Spark()
+    logs: Logs = Logs()
+
+
+def load(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> Settings:
+    """Read and check the settings; raise SettingsError that names every wrong one together with the right one.
+
+    `config` is the file asked for on the command line; `root` is where the default files are looked for.
+    """
+    named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
+    if named is not None and not named.is_file():
+        raise errors.SettingsError(f"there is no settings file {named}: name an existing one with --config or {PREFIX}CONFIG")
+    merged: dict[str, dict[str, Any]] = {}
+    for path in (root / LOCAL_FILE, named or root / "fanout.toml"):
+        if path.is_file():
+            _merge(merged, _read(path))
+    _merge(merged, _from_environment(environ))
+    try:
+        return Settings.model_validate(merged)
+    except pydantic.ValidationError as exc:
+        # pydantic's own text would quote the rejected input, which may be a secret.
+        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_input=False))) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as exc:
+        raise errors.SettingsError(f"{path} is not TOML: {exc}") from exc
+
+
+def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
+    for area, fields in layer.items():
+        if isinstance(fields, Mapping):
+            into.setdefault(area, {}).update(fields)
+        else:
+            into[area] = fields
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    layer: dict[str, dict[str, str]] = {}
+    for name, value in environ.items():
+        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
+            continue
+        area, _, field = name.removeprefix(PREFIX).lower().partition("_")
+        layer.setdefault(area, {})[field] = value
+    return layer
+
+
+def _explain(error: Any) -> str:
+    """Turn one pydantic error into a line that names the setting, the problem and the nearest right name."""
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] != "extra_forbidden":
+        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {error['msg']}"
+    known = known_names() if len(location) > 1 else list(Settings.model_fields)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"setting {name} is not known; did you mean {nearest[0]}? `fanout config` lists all of them"
+
+
+def known_names() -> list[str]:
+    """Return `area.field` of every setting."""
+    return [f"{area}.{field}" for area, model in areas().items() for field in model.model_fields]
+
+
+def areas() -> dict[str, type[Area]]:
+    """Return the class of each area by its name."""
+    return {name: type(getattr(Settings(), name)) for name in Settings.model_fields}
