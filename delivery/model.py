@@ -22,14 +22,17 @@ Revision = NewType("Revision", int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where in Kafka an event came from."""
+class Record:
+    """One Kafka record as it was read."""
 
     topic: str
     partition: int
     offset: int
     appended_at_ms: int
-    """When Kafka appended the record, milliseconds since the epoch: where an event's latency begins."""
+    """When Kafka appended it, milliseconds since the epoch: where an event's latency begins."""
+    value: bytes | None
+    """None is a tombstone."""
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +45,12 @@ class Event:
     tenant_id: TenantId
     sub_tenant_id: SubTenantId | None
     time: str
-    """When it happened, RFC 3339, as the producer said it."""
+    """When it happened, RFC 3339, as the producer said it; else when Kafka appended it."""
     data: bytes
     """The payload, JSON, byte for byte as it came."""
     content: Any
     """The payload, parsed once, for the filters."""
-    origin: Origin
+    record: Record
 
 
 class TenantStatus(enum.StrEnum):
@@ -144,6 +147,8 @@ class Delivery:
     endpoint: Endpoint
     webhook_id: str
     """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+    body: bytes
+    """What is signed and sent; deliveries of one event share it."""
 
 
 class SkipReason(enum.StrEnum):

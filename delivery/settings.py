@@ -92,8 +92,9 @@ class Source(Area):
     """Where a first start begins. A topic found later always begins at its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
     """At most so many events in a micro-batch: bounds memory, and the time until a change is in effect."""
-    max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
-    """A larger record is rejected to the operator's topic."""
+    max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
+    """A larger record is rejected to the operator's topic. A dead letter carries the event in base64, which takes a third
+    more, and must itself fit into Kafka's 1 MiB."""
     id_field: str = "id"
     """Plain JSON: dotted path of the event id. Without one, the id is made of topic, partition and offset."""
     type_field: str = "type"
@@ -120,8 +121,9 @@ class Delivery(Area):
 
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt, from looking up the name to the last byte that is read of the response."""
-    lane_deadline_s: Seconds = 5
-    """Total time of a delivery in this lane, from its first attempt, quick retries included."""
+    lane_deadline_s: Seconds = 3
+    """How long an endpoint may go without accepting anything before what waits for it in this micro-batch is given up, so
+    that nobody else waits for it."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2

@@ -1,0 +1,51 @@
+"""Sign what is sent, as Standard Webhooks 1.0 says it ("Signature scheme", symmetric `v1`).
+
+Runs in the executors, and in the command for keys of customers. Must not import pyspark or psycopg.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections.abc import Iterable
+
+from delivery import errors
+from delivery.secret import Secret
+
+PREFIX = "whsec_"
+MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
+"""The bounds of Standard Webhooks 1.0 for a symmetric key."""
+
+
+def sign(keys: Iterable[Secret], webhook_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the value of `webhook-signature`: one `v1` signature per key, newest key first, parted by spaces."""
+    content = b"%s.%d." % (webhook_id.encode(), timestamp_s) + body
+    return " ".join(
+        "v1," + binascii.b2a_base64(hmac.digest(key.reveal(), content, "sha256"), newline=False).decode() for key in keys
+    )
+
+
+def generate_key() -> Secret:
+    """Return a new random key of 32 bytes."""
+    return Secret(secrets.token_bytes(32))
+
+
+def to_text(key: Secret) -> str:
+    """Return the `whsec_…` text that the customer puts into a Standard Webhooks library. It is the secret."""
+    return PREFIX + base64.b64encode(key.reveal()).decode()
+
+
+def from_text(text: str) -> Secret:
+    """Return the key in a `whsec_…` text; raise RegistrationError (never quoting it) when it is not one."""
+    problem = f"a signing secret is {PREFIX} followed by base64 of {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes"
+    if not text.startswith(PREFIX):
+        raise errors.RegistrationError("", problem)
+    try:
+        key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except binascii.Error:
+        raise errors.RegistrationError("", problem) from None  # the cause would show the secret
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        raise errors.RegistrationError("", problem)
+    return Secret(key)

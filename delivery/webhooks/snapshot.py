@@ -1,0 +1,81 @@
+"""The registry at one revision, as a value: what the driver reads, broadcasts and the executors route by.
+
+Runs on the driver and in the executors. Must not import pyspark or psycopg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from delivery.model import (
+    Endpoint,
+    EndpointId,
+    Revision,
+    Subscription,
+    SubscriptionId,
+    TenantId,
+    TenantStatus,
+)
+
+Id = TypeVar("Id")
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that routing and delivering need to know, consistent at `revision`. Its dictionaries are not changed."""
+
+    revision: Revision
+    tenants: dict[TenantId, TenantStatus] = field(default_factory=dict)
+    endpoints: dict[EndpointId, Endpoint] = field(default_factory=dict)
+    subscriptions: dict[SubscriptionId, Subscription] = field(default_factory=dict)
+
+    def quarantined(self) -> dict[str, str]:
+        """Return the id of each row that cannot be used and why."""
+        rows: dict[str, str] = {f"endpoint {row.endpoint_id}": row.fault for row in self.endpoints.values() if row.fault}
+        rows |= {f"subscription {row.subscription_id}": row.fault for row in self.subscriptions.values() if row.fault}
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotChanges:
+    """What differs between two revisions: the new state of each changed row, None where it is gone.
+
+    Applying changes twice, or over a part of them, gives the same as once: each row carries its whole new state.
+    """
+
+    since: Revision
+    revision: Revision
+    tenants: dict[TenantId, TenantStatus | None] = field(default_factory=dict)
+    endpoints: dict[EndpointId, Endpoint | None] = field(default_factory=dict)
+    subscriptions: dict[SubscriptionId, Subscription | None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return how many rows changed."""
+        return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
+
+    def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
+        """Return these changes and the `later` ones as one."""
+        return SnapshotChanges(
+            since=self.since,
+            revision=later.revision,
+            tenants=self.tenants | later.tenants,
+            endpoints=self.endpoints | later.endpoints,
+            subscriptions=self.subscriptions | later.subscriptions,
+        )
+
+
+def updated(snapshot: Snapshot, changes: SnapshotChanges) -> Snapshot:
+    """Return the snapshot with `changes` applied."""
+    return Snapshot(
+        revision=changes.revision,
+        tenants=_overlaid(snapshot.tenants, changes.tenants),
+        endpoints=_overlaid(snapshot.endpoints, changes.endpoints),
+        subscriptions=_overlaid(snapshot.subscriptions, changes.subscriptions),
+    )
+
+
+def _overlaid(rows: Mapping[Id, Row], changed: Mapping[Id, Row | None]) -> dict[Id, Row]:
+    return {key: row for key, row in {**rows, **changed}.items() if row is not None}
