@@ -5,6 +5,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     FanoutError
     ├── SettingsError            before the start: a setting is unknown or wrong
     ├── LocalStackError          the embedded Postgres or Kafka cannot run here
+    ├── KafkaUnavailable         Kafka does not answer the command or the starting job
     ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
     ├── RegistryOutdated         the schema is not the one that this version works with
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
@@ -40,6 +41,10 @@ class SettingsError(FanoutError):
 
 class LocalStackError(FanoutError):
     """The embedded Postgres or Kafka cannot run here (no Java, port taken, no network)."""
+
+
+class KafkaUnavailable(FanoutError):
+    """Kafka cannot be reached, or does not let us in."""
 
 
 class RegistryUnavailable(FanoutError):

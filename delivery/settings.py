@@ -138,6 +138,8 @@ class Delivery(Area):
     """For development: endpoints may be plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Ports that an endpoint's URL may name. Empty, for development: any."""
+    result_partitions: Annotated[int, Field(gt=0)] = 6
+    """Partitions of the three topics below, where the job has to create them."""
     attempts_topic: str = "fanout.attempts"
     """Topic of the delivery log: one row per attempt, skip and receipt."""
     dead_letter_topic: str = "fanout.dead-letters"
@@ -154,8 +156,8 @@ class Delivery(Area):
 class Spark(Area):
     """The Spark application."""
 
-    master: str = "local[2]"
-    """Where it runs. `local[N]` is this machine with N worker processes."""
+    master: str = "local[2,4]"
+    """Where it runs. `local[N,F]` is this machine with N worker processes; a task is tried up to F times."""
     app_name: str = "fanout"
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
@@ -258,3 +260,9 @@ def known_names() -> list[str]:
 def areas() -> dict[str, type[Area]]:
     """Return the class of each area by its name."""
     return {name: type(getattr(Settings(), name)) for name in Settings.model_fields}
+
+
+def meaning(name: str) -> str:
+    """Return the one-line documentation of the setting `area.field`."""
+    area, _, field = name.partition(".")
+    return areas()[area].model_fields[field].description or ""

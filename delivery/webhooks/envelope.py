@@ -8,7 +8,7 @@ Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "J
 from __future__ import annotations
 
 import base64
-import datetime
+import datetime as dt
 import json
 import re
 from collections.abc import Mapping
@@ -158,7 +158,7 @@ def _optional(value: Any, name: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
-        raise errors.EventRejected("bad_attribute", f"{name} must be printable text of at most {MAX_ATTRIBUTE_CHARS} characters")
+        raise errors.EventRejected("bad_attribute", f"{name} must be printable text, at most {MAX_ATTRIBUTE_CHARS} characters")
     return value
 
 
@@ -175,7 +175,7 @@ def _sub_tenant(value: Any) -> SubTenantId | None:
 
 
 def _rfc3339(epoch_ms: int) -> str:
-    moment = datetime.datetime.fromtimestamp(epoch_ms / 1000, datetime.UTC)
+    moment = dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -48,7 +48,7 @@ class _Rule(NamedTuple):
 
 
 class _TypeIndex:
-    """The subscriptions that can match one event type. Each stands in it once per key that can lead to it, never twice on one event."""
+    """The subscriptions that can match one event type. No event meets the same one twice."""
 
     __slots__ = ("by_sub_tenant", "by_tenant", "everywhere")
 

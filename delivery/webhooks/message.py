@@ -1,6 +1,7 @@
 """Make what a customer receives: the `webhook-id` and the body.
 
-Runs in the executors. Must not import pyspark or psycopg. Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier".
+Runs in the executors. Must not import pyspark or psycopg.
+Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier".
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def webhook_id(event: Event, subscription_id: SubscriptionId) -> str:
     A digest of what makes the delivery unique (CloudEvents: source + id; and the subscription), because event ids are
     producers' text and may hold anything, while this id stands in a header and in the signed content, where no `.` may be.
     """
-    parts = "\0".join((event.source, event.event_id, subscription_id))
-    return "msg_" + hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+    identity = f"{event.source}\0{event.event_id}\0{subscription_id}"
+    return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def body(event: Event) -> bytes:

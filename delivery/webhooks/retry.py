@@ -1,7 +1,7 @@
 """Decide what an attempt means and whether it is tried again within the lane.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: values in, decisions out. The policy's arithmetic is tenacity's;
-who waits is the dispatcher, because a coroutine that sleeps between attempts would keep a slot from others.
+Runs in the executors. Must not import pyspark or psycopg. Pure: values in, decisions out. The policy's arithmetic is
+tenacity's; who waits is the dispatcher, because a coroutine that sleeps between attempts would keep a slot from others.
 """
 
 from __future__ import annotations

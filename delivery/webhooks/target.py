@@ -66,7 +66,8 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
         secret = auth.secret.reveal().decode("utf-8", "surrogateescape")
     if auth.kind is AuthKind.BASIC:
         # RFC 7617, with the charset that it recommends.
-        yield "authorization", "Basic " + base64.b64encode(f"{auth.username}:{secret}".encode("utf-8", "surrogateescape")).decode()
+        credentials = f"{auth.username}:{secret}".encode("utf-8", "surrogateescape")
+        yield "authorization", "Basic " + base64.b64encode(credentials).decode()
     elif auth.kind is AuthKind.BEARER:
         yield "authorization", f"Bearer {secret}"
     else:

@@ -1,7 +1,8 @@
 """Post bytes and read a bounded answer, by driving aiohttp's connector and response parser directly.
 
-Runs in the executors. Must not import pyspark or psycopg. This is the only module that knows aiohttp's inner interfaces, which is
-why aiohttp is pinned: `ClientSession.post` costs about four times the CPU (docs/adr/0003). Pool, TLS, DNS and parser stay aiohttp's.
+Runs in the executors. Must not import pyspark or psycopg. This is the only module that knows aiohttp's inner interfaces,
+which is why aiohttp is pinned: `ClientSession.post` costs about four times the CPU (docs/adr/0003). Pool, TLS, DNS and parser
+stay aiohttp's.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def translated(exc: Exception) -> errors.AttemptFailed:
         return exc
     if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientConnectorError):
         return errors.AttemptTimedOut("no answer within the attempt's time")
+    if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):
+        return errors.AddressBlocked("the address is not allowed")
     if isinstance(exc, OSError) and exc.errno in _LOCAL_ERRNO:
         return errors.LocalFailure(os.strerror(exc.errno or 0))
     if isinstance(exc, aiohttp.ClientConnectorDNSError):

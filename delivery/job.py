@@ -1,0 +1,38 @@
+"""The job's table of contents: source → route → deliver → results. Runs on the driver.
+
+    Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
+    Postgres ─► snapshot ─────────▲
+
+The command `fanout run` calls `run`; each name below is a file in `delivery/stages/`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from delivery import plan, settings
+from delivery.stages import deliver, query, session, sink, snapshot, source, topics
+
+
+def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading.Event, once: bool = False) -> None:
+    """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been delivered."""
+    registry = snapshot.Follower(config, stop=stop)
+    registry.start()
+    topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
+    spark = session.start(config.spark, jars)
+    if registry.current() is None:
+        return
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    told = plan.of(config)
+
+    def handle(batch: DataFrame, published: snapshot.Published) -> None:
+        results = deliver.deliver(batch, told, broadcaster.source(published), config.spark.parallelism)
+        sink.write(results, config.kafka)
+
+    records = source.read(spark, config.kafka, config.source)
+    query.Lane("direct", hold=registry.current, handle=handle, stop=stop).run(records, config.spark, once=once)
+    spark.stop()

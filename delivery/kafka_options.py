@@ -1,0 +1,56 @@
+"""Say the Kafka settings in the two dialects that need them: Spark's Java client and the command's librdkafka.
+
+Runs on the driver and in the command. Pure. What it returns holds the password: pass it on, never log it.
+"""
+
+from __future__ import annotations
+
+from delivery.settings import Kafka
+
+
+def for_spark(kafka: Kafka) -> dict[str, str]:
+    """Return options of Spark's Kafka source and sink (Java client names with the prefix `kafka.`)."""
+    options = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": kafka.security_protocol,
+    }
+    if kafka.sasl_mechanism:
+        options["sasl.mechanism"] = kafka.sasl_mechanism
+        options["sasl.jaas.config"] = _jaas(kafka)
+    if kafka.ssl_ca_file:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka.ssl_ca_file}
+    if kafka.ssl_keystore_file:
+        options |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": kafka.ssl_keystore_file}
+    return {f"kafka.{name}": value for name, value in (options | kafka.spark_options).items()}
+
+
+def for_command(kafka: Kafka) -> dict[str, str]:
+    """Return librdkafka configuration for confluent_kafka's clients."""
+    options = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": kafka.security_protocol,
+    }
+    if kafka.sasl_mechanism:
+        options |= {
+            "sasl.mechanism": kafka.sasl_mechanism,
+            "sasl.username": kafka.sasl_username,
+            "sasl.password": kafka.sasl_password.get_secret_value(),
+        }
+    if kafka.ssl_ca_file:
+        options["ssl.ca.location"] = kafka.ssl_ca_file
+    if kafka.ssl_keystore_file:
+        options |= {"ssl.certificate.location": kafka.ssl_keystore_file, "ssl.key.location": kafka.ssl_keystore_file}
+    return options | kafka.command_options
+
+
+def _jaas(kafka: Kafka) -> str:
+    module = "plain.PlainLoginModule" if kafka.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+    username = _quoted(kafka.sasl_username)
+    password = _quoted(kafka.sasl_password.get_secret_value())
+    return f"org.apache.kafka.common.security.{module} required username={username} password={password};"
+
+
+def _quoted(text: str) -> str:
+    """Quote for a JAAS line, where a quote or backslash would end the value."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

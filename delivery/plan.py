@@ -1,0 +1,43 @@
+"""Make, from the settings, the plain values that the executors are told.
+
+Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
+"""
+
+from __future__ import annotations
+
+from delivery import settings
+from delivery.webhooks import dispatch, envelope, guard, retry, rows, worker
+
+
+def of(config: settings.Settings) -> worker.Plan:
+    """Return the plan of the direct lane."""
+    lane, source = config.delivery, config.source
+    return worker.Plan(
+        topics=rows.Topics(attempts=lane.attempts_topic, dead_letters=lane.dead_letter_topic, rejected=lane.rejected_topic),
+        guard=guard_of(lane),
+        layout=envelope.Layout(
+            id_path=_path(source.id_field),
+            type_path=_path(source.type_field),
+            tenant_path=_path(source.tenant_field),
+            sub_tenant_path=_path(source.sub_tenant_field),
+            time_path=_path(source.time_field),
+            topic_prefix=source.topic_prefix,
+            max_bytes=source.max_event_bytes,
+        ),
+        limits=dispatch.Limits(
+            max_in_flight=lane.max_in_flight,
+            max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
+            lane_deadline_s=lane.lane_deadline_s,
+        ),
+        quick_retry=retry.QuickRetry(max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s),
+        attempt_timeout_s=lane.attempt_timeout_s,
+    )
+
+
+def guard_of(lane: settings.Delivery) -> guard.Guard:
+    """Return the guard by which endpoints are registered, read and connected to."""
+    return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
+
+
+def _path(dotted: str) -> tuple[str, ...]:
+    return tuple(dotted.split("."))

@@ -1,0 +1,87 @@
+"""Run one lane as a streaming query, and end it without leaving work half done.
+
+Runs on the driver. Guarantee: a micro-batch is committed after everything that it caused was written, and never before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from delivery import settings
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+Registry = TypeVar("Registry")
+
+
+class _StopRequested(Exception):  # noqa: N818  # not an error: how a micro-batch that has done nothing is handed back
+    pass
+
+
+class Lane(Generic[Registry]):
+    """A streaming query whose micro-batches are handled by a function, and which can be stopped between two of them.
+
+    `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        hold: Callable[[], Registry | None],
+        handle: Callable[[DataFrame, Registry], None],
+        stop: threading.Event,
+    ) -> None:
+        self._name = name
+        self._hold = hold
+        self._handle = handle
+        self._stop = stop
+        self._handed_back = False
+        self._last_begun = -1
+
+    def run(self, records: DataFrame, config: settings.Spark, *, once: bool) -> None:
+        """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled."""
+        writer = (
+            records.writeStream.queryName(self._name)
+            .option("checkpointLocation", f"{config.checkpoint.rstrip('/')}/{self._name}")
+            .foreachBatch(self._handle_batch)
+        )
+        if once:
+            query = writer.trigger(availableNow=True).start()
+        else:
+            query = writer.trigger(processingTime=f"{config.trigger_interval_s} seconds").start()
+        try:
+            self._watch(query)
+        finally:
+            query.stop()
+
+    def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
+        registry = None if self._stop.is_set() else self._hold()
+        if registry is None:
+            # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with
+            # the batch uncommitted, to be run again at the next start; that is no error, so Spark is not to report one.
+            self._handed_back = True
+            batch.sparkSession.sparkContext.setLogLevel("OFF")
+            raise _StopRequested
+        self._last_begun = batch_id
+        self._handle(batch, registry)
+
+    def _watch(self, query: StreamingQuery) -> None:
+        while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
+            time.sleep(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
+        failure = query.exception()
+        if failure is not None and not self._handed_back:
+            raise failure
+
+    def _is_at_rest(self, query: StreamingQuery) -> bool:
+        """Tell whether the last batch that began is committed: progress is reported after the commit."""
+        progress = query.lastProgress
+        return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))

@@ -1,0 +1,49 @@
+"""Start Spark as this application needs it.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from delivery import settings
+
+ALWAYS = {
+    # A task that is run twice at once would send twice.
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
+    "spark.io.encryption.enabled": "true",
+    "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keys?[._]ring|database[._]url",
+    # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
+    "spark.kafka.consumer.cache.capacity": "4096",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
+    """Return a session by the settings. `jars` are the Kafka connector's; a cluster's image may hold them itself."""
+    conf = {
+        **ALWAYS,
+        "spark.app.name": config.app_name,
+        "spark.master": config.master,
+        "spark.driver.memory": config.driver_memory,
+        "spark.ui.enabled": str(config.ui).lower(),
+        **config.conf,
+    }
+    paths = ",".join(str(jar) for jar in jars)
+    if paths:
+        conf["spark.jars"] = paths
+    builder = SparkSession.builder
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    return spark

@@ -1,0 +1,202 @@
+"""Follow the registry while the job runs, and broadcast it to the executors.
+
+Runs on the driver; `BroadcastSnapshot` is what crosses to the executors. The full registry is broadcast once; what changes
+after that travels with each micro-batch as a small delta, until the deltas are worth a new broadcast. So a change costs as
+much as it changes, not as much as the registry holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+import tenacity
+from pyspark import Broadcast, SparkContext
+
+from delivery import errors, settings
+from delivery.webhooks import guard
+from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+from subscriptions_db import connect, keyring, migrate
+from subscriptions_db import snapshot as registry
+
+log = logging.getLogger(__name__)
+
+REBASE_ROWS = 2_000
+"""With more changed rows than this the delta, which is sent with each task, is worth a new broadcast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The registry as it is now known: a full snapshot, what changed since, and when Postgres last confirmed it."""
+
+    base_id: str
+    base: Snapshot
+    changes: SnapshotChanges | None
+    confirmed_at: float
+    """Monotonic seconds."""
+
+    @property
+    def revision(self) -> int:
+        """Return the revision that this amounts to."""
+        return self.base.revision if self.changes is None else self.changes.revision
+
+
+def advanced(published: Published, changes: SnapshotChanges, now: float) -> Published:
+    """Return `published` with later changes added; pure."""
+    if changes.revision == published.revision:
+        merged = published.changes
+    else:
+        merged = changes if published.changes is None else published.changes.followed_by(changes)
+    return Published(base_id=published.base_id, base=published.base, changes=merged, confirmed_at=now)
+
+
+class Follower:
+    """Keep the newest registry at hand: full at the start, then changes, at a notification or by asking each interval.
+
+    A thread of its own reads, so that a slow or absent Postgres never slows a micro-batch. What is published is always a
+    whole revision: an interrupted read publishes nothing.
+    """
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        *,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = config.database
+        self._snapshot = config.snapshot
+        self._ring = keyring.KeyRing.from_settings(config.keys)
+        self._guard = guard.Guard(
+            allow_networks=config.delivery.allow_networks,
+            allow_http=config.delivery.allow_http,
+            allow_ports=config.delivery.allow_ports,
+        )
+        self._stop = stop
+        self._clock = clock
+        self._published: Published | None = None
+        self._confirmed = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, name="registry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def current(self) -> Published | None:
+        """Return the newest registry that is not too old, waiting for one; None when the job is to stop.
+
+        This is where the job holds: before the first read, and when Postgres has been away for longer than the bound.
+        """
+        with self._confirmed:
+            while not self._stop.is_set():
+                if self._published is not None and self._age() <= self._snapshot.max_age_s:
+                    return self._published
+                if self._published is not None:
+                    log.warning("holding: the registry was last confirmed %.0f s ago", self._age())
+                self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
+        return None
+
+    def _age(self) -> float:
+        return 0.0 if self._published is None else self._clock() - self._published.confirmed_at
+
+    def _follow(self) -> None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=5),
+            sleep=self._stop.wait,
+            stop=tenacity.stop_when_event_set(self._stop),
+            before_sleep=_log_absence,
+        )
+        while not self._stop.is_set():
+            try:
+                retrying(self._follow_one_connection)
+            except tenacity.RetryError:
+                return  # asked to stop
+            except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
+                log.exception("reading the registry failed")
+                self._stop.wait(self._snapshot.poll_interval_s)
+
+    def _follow_one_connection(self) -> None:
+        """Read changes over one connection until it breaks or the job stops."""
+        with connect.connect(self._database, application_name="fanout job") as connection, connect.translating():
+            migrate.require_current(connection)
+            connection.execute(f"LISTEN {registry.CHANNEL}")  # type: ignore[arg-type]  # a constant of ours
+            while not self._stop.is_set():
+                self._refresh(connection)
+                for _ in connection.notifies(timeout=self._snapshot.poll_interval_s, stop_after=1):
+                    pass
+
+    def _refresh(self, connection: psycopg.Connection) -> None:
+        published = self._published
+        if published is not None and len(published.changes or ()) <= REBASE_ROWS:
+            changes = registry.read_changes(
+                connection, self._ring, self._guard, since=published.revision, now=time.time()
+            )
+            if changes is not None:
+                self._publish(advanced(published, changes, self._clock()))
+                return
+        base = registry.read_full(connection, self._ring, self._guard, now=time.time())
+        self._publish(Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock()))
+
+    def _publish(self, published: Published) -> None:
+        before = self._published
+        with self._confirmed:
+            self._published = published
+            self._confirmed.notify_all()
+        if before is None or before.base_id != published.base_id:
+            _report(published.base)
+        elif published.revision != before.revision:
+            log.info("registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ()))
+
+
+def _report(base: Snapshot) -> None:
+    log.info(
+        "registry at revision %d: %d tenants, %d endpoints, %d subscriptions",
+        base.revision, len(base.tenants), len(base.endpoints), len(base.subscriptions),
+    )
+    for row, fault in base.quarantined().items():
+        log.warning("quarantined: %s: %s", row, fault)
+
+
+def _log_absence(state: tenacity.RetryCallState) -> None:
+    if state.outcome is not None:
+        log.warning("registry not read: %s", state.outcome.exception())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastSnapshot:
+    """What a task gets: a handle to the broadcast, and the delta by value."""
+
+    base_id: str
+    broadcast: Broadcast[Snapshot]
+    delta: SnapshotChanges | None
+
+    def base(self) -> Snapshot:
+        """Return the full snapshot; each worker process unpickles it once."""
+        return self.broadcast.value
+
+    def changes(self) -> SnapshotChanges | None:
+        """Return all that changed since the base."""
+        return self.delta
+
+
+class Broadcaster:
+    """Make broadcasts of what the follower publishes; keep the one in use, release the one before."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._base_id = ""
+        self._broadcast: Broadcast[Snapshot] | None = None
+
+    def source(self, published: Published) -> BroadcastSnapshot:
+        """Return what the tasks of the next micro-batch get."""
+        if self._broadcast is None or self._base_id != published.base_id:
+            if self._broadcast is not None:
+                self._broadcast.unpersist()
+            self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
+        return BroadcastSnapshot(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)

@@ -1,0 +1,211 @@
+"""Keep requests away from addresses, names and headers that a customer must not reach or set.
+
+Runs on the driver, in the command and in the executors. Must not import pyspark or psycopg.
+
+The same rules hold when an endpoint is registered and when a connection is made. The decision that counts is the second one,
+on the socket's own address: a name can stand for another address by then, and a resolver is not asked for literal addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+import socket
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delivery import errors
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# `ipaddress.is_global` is not asked: its answer changes between Python's patch releases and is yes for several of these.
+DENIED = (
+    "0.0.0.0/8",  # this network; 0.0.0.0 reaches the local host
+    "10.0.0.0/8",  # private (RFC 1918)
+    "100.64.0.0/10",  # carrier-grade NAT, and the metadata service of some clouds
+    "127.0.0.0/8",  # loopback
+    "168.63.129.16/32",  # the wire server of Azure, a public address that is not
+    "169.254.0.0/16",  # link-local, and the metadata service of most clouds
+    "172.16.0.0/12",  # private
+    "192.0.0.0/24",  # IETF protocol assignments
+    "192.0.2.0/24",  # documentation
+    "192.88.99.0/24",  # 6to4 relays, deprecated
+    "192.168.0.0/16",  # private
+    "198.18.0.0/15",  # benchmarking
+    "198.51.100.0/24",  # documentation
+    "203.0.113.0/24",  # documentation
+    "224.0.0.0/4",  # multicast
+    "240.0.0.0/4",  # reserved, and 255.255.255.255
+    "::/128",  # unspecified; reaches the local host
+    "::1/128",  # loopback
+    "64:ff9b:1::/48",  # local-use NAT64: what is behind it is for the operator to say
+    "100::/64",  # discard
+    "100:0:0:1::/64",  # dummy prefix
+    "2001::/23",  # IETF protocol assignments, Teredo and ORCHID among them
+    "2001:db8::/32",  # documentation
+    "3fff::/20",  # documentation
+    "5f00::/16",  # segment routing
+    "fc00::/7",  # unique local
+    "fe80::/10",  # link-local
+    "fec0::/10",  # site-local, deprecated
+    "ff00::/8",  # multicast
+)
+EMBEDDING = (
+    ("::ffff:0:0/96", 0),  # IPv4-mapped
+    ("::/96", 0),  # IPv4-compatible, deprecated
+    ("64:ff9b::/96", 0),  # NAT64
+    ("2002::/16", 80),  # 6to4: the IPv4 address stands right behind the prefix
+)
+"""IPv6 networks that carry an IPv4 address, and how many bits stand right of it: what counts is where that leads."""
+
+INTERNAL_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion")
+"""Last labels of names that mean something inside a network only."""
+
+MAX_URL_CHARS = 2048
+MAX_HEADERS = 32
+MAX_HEADER_NAME_CHARS = 128
+MAX_HEADER_VALUE_CHARS = 4096
+DENIED_HEADERS = frozenset(
+    # Framing: with a length or coding of the customer's the body would be lost, or end where they say (request smuggling).
+    ["content-length", "transfer-encoding", "content-encoding", "content-type", "trailer", "te", "expect"]
+    # Hop by hop (RFC 9110, section 7.6.1), and whom the request is for.
+    + ["connection", "keep-alive", "upgrade", "proxy-connection", "proxy-authorization", "proxy-authenticate", "host", "via"]
+    # What we say ourselves.
+    + ["accept", "accept-encoding", "user-agent", "cookie", "range"]
+)
+DENIED_HEADER_PREFIXES = ("webhook-", "svix-", "ce-", "sec-", "proxy-", ":")
+
+_NOT_ALLOWED = "the address is not allowed: an endpoint is a public https address"
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The rules, with what is opened for development. Plain values, so that it travels to the executors."""
+
+    allow_networks: tuple[str, ...] = ()
+    """CIDR networks that may be reached although they are not public."""
+    allow_http: bool = False
+    allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
+    """Empty: any."""
+
+    def check_url(self, url: str) -> None:
+        """Raise TargetRefused when `url` must not be an endpoint's. One text for all addresses, so that nobody can probe."""
+        if len(url) > MAX_URL_CHARS:
+            raise errors.TargetRefused("url", f"is longer than {MAX_URL_CHARS} characters")
+        if not url.isascii() or not url.isprintable() or any(character in url for character in ' \\"<>^`{|}'):
+            raise errors.TargetRefused("url", "holds a character that no URL has; write it percent-encoded")
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise errors.TargetRefused("url", "is not a URL") from None
+        if parts.scheme not in ({"https", "http"} if self.allow_http else {"https"}):
+            raise errors.TargetRefused("url", "must begin with https://")
+        if parts.username is not None or parts.password is not None:
+            raise errors.TargetRefused("url", "must not hold a user name or password; use auth")
+        if "#" in url:
+            raise errors.TargetRefused("url", "must not have a fragment")
+        if not parts.hostname:
+            raise errors.TargetRefused("url", "has no host")
+        effective_port = port if port is not None else (443 if parts.scheme == "https" else 80)
+        if effective_port == 0 or (self.allow_ports and effective_port not in self.allow_ports):
+            raise errors.TargetRefused("url", f"the port must be one of {', '.join(map(str, self.allow_ports))}")
+        if not self._is_host_allowed(parts.hostname):
+            raise errors.TargetRefused("url", _NOT_ALLOWED)
+
+    def is_allowed(self, address: str) -> bool:
+        """Tell whether a connection to this IP address may be made. Anything that is not a plain IP address may not."""
+        return _is_allowed(address, self.allow_networks)
+
+    def socket_factory(self, addr_info: Sequence[Any]) -> socket.socket:
+        """Make the socket for a connection; raise AddressBlocked. For `aiohttp.TCPConnector(socket_factory=…)`.
+
+        aiohttp calls it with the very address that it connects to, for names and literals alike. Of a name with several
+        addresses only those that are allowed are used.
+        """
+        family, kind, protocol, _, address = addr_info
+        if not self.is_allowed(address[0]):
+            raise BlockedSocket("the address is not allowed")
+        made = socket.socket(family=family, type=kind, proto=protocol)
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def _is_host_allowed(self, host: str) -> bool:
+        """1. A literal address is judged as one. 2. What a resolver might take for a number is refused. 3. Names."""
+        try:
+            return self.is_allowed(str(ipaddress.ip_address(host)))
+        except ValueError:
+            pass
+        labels = host.lower().split(".")
+        if len(labels) > 1 and labels[-1] == "":
+            return False  # a trailing dot escapes comparisons with names
+        if _LOOKS_NUMERIC.fullmatch(labels[-1]):
+            return False
+        if host == "localhost" and self.is_allowed("127.0.0.1"):
+            return True
+        if not all(_LABEL.fullmatch(label) for label in labels):
+            return False
+        return len(labels) > 1 and labels[-1] not in INTERNAL_NAMES
+
+
+class BlockedSocket(OSError):
+    """How the guard refuses inside aiohttp, which tries a name's next address after an OSError only."""
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise TargetRefused when a header that a customer asks for must not be sent. Values are never quoted: secrets."""
+    if len(headers) > MAX_HEADERS:
+        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}")
+    for name, value in headers.items():
+        path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
+        lowered = name.lower()
+        if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
+            raise errors.TargetRefused(path, "is not a header name (RFC 9110, section 5.6.2)")
+        if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
+            raise errors.TargetRefused(path, "is set by the platform or by HTTP itself")
+        if len(value) > MAX_HEADER_VALUE_CHARS:
+            raise errors.TargetRefused(path, f"its value is longer than {MAX_HEADER_VALUE_CHARS} characters")
+        if not value or not (value.isascii() and value.isprintable()) or value != value.strip():
+            raise errors.TargetRefused(path, "its value must be printable ASCII without spaces at its ends")
+
+
+@functools.cache
+def _networks(cidrs: tuple[str, ...]) -> tuple[IpNetwork, ...]:
+    return tuple(ipaddress.ip_network(cidr) for cidr in cidrs)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _is_allowed(address: str, allow_networks: tuple[str, ...]) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.scope_id is not None:
+        return False  # a zone is meaningful on this machine only
+    if _is_in(parsed, _networks(allow_networks)):
+        return True
+    embedded = _embedded(parsed)
+    if embedded is not None:
+        return _is_allowed(str(embedded), allow_networks)
+    return not _is_in(parsed, _networks(DENIED))
+
+
+def _is_in(address: IpAddress, networks: tuple[IpNetwork, ...]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
+
+def _embedded(address: IpAddress) -> ipaddress.IPv4Address | None:
+    if address.version == 4 or int(address) <= 1:  # noqa: PLR2004  # ::  and ::1 lie in ::/96 without meaning an IPv4 address
+        return None
+    for cidr, bits_right in EMBEDDING:
+        if address in ipaddress.ip_network(cidr):
+            return ipaddress.IPv4Address(int(address) >> bits_right & 0xFFFFFFFF)
+    return None

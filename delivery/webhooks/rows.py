@@ -1,0 +1,137 @@
+"""Write results as rows for Kafka: the attempts topic, the dead-letter topic, the operator's rejected topic.
+
+Runs in the executors. Must not import pyspark or psycopg. docs/delivery-contract.md describes the dead letter for customers.
+No row holds a secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import orjson
+import yarl
+
+from delivery.model import Attempt, Outcome, OutcomeKind, Record
+from delivery.webhooks.lane import Receipt, Rejection, Results
+
+MAX_REJECTED_BYTES = 64 * 1024
+"""How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """Where the results go."""
+
+    attempts: str
+    dead_letters: str
+    rejected: str
+
+
+class Row(NamedTuple):
+    """One record for Kafka."""
+
+    topic: str
+    key: bytes
+    value: bytes
+
+
+def rows(results: Results, topics: Topics) -> Iterator[Row]:
+    """Yield every row that records `results`. Written in one commit with the offsets that they came from."""
+    for outcome in results.outcomes:
+        key = outcome.delivery.endpoint.endpoint_id.encode()
+        for entry in _log_entries(outcome):
+            yield Row(topics.attempts, key, orjson.dumps(entry))
+        if outcome.kind is OutcomeKind.DEAD_LETTERED:
+            yield Row(topics.dead_letters, key, orjson.dumps(_dead_letter(outcome)))
+    for rejection in results.rejections:
+        yield Row(topics.rejected, rejection.record.topic.encode(), orjson.dumps(_rejected(rejection)))
+    for receipt in results.receipts.values():
+        yield Row(topics.attempts, f"{receipt.topic}:{receipt.partition}".encode(), orjson.dumps(_receipt_entry(receipt)))
+
+
+def _log_entries(outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """Yield a row per attempt; a delivery that was never attempted has one row that says why."""
+    common = _identity(outcome)
+    for attempt in outcome.attempts:
+        yield {"kind": "attempt", **common, **_attempt(attempt, with_response=False)}
+    if not outcome.attempts:
+        yield {"kind": outcome.kind, **common, "reason": outcome.reason}
+
+
+def _identity(outcome: Outcome) -> dict[str, Any]:
+    delivery = outcome.delivery
+    record = delivery.event.record
+    return {
+        "webhook_id": delivery.webhook_id,
+        "event_id": delivery.event.event_id,
+        "event_type": delivery.event.event_type,
+        "tenant_id": delivery.event.tenant_id,
+        "subscription_id": delivery.subscription.subscription_id,
+        "endpoint_id": delivery.endpoint.endpoint_id,
+        "customer_id": delivery.endpoint.customer_id,
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "appended_at_ms": record.appended_at_ms,
+    }
+
+
+def _attempt(attempt: Attempt, *, with_response: bool) -> dict[str, Any]:
+    entry = {
+        "attempt": attempt.number,
+        "started_at_ms": attempt.started_at_ms,
+        "duration_ms": round(attempt.duration_ms, 1),
+        "status": attempt.status,
+        "error_class": attempt.error_class,
+        "detail": attempt.detail,
+    }
+    if with_response:
+        entry["response"] = attempt.response.decode(errors="replace")
+    return entry
+
+
+def _dead_letter(outcome: Outcome) -> dict[str, Any]:
+    delivery = outcome.delivery
+    event = delivery.event
+    return {
+        **_identity(outcome),
+        "reason": outcome.reason,
+        "dead_lettered_at_ms": int(time.time() * 1000),
+        "url_origin": str(yarl.URL(delivery.endpoint.url).origin()),
+        "source": event.source,
+        "sub_tenant_id": event.sub_tenant_id,
+        "time": event.time,
+        "headers": _headers(event.record),
+        "payload_base64": base64.b64encode(event.data).decode(),
+        "attempts": [_attempt(attempt, with_response=True) for attempt in outcome.attempts],
+    }
+
+
+def _rejected(rejection: Rejection) -> dict[str, Any]:
+    record = rejection.record
+    value = record.value
+    return {
+        "reason": rejection.reason,
+        "detail": rejection.detail,
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "appended_at_ms": record.appended_at_ms,
+        "headers": _headers(record),
+        "value_bytes": None if value is None else len(value),
+        "value_base64": None if value is None else base64.b64encode(value[:MAX_REJECTED_BYTES]).decode(),
+    }
+
+
+def _receipt_entry(receipt: Receipt) -> dict[str, Any]:
+    return {"kind": "receipt", **asdict(receipt)}
+
+
+def _headers(record: Record) -> list[dict[str, str]]:
+    return [{"name": name, "value": value.decode(errors="replace")} for name, value in record.headers]
+
+

@@ -1,0 +1,78 @@
+"""Make one attempt at a delivery: sign, post, and say what came of it.
+
+Runs in the executors. Must not import pyspark or psycopg. A failed attempt is data, not an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import cachetools
+
+from delivery import errors
+from delivery.model import Attempt, Delivery, Endpoint, EndpointId
+from delivery.webhooks import guard, retry, signing, target, transport
+
+MAX_KEPT_RESPONSE_BYTES = 1024
+"""How much of a response goes into the delivery log and the dead letter: enough for a person to see what was wrong."""
+MAX_TARGETS = 20_000
+
+
+class Transport(Protocol):
+    """What the sender needs of the network. See delivery.webhooks.transport.Transport."""
+
+    async def post(self, to: target.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
+
+
+class Sender:
+    """Send deliveries over one transport. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self, network: Transport, address_guard: guard.Guard, *, timeout_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._network = network
+        self._guard = address_guard
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._targets: cachetools.LRUCache[EndpointId, target.Target] = cachetools.LRUCache(maxsize=MAX_TARGETS)
+
+    async def attempt(self, delivery: Delivery, number: int) -> Attempt:
+        """Make attempt `number` (1-based). It is signed anew, because its timestamp is its own."""
+        started_at = self._clock()
+        status: int | None = None
+        response, detail = b"", ""
+        error_class: str | None
+        try:
+            to = self._target(delivery.endpoint)
+            answer = await self._network.post(to, _headers(delivery, int(started_at)), delivery.body, self._timeout_s)
+        except errors.AttemptFailed as exc:
+            error_class, detail = exc.error_class, str(exc)
+        except errors.TargetRefused as exc:
+            error_class, detail = retry.CONFIGURATION, str(exc)
+        else:
+            status, response = answer.status, answer.body[:MAX_KEPT_RESPONSE_BYTES]
+            error_class = retry.error_class_of(status)
+        return Attempt(
+            number=number,
+            started_at_ms=int(started_at * 1000),
+            duration_ms=(self._clock() - started_at) * 1000,
+            status=status,
+            error_class=error_class,
+            detail=detail,
+            response=response,
+        )
+
+    def _target(self, endpoint: Endpoint) -> target.Target:
+        known = self._targets.get(endpoint.endpoint_id)
+        # The snapshot keeps the same object until the row changes, so identity is enough, and cheap.
+        if known is None or known.endpoint is not endpoint:
+            known = self._targets[endpoint.endpoint_id] = target.prepare(endpoint, self._guard)
+        return known
+
+
+def _headers(delivery: Delivery, timestamp_s: int) -> bytes:
+    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.body)
+    return (
+        f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
+    ).encode("ascii")

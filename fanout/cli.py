@@ -1,0 +1,284 @@
+"""The `fanout` command: what it is called, what it takes, where the work is done.
+
+Each command reads the settings, calls one function and prints. Errors of ours end as one line on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import rich.console
+import rich.table
+import typer
+
+from delivery import errors, logs, plan, settings
+
+app = typer.Typer(
+    help="Event delivery: events from Kafka to every subscribed customer, by signed webhook.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+db = typer.Typer(help="The registry's schema in Postgres.", no_args_is_help=True)
+keys = typer.Typer(help="The key ring that seals customers' secrets.", no_args_is_help=True)
+app.add_typer(db, name="db")
+app.add_typer(keys, name="keys")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+console = rich.console.Console()
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML). Default: ./fanout.toml.")] = None,
+) -> None:
+    context.obj = config
+
+
+def _settings(context: typer.Context) -> settings.Settings:
+    loaded = settings.load(os.environ, context.obj)
+    logs.configure(loaded.logs)
+    return loaded
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+
+
+@app.command()
+def up(
+    root: Annotated[Path, typer.Option(help="Folder that keeps the data.")] = Path(".fanout"),
+    kafka_port: Annotated[int, typer.Option(help="Port of Kafka.")] = 9092,
+) -> None:
+    """Start an embedded Postgres and Kafka and keep them running until Ctrl-C."""
+    from fanout.local import stack  # noqa: PLC0415  # needs the extra `local`, which a production image leaves out
+
+    with stack.Stack(root, kafka_port=kafka_port) as running:
+        stack.write_local_settings(root, running)
+        console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}", highlight=False)
+        console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C ends both.")
+        _stop_event().wait()
+
+
+@db.command("migrate")
+def db_migrate(context: typer.Context) -> None:
+    """Bring the schema to the version that this code works with. Safe to repeat, and while the job runs."""
+    from subscriptions_db import connect, migrate  # noqa: PLC0415
+
+    with connect.connect(_settings(context).database) as connection:
+        applied = migrate.migrate(connection)
+    console.print("\n".join(f"applied {name}" for name in applied) or "the schema is current")
+
+
+@app.command()
+def apply(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML document; see docs/configuration.md.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    prune: Annotated[bool, typer.Option(help="Delete what the file's customers have and the file does not name.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register tenants, endpoints and subscriptions from FILE. Safe to repeat: only differences change."""
+    from fanout import registering  # noqa: PLC0415
+
+    result = registering.apply_file(_settings(context), file, dry_run=dry_run, prune=prune)
+    if as_json:
+        _print_json(registering.as_document(result))
+    else:
+        registering.show(console, result, dry_run=dry_run)
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="tenants, customers, endpoints or subscriptions.")],
+    row_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is registered. Secrets are never shown."""
+    from fanout import registering  # noqa: PLC0415
+
+    rows = registering.get(_settings(context), kind, row_id)
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+
+
+@keys.command("generate")
+def keys_generate() -> None:
+    """Print a new key for the setting `keys.ring`."""
+    from subscriptions_db import keyring  # noqa: PLC0415
+
+    console.print(keyring.generate(), highlight=False)
+
+
+@keys.command("rotate")
+def keys_rotate(context: typer.Context) -> None:
+    """Seal every secret with the active key. Afterwards the other keys of the ring may be removed."""
+    from fanout import registering  # noqa: PLC0415
+
+    console.print(f"{registering.rotate_keys(_settings(context))} secrets sealed anew")
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Deliver what is in Kafka now, then end.")] = False,
+) -> None:
+    """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
+    from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
+    from fanout.local import jars  # noqa: PLC0415
+
+    config = _settings(context)
+    job.run(config, jars=jars.ensure().connector, stop=_stop_event(), once=once)
+
+
+@app.command()
+def publish(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="NDJSON file, `-` for standard input.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Topic for all events. Default: made of each event's type.")] = None,
+    generate: Annotated[int, typer.Option(help="Generate so many events instead of reading a file.")] = 0,
+    event_type: Annotated[str, typer.Option("--type", help="Type of generated events.")] = "order.created",
+    tenants: Annotated[int, typer.Option(help="Generate events of tenants tenant-1 to tenant-N.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the generated events.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Publish events from NDJSON or generated ones. Missing topics are created."""
+    from fanout import publishing  # noqa: PLC0415
+
+    config = _settings(context)
+    if generate:
+        rng = random.Random(seed)  # noqa: S311  # test data, not a secret
+        messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)
+    elif file is not None:
+        lines = sys.stdin.buffer if str(file) == "-" else file.read_bytes().splitlines()
+        messages = publishing.from_lines(lines, config.source, topic)
+    else:
+        raise typer.BadParameter("name an NDJSON file, or say --generate N")
+    published = publishing.publish_all(config, messages)
+    if as_json:
+        _print_json({"published": sum(published.values()), "topics": published})
+    else:
+        _print_table([{"topic": name, "events": count} for name, count in sorted(published.items())])
+
+
+@app.command()
+def listen(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 9000,
+    secret: Annotated[list[str] | None, typer.Option(help="Signing secret (whsec_…) to verify with; may be repeated.")] = None,
+    status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Receive webhooks on this machine: verify each signature and print it."""
+    from fanout import receiver  # noqa: PLC0415
+
+    def show(received: receiver.Received) -> None:
+        verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"
+        if as_json:
+            document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
+            sys.stdout.write(orjson.dumps(document | {"body": received.body.decode(errors="replace")}).decode() + "\n")
+        else:
+            console.print(f"{received.path} {received.webhook_id} {verified}", highlight=False)
+            console.print(received.body.decode(errors="replace"), highlight=False, markup=False)
+
+    with receiver.Receiver(
+        secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
+    ) as listening:
+        sys.stderr.write(f"listening on {listening.url}; Ctrl-C ends\n")
+        _stop_event().wait()
+
+
+@app.command()
+def demo(
+    events: Annotated[int, typer.Option(min=100, help="How many events to publish.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of tenants, subscriptions and events.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+) -> None:
+    """Run the whole platform on this machine and prove that nothing is lost."""
+    from fanout.demo import run as demo_run  # noqa: PLC0415
+
+    result = demo_run.run(events=events, seed=seed, console=console, stop=_stop_event())
+    if json_file is not None:
+        json_file.write_bytes(orjson.dumps(result.document(), option=orjson.OPT_INDENT_2))
+    raise typer.Exit(0 if result.holds else 1)
+
+
+@app.command()
+def doctor(context: typer.Context, as_json: AsJson = False) -> None:
+    """Check everything that the platform needs, and say how to mend what is missing."""
+    from fanout import diagnosis  # noqa: PLC0415
+
+    findings = diagnosis.examine(_settings(context))
+    if as_json:
+        _print_json([finding.document() for finding in findings])
+    else:
+        for finding in findings:
+            mark = "[green]ok[/]" if finding.is_fine else "[red]!![/]"
+            console.print(f"{mark}  {finding.subject}: ", finding.text, highlight=False, sep="")
+    raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
+
+
+@app.command("config")
+def config_(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show every setting, its value here and what it means. Secrets are starred out."""
+    loaded = _settings(context)
+    rows = [
+        {
+            "setting": name,
+            "value": str(getattr(getattr(loaded, name.split(".")[0]), name.split(".")[1])),
+            "meaning": settings.meaning(name),
+        }
+        for name in settings.known_names()
+    ]
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console.print("none")
+        return
+    table = rich.table.Table(*rows[0])
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console.print(table)
+
+
+def _stop_event() -> threading.Event:
+    """Return an event that SIGTERM and Ctrl-C set. A second Ctrl-C ends the process at once."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    return stop
+
+
+def main() -> None:
+    """Run the command; turn our errors into one line and an exit code: 2 for settings, 1 for the rest."""
+    try:
+        app()
+    except errors.SettingsError as exc:
+        sys.stderr.write(f"fanout: {exc}\n")
+        sys.exit(2)
+    except errors.FanoutError as exc:
+        sys.stderr.write(f"fanout: {exc}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

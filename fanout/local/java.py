@@ -1,0 +1,41 @@
+"""Find a Java that Spark and Kafka run on.
+
+Runs in the command and on the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from delivery import errors
+
+SUPPORTED = (17, 21)
+HELP = (
+    "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless (Fedora) "
+    "or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH"
+)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def major_version(banner: str) -> int | None:
+    """Return the major version in what `java -version` printed, or None: 8 is spelled 1.8."""
+    found = _VERSION.search(banner)
+    return int(found[1]) if found else None
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the `java` of JAVA_HOME or of the PATH; raise LocalStackError with one line when there is none that fits."""
+    home = environ.get("JAVA_HOME")
+    named = f"{home}/bin/java" if home else shutil.which("java", path=environ.get("PATH"))
+    if named is None or not Path(named).is_file():
+        raise errors.LocalStackError(f"no Java found{f' in JAVA_HOME={home}' if home else ''}. {HELP}")
+    banner = subprocess.run([named, "-version"], capture_output=True, text=True, check=False).stderr
+    version = major_version(banner)
+    if version not in SUPPORTED:
+        raise errors.LocalStackError(f"{named} is Java {version or 'of an unknown version'}. {HELP}")
+    return Path(named)

@@ -1,0 +1,165 @@
+"""Run a real Kafka broker (one node, KRaft) on this machine.
+
+Runs in the command and the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delivery import errors
+from fanout.local import jars, java
+
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 20
+HEAP = "-Xmx512m"
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners={protocol}://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={protocol}://127.0.0.1:{port}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name={protocol}
+log.dirs={data}
+num.partitions=4
+# As in production: a topic exists because somebody made it.
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+SASL_PROPERTIES = """\
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+username="broker" password="broker" user_broker="broker" {users};
+"""
+
+
+class EmbeddedKafka:
+    """A broker whose data outlives its process: stopped or killed, it starts again where it was."""
+
+    def __init__(self, root: Path, *, libraries: jars.Jars, port: int = 0, sasl_users: Mapping[str, str] | None = None) -> None:
+        self._root = root
+        self._libraries = libraries
+        self._sasl_users = sasl_users or {}
+        self.port = port or free_port()
+        self._controller_port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the pid of the running broker."""
+        if self._process is None:
+            raise errors.LocalStackError("the broker is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the broker and return when it answers."""
+        require_free(self.port, "kafka")
+        self._root.mkdir(parents=True, exist_ok=True)
+        properties = self._write_properties()
+        if not (self._root / "data" / "meta.properties").exists():
+            self._java("kafka.tools.StorageTool", "format", "-t", uuid.uuid4().hex[:22], "-c", str(properties)).wait()
+        self._process = self._java("kafka.Kafka", str(properties))
+        self._await_answer()
+
+    def stop(self) -> None:
+        """End the broker in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the broker as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        classpath = os.pathsep.join(str(jar) for jar in self._libraries.broker)
+        log = (self._root / "broker.log").open("ab")
+        with log:
+            return subprocess.Popen(
+                # Log4j's shutdown message on a missing configuration is noise; Kafka's own log goes to the file.
+                [str(java.find()), HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-cp", classpath, *arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the command to answer: the job ends before its broker
+            )
+
+    def _write_properties(self) -> Path:
+        protocol = "SASL_PLAINTEXT" if self._sasl_users else "PLAINTEXT"
+        text = PROPERTIES.format(
+            protocol=protocol, port=self.port, controller_port=self._controller_port, data=self._root / "data"
+        )
+        if self._sasl_users:
+            users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
+            text += SASL_PROPERTIES.format(users=users)
+        path = self._root / "server.properties"
+        path.write_text(text)
+        return path
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            if self._sasl_users:
+                if not is_free(self.port):
+                    return
+                time.sleep(0.2)
+                continue
+            admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+            try:
+                admin.list_topics(timeout=1)
+            except KafkaException:
+                continue
+            return
+        log = self._root / "broker.log"
+        self.kill()
+        raise errors.LocalStackError(f"the Kafka broker did not start; its last words are in {log}")
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on the port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def require_free(port: int, name: str) -> None:
+    """Raise LocalStackError when the port is taken."""
+    if not is_free(port):
+        raise errors.LocalStackError(f"port {port} is in use: end what uses it, or choose another with --{name}-port")

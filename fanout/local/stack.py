@@ -1,0 +1,93 @@
+"""Start Postgres and Kafka together below one folder, and end them together.
+
+Runs in the command and the tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from delivery import errors
+from fanout.local import guardian, jars, kafka, postgres
+
+DEVELOPMENT = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_ports": []}
+"""What the guard lets through on a developer's machine: receivers on this machine, without TLS, on any port."""
+
+
+class Stack:
+    """A context: both servers run inside it, and none is left behind, not even by SIGKILL."""
+
+    def __init__(self, root: Path, *, kafka_port: int = 0) -> None:
+        self._root = root.resolve()
+        self._kafka_port = kafka_port
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Stack:
+        with contextlib.ExitStack() as undo:
+            self._root.mkdir(parents=True, exist_ok=True)
+            undo.enter_context(_locked(self._root / "stack.lock"))
+            if self._kafka_port:
+                kafka.require_free(self._kafka_port, "kafka")
+            self.kafka = kafka.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
+            self.postgres = postgres.EmbeddedPostgres(self._root / "postgres")
+            undo.callback(self.postgres.stop)
+            undo.callback(self.kafka.stop)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                for started in [pool.submit(self.kafka.start), pool.submit(self.postgres.start)]:
+                    started.result()
+            self._guardian = guardian.watch([self.kafka.pid, self.postgres.pid])
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
+        guardian.dismiss(self._guardian)
+
+
+def write_local_settings(root: Path, stack: Stack) -> None:
+    """Write the file from which every command started beside `root` learns the addresses. The key is kept over restarts."""
+    path = root / "local.toml"
+    known = tomllib.loads(path.read_text()) if path.is_file() else {}
+    document: dict[str, dict[str, Any]] = {
+        "database": {"url": stack.postgres.url},
+        "kafka": {"bootstrap_servers": stack.kafka.bootstrap_servers},
+        "keys": known.get("keys") or {"active": "local", "ring": {"local": new_key()}},
+        "delivery": DEVELOPMENT,
+    }
+    lines = ["# Written by `fanout up`, for development on this machine only."]
+    for area, fields in document.items():
+        lines.append(f"[{area}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in fields.items()]
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def new_key() -> str:
+    """Return a new key for the setting `keys.ring`."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _toml(value: Any) -> str:
+    """Write text, numbers, booleans, lists and flat tables; for these JSON's literals are TOML's."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
+    return json.dumps(value)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Any:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.LocalStackError(f"another `fanout up` runs in {path.parent}: use it, or name another --root") from None
+        yield

@@ -1,0 +1,124 @@
+"""Publish events to Kafka: from NDJSON lines, or generated.
+
+Runs in the command. A line is a plain JSON event; its type names the topic.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import random
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import confluent_kafka
+import orjson
+
+from delivery import errors, kafka_options, settings
+from delivery.stages import topics
+
+FLUSH_TIMEOUT_S = 30
+EVENT_PARTITIONS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One Kafka record to be."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where Kafka put a message."""
+
+    message: Message
+    partition: int
+    offset: int
+
+
+class Publisher:
+    """Publish messages, and say where each of them is. Used by one thread."""
+
+    def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
+        self._producer = confluent_kafka.Producer(
+            # Idempotent, so that a retry by the client does not publish an event twice.
+            {"linger.ms": 5, "enable.idempotence": True} | kafka_options.for_command(kafka)
+        )
+        self._on_placed = on_placed
+        self._failure: confluent_kafka.KafkaError | None = None
+
+    def publish(self, message: Message) -> None:
+        """Hand over one message; waits when the client's buffer is full."""
+
+        def reported(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
+            if error is not None:
+                self._failure = error
+            else:
+                self._on_placed(Placed(message=message, partition=record.partition(), offset=record.offset()))
+
+        while True:
+            try:
+                self._producer.produce(
+                    message.topic, message.value, key=message.key, headers=list(message.headers), on_delivery=reported
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                self._producer.poll(0)
+                return
+
+    def flush(self) -> None:
+        """Wait until Kafka has everything; raise KafkaUnavailable when it has not."""
+        left = self._producer.flush(FLUSH_TIMEOUT_S)
+        if self._failure is not None:
+            raise errors.KafkaUnavailable(f"Kafka refused a record: {self._failure.str()}")
+        if left:
+            raise errors.KafkaUnavailable(f"{left} records are not confirmed after {FLUSH_TIMEOUT_S} s: is Kafka running?")
+
+
+def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
+    """Publish `messages`, creating the topics that are missing; return how many went to each topic."""
+    counts: collections.Counter[str] = collections.Counter()
+    publisher = Publisher(config.kafka)
+    for message in messages:
+        if message.topic not in counts:
+            topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
+        publisher.publish(message)
+        counts[message.topic] += 1
+    publisher.flush()
+    return dict(counts)
+
+
+def from_lines(lines: Iterable[bytes], source: settings.Source, topic: str | None) -> Iterator[Message]:
+    """Yield a message per NDJSON line; raise RegistrationError that names the first line that is no event."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            document = orjson.loads(line)
+        except orjson.JSONDecodeError as exc:
+            raise errors.RegistrationError(f"line {number}", f"not JSON: {exc}") from exc
+        named = topic or (isinstance(document, dict) and document.get(source.type_field))
+        if not named:
+            raise errors.RegistrationError(f"line {number}", f"has no {source.type_field!r}; or name a topic with --topic")
+        yield Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
+
+
+def generated(count: int, *, event_type: str, tenants: int, source: settings.Source, rng: random.Random) -> Iterator[Message]:
+    """Yield `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`."""
+    for _ in range(count):
+        document: dict[str, Any] = {
+            "id": str(uuid.UUID(int=rng.getrandbits(128), version=4)),
+            "type": event_type,
+            "tenant_id": f"tenant-{rng.randint(1, tenants)}",
+            "time": dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
+            "amount": rng.randint(1, 1000),
+            "note": "x" * 280,
+        }
+        yield Message(topic=source.topic_prefix + event_type, value=orjson.dumps(document))

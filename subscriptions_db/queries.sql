@@ -1,0 +1,131 @@
+-- Every statement of the registry's code, by name. Loaded by subscriptions_db/sql.py.
+
+-- name: try_migration_lock
+-- Waits for another migrator; released with the session.
+select pg_advisory_lock(hashtext('fanout.migrations'));
+
+-- name: create_migrations
+create table if not exists migrations (
+    name       text primary key,
+    sha256     text not null,
+    applied_at timestamptz not null default now()
+);
+
+-- name: has_migrations
+select to_regclass('migrations') is not null;
+
+-- name: applied_migrations
+select name, sha256 from migrations;
+
+-- name: record_migration
+insert into migrations (name, sha256) values (%(name)s, %(sha256)s);
+
+-- name: current_revision
+select coalesce(max(revision), 0) as newest, coalesce(min(revision), 0) as oldest from revisions;
+
+-- name: changes_since
+select distinct entity, entity_id from revisions where revision > %(since)s;
+
+-- name: tenants
+select tenant_id, status from tenants
+where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
+
+-- name: endpoints
+select endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header from endpoints
+where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
+
+-- name: secrets
+-- Newest first: the first signature is made with the newest key.
+select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
+where (%(ids)s::text[] is null or endpoint_id = any (%(ids)s))
+  and (expires_at is null or expires_at > now())
+order by created_at desc, secret_id;
+
+-- name: subscriptions
+select s.subscription_id, s.endpoint_id, s.event_type, s.scope, s.status, f.pattern
+from subscriptions s left join filters f using (subscription_id)
+where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
+
+-- name: scopes
+select subscription_id, effect, tenant_id, sub_tenant_id from scopes
+where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
+
+-- name: secrets_to_reseal
+-- In batches, and skipping what another rotation holds.
+select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
+where key_id <> %(active)s order by secret_id limit 500 for update skip locked;
+
+-- name: reseal
+update secrets set key_id = %(key_id)s, sealed = %(sealed)s where secret_id = %(secret_id)s;
+
+-- name: document_tenants
+select tenant_id as id, name, status from tenants;
+
+-- name: document_sub_tenants
+select tenant_id, sub_tenant_id as id, name from sub_tenants;
+
+-- name: document_customers
+select customer_id as id, name from customers;
+
+-- name: document_endpoints
+select endpoint_id as id, customer_id as customer, url, mode, status, auth_kind, auth_username, auth_header from endpoints;
+
+-- name: document_subscriptions
+select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern as filter
+from subscriptions s left join filters f using (subscription_id);
+
+-- name: put_tenant
+insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)
+on conflict (tenant_id) do update set name = excluded.name, status = excluded.status;
+
+-- name: put_sub_tenant
+insert into sub_tenants (tenant_id, sub_tenant_id, name) values (%(tenant_id)s, %(id)s, %(name)s)
+on conflict (tenant_id, sub_tenant_id) do update set name = excluded.name;
+
+-- name: delete_sub_tenants
+delete from sub_tenants where tenant_id = %(tenant_id)s and sub_tenant_id <> all (%(keep)s);
+
+-- name: put_customer
+insert into customers (customer_id, name) values (%(id)s, %(name)s)
+on conflict (customer_id) do update set name = excluded.name;
+
+-- name: put_endpoint
+insert into endpoints (endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header)
+values (%(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s, %(auth_kind)s, %(auth_username)s, %(auth_header)s)
+on conflict (endpoint_id) do update set
+    customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
+    auth_kind = excluded.auth_kind, auth_username = excluded.auth_username, auth_header = excluded.auth_header;
+
+-- name: put_secret
+insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
+values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
+
+-- name: delete_secrets
+delete from secrets where secret_id = any (%(ids)s);
+
+-- name: put_subscription
+insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status)
+select %(id)s, endpoint_id, customer_id, %(event_type)s, %(scope)s, %(status)s from endpoints where endpoint_id = %(endpoint)s
+on conflict (subscription_id) do update set
+    endpoint_id = excluded.endpoint_id, customer_id = excluded.customer_id, event_type = excluded.event_type,
+    scope = excluded.scope, status = excluded.status;
+
+-- name: delete_scopes
+delete from scopes where subscription_id = %(id)s;
+
+-- name: put_scope
+insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
+values (%(id)s, %(scope)s, %(effect)s, %(tenant_id)s, %(sub_tenant_id)s);
+
+-- name: put_filter
+insert into filters (subscription_id, pattern) values (%(id)s, %(pattern)s)
+on conflict (subscription_id) do update set pattern = excluded.pattern;
+
+-- name: delete_filter
+delete from filters where subscription_id = %(id)s;
+
+-- name: delete_endpoints
+delete from endpoints where endpoint_id = any (%(ids)s);
+
+-- name: delete_subscriptions
+delete from subscriptions where subscription_id = any (%(ids)s);

@@ -1,0 +1,188 @@
+"""Read the registry for the job: all of it, or what changed since a revision. Always whole, never a half.
+
+Runs on the driver. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ, read only). A row that cannot
+be used is quarantined: it is returned with its fault, and everybody else is served.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from delivery import errors
+from delivery.model import (
+    Auth,
+    AuthKind,
+    CustomerId,
+    DeliveryMode,
+    Endpoint,
+    EndpointId,
+    EndpointStatus,
+    Revision,
+    Scope,
+    SubTenantId,
+    Subscription,
+    SubscriptionId,
+    SubscriptionStatus,
+    TenantId,
+    TenantStatus,
+)
+from delivery.webhooks import filters, guard, target
+from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+from subscriptions_db import connect, keyring
+from subscriptions_db.sql import query
+
+CHANNEL = "fanout_registry"
+"""What the triggers notify."""
+
+Id = TypeVar("Id", bound=str)
+Row = TypeVar("Row")
+
+
+def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
+    """Return the whole registry; raise RegistryUnavailable."""
+    with _one_moment(connection):
+        return Snapshot(
+            revision=_revisions(connection)[1],
+            tenants=dict(_tenants(connection, None)),
+            endpoints=dict(_endpoints(connection, None, ring, address_guard)),
+            subscriptions=dict(_subscriptions(connection, None)),
+        )
+
+
+def read_changes(
+    connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
+) -> SnapshotChanges | None:
+    """Return what changed after `since`, or None when the log does not reach back and all must be read."""
+    with _one_moment(connection):
+        oldest, newest = _revisions(connection)
+        if newest < since or oldest > since + 1:
+            return None
+        changed: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+        if newest > since:
+            for row in connection.execute(query("changes_since"), {"since": since}):
+                changed[row["entity"]].append(row["entity_id"])
+        tenants, endpoints, subscriptions = changed["tenant"], changed["endpoint"], changed["subscription"]
+        return SnapshotChanges(
+            since=since,
+            revision=newest,
+            tenants=_with_deleted(map(TenantId, tenants), _tenants(connection, tenants)),
+            endpoints=_with_deleted(map(EndpointId, endpoints), _endpoints(connection, endpoints, ring, address_guard)),
+            subscriptions=_with_deleted(map(SubscriptionId, subscriptions), _subscriptions(connection, subscriptions)),
+        )
+
+
+@contextlib.contextmanager
+def _one_moment(connection: connect.Connection) -> Iterator[None]:
+    with connect.translating(), connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        yield
+
+
+def _revisions(connection: connect.Connection) -> tuple[Revision, Revision]:
+    row = connection.execute(query("current_revision")).fetchone() or {"oldest": 0, "newest": 0}
+    return Revision(row["oldest"]), Revision(row["newest"])
+
+
+def _tenants(connection: connect.Connection, ids: list[str] | None) -> Iterator[tuple[TenantId, TenantStatus]]:
+    if ids == []:
+        return
+    for row in connection.execute(query("tenants"), {"ids": ids}):
+        yield TenantId(row["tenant_id"]), TenantStatus(row["status"])
+
+
+def _endpoints(
+    connection: connect.Connection, ids: list[str] | None, ring: keyring.KeyRing, address_guard: guard.Guard
+) -> Iterator[tuple[EndpointId, Endpoint]]:
+    if ids == []:
+        return
+    secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in connection.execute(query("secrets"), {"ids": ids}):
+        secrets[row["endpoint_id"]].append(row)
+    for row in connection.execute(query("endpoints"), {"ids": ids}):
+        endpoint = _endpoint(row)
+        try:
+            endpoint = _with_secrets(endpoint, secrets[endpoint.endpoint_id], ring)
+            target.prepare(endpoint, address_guard)
+        except (errors.SealError, errors.TargetRefused) as exc:
+            endpoint = replace(endpoint, fault=str(exc))
+        yield endpoint.endpoint_id, endpoint
+
+
+def _endpoint(row: dict[str, Any]) -> Endpoint:
+    return Endpoint(
+        endpoint_id=EndpointId(row["endpoint_id"]),
+        customer_id=CustomerId(row["customer_id"]),
+        url=row["url"],
+        status=EndpointStatus(row["status"]),
+        mode=DeliveryMode(row["mode"]),
+        auth=Auth(kind=AuthKind(row["auth_kind"]), username=row["auth_username"], header=row["auth_header"]),
+    )
+
+
+def _with_secrets(endpoint: Endpoint, rows: list[dict[str, Any]], ring: keyring.KeyRing) -> Endpoint:
+    opened = [(row["purpose"], ring.open(row["key_id"], row["sealed"], keyring.place_of(row))) for row in rows]
+    signing_keys = tuple(secret for purpose, secret in opened if purpose == "signing")
+    if not signing_keys:
+        raise errors.SealError("has no signing secret")
+    secret = next((secret for purpose, secret in opened if purpose == "auth"), None)
+    return replace(endpoint, signing_keys=signing_keys, auth=replace(endpoint.auth, secret=secret))
+
+
+def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Iterator[tuple[SubscriptionId, Subscription]]:
+    if ids == []:
+        return
+    scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in connection.execute(query("scopes"), {"ids": ids}):
+        scopes[row["subscription_id"]].append(row)
+    # Thousands of subscriptions share few scopes and event types; shared objects are pickled and kept once.
+    shared: dict[Scope, Scope] = {}
+    for row in connection.execute(query("subscriptions"), {"ids": ids}):
+        scope = _scope(row["scope"], scopes[row["subscription_id"]])
+        subscription = Subscription(
+            subscription_id=SubscriptionId(row["subscription_id"]),
+            endpoint_id=EndpointId(row["endpoint_id"]),
+            event_type=sys.intern(row["event_type"]),
+            scope=shared.setdefault(scope, scope),
+            filter_pattern=row["pattern"],
+            status=SubscriptionStatus(row["status"]),
+            fault=_filter_fault(row["pattern"]),
+        )
+        yield subscription.subscription_id, subscription
+
+
+def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
+    tenants: dict[str, set[TenantId]] = {"include": set(), "exclude": set()}
+    sub_tenants: dict[str, set[tuple[TenantId, SubTenantId]]] = {"include": set(), "exclude": set()}
+    for row in rows:
+        tenant_id = TenantId(sys.intern(row["tenant_id"]))
+        if row["sub_tenant_id"] is None:
+            tenants[row["effect"]].add(tenant_id)
+        else:
+            sub_tenants[row["effect"]].add((tenant_id, SubTenantId(sys.intern(row["sub_tenant_id"]))))
+    return Scope(
+        everything=kind == "everything",
+        tenants=frozenset(tenants["include"]),
+        sub_tenants=frozenset(sub_tenants["include"]),
+        without_tenants=frozenset(tenants["exclude"]),
+        without_sub_tenants=frozenset(sub_tenants["exclude"]),
+    )
+
+
+def _filter_fault(pattern: dict[str, Any] | None) -> str | None:
+    if pattern is None:
+        return None
+    try:
+        filters.compile_pattern(pattern)
+    except errors.FilterError as exc:
+        return f"filter: {exc}"
+    return None
+
+
+def _with_deleted(ids: Iterable[Id], rows: Iterable[tuple[Id, Row]]) -> dict[Id, Row | None]:
+    """Return each changed id with its row, or None where it is gone."""
+    return dict.fromkeys(ids) | dict(rows)

@@ -1,0 +1,24 @@
+"""Give the statements of queries.sql by name.
+
+Runs on the driver and in the command.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import LiteralString, cast
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+def query(name: str) -> LiteralString:
+    """Return the statement called `name`. It is text of ours, which is what psycopg's type asks for."""
+    return cast("LiteralString", _queries()[name])
+
+
+@functools.cache
+def _queries() -> dict[str, str]:
+    _, *parts = _NAME.split((Path(__file__).parent / "queries.sql").read_text())
+    return dict(zip(parts[::2], parts[1::2], strict=True))

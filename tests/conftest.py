@@ -1,0 +1,40 @@
+"""Fixtures for everybody: the real servers, started once for a test run and only when a test asks."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from fanout.local import jars as local_jars
+from fanout.local import kafka as local_kafka
+from fanout.local import postgres as local_postgres
+
+
+@pytest.fixture(scope="session")
+def jars():
+    return local_jars.ensure()
+
+
+@pytest.fixture(scope="session")
+def kafka(jars, tmp_path_factory):
+    broker = local_kafka.EmbeddedKafka(tmp_path_factory.mktemp("kafka"), libraries=jars)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    server = local_postgres.EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database(postgres):
+    """The URL of a database of this test's own."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    postgres.create_database(name)
+    return postgres.url_of(name)

@@ -1,0 +1,112 @@
+"""Every delivery ends in one outcome, and no endpoint makes the others wait."""
+
+import asyncio
+import collections
+
+import pytest
+
+from delivery.model import OutcomeKind
+from delivery.webhooks import dispatch, retry
+from tests import builders, fakes
+
+
+def deliveries(count, endpoint_id="ep1"):
+    endpoint = builders.endpoint(endpoint_id)
+    return [builders.delivery(endpoint=endpoint) for _ in range(count)]
+
+
+def run(sender, submitted, clock, quick_retry=None, **limits):
+    async def main():
+        dispatcher = dispatch.Dispatcher(
+            sender, dispatch.Limits(**limits), quick_retry or retry.QuickRetry(first_wait_s=0.001), clock=clock
+        )
+        for delivery in submitted:
+            dispatcher.submit(delivery)
+        return await dispatcher.finish()
+
+    return asyncio.run(main())
+
+
+def test_each_delivery_ends_in_exactly_one_outcome():
+    clock = fakes.Clock()
+    fates = [None, retry.SERVER_ERROR, retry.REFUSED, "timeout"]
+    sender = fakes.FakeSender(lambda delivery, _: fates[hash(delivery.webhook_id) % 4], clock)
+    submitted = [d for n in range(20) for d in deliveries(25, f"ep{n}")]
+    outcomes = run(sender, submitted, clock, max_in_flight=16)
+    assert collections.Counter(o.delivery.webhook_id for o in outcomes) == collections.Counter(d.webhook_id for d in submitted)
+
+
+def test_nothing_to_deliver_ends_at_once():
+    clock = fakes.Clock()
+    assert run(fakes.FakeSender(lambda *_: None, clock), [], clock) == []
+
+
+def test_no_bound_on_what_is_under_way_is_passed():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+    run(sender, deliveries(50, "a") + deliveries(50, "b"), clock, max_in_flight=10, max_in_flight_per_endpoint=4)
+    assert sender.most_in_flight == {"a": 4, "b": 4}
+
+
+def test_endpoints_take_turns_however_much_one_of_them_has_waiting():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+    run(sender, deliveries(100, "hot") + deliveries(3, "quiet"), clock, max_in_flight=2)
+    # Two slots and two endpoints: after the first round every second attempt is the quiet one's, until it has none left.
+    assert "quiet" in sender.order[:3]
+    assert sender.order.index("quiet") < 3
+    assert len([e for e in sender.order[:9] if e == "quiet"]) == 3
+
+
+def test_a_failure_that_often_passes_is_retried_and_every_attempt_is_told():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda _, number: retry.SERVER_ERROR if number < 3 else None, clock)
+    [outcome] = run(sender, deliveries(1), clock)
+    assert outcome.kind is OutcomeKind.DELIVERED
+    assert [(a.number, a.error_class) for a in outcome.attempts] == [(1, "server_error"), (2, "server_error"), (3, None)]
+
+
+@pytest.mark.parametrize(("error_class", "attempts"), [(retry.SERVER_ERROR, 3), (retry.REFUSED, 1), ("timeout", 1)])
+def test_when_the_lane_has_no_attempt_left_the_delivery_is_dead_lettered_with_the_last_error(error_class, attempts):
+    clock = fakes.Clock()
+    [outcome] = run(fakes.FakeSender(lambda *_: error_class, clock), deliveries(1), clock)
+    assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.DEAD_LETTERED, error_class, attempts)
+
+
+def test_an_endpoint_that_accepts_nothing_for_a_lane_deadline_is_given_up_and_the_others_are_not():
+    clock = fakes.Clock()
+
+    def decide(delivery, _):
+        return "timeout" if delivery.endpoint.endpoint_id == "hangs" else None
+
+    class Sender(fakes.FakeSender):
+        async def attempt(self, delivery, number):
+            clock.now += 2.0 if delivery.endpoint.endpoint_id == "hangs" else 0.0
+            return await super().attempt(delivery, number)
+
+    outcomes = run(
+        Sender(decide, clock), deliveries(100, "hangs") + deliveries(100, "fine"), clock, max_in_flight_per_endpoint=1,
+        lane_deadline_s=3.0,
+    )
+    kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind, o.reason) for o in outcomes)
+    assert kinds["fine", OutcomeKind.DELIVERED, None] == 100
+    # Attempts begin at 0 s and 2 s; at 4 s the deadline of 3 s has passed.
+    assert kinds["hangs", OutcomeKind.DEAD_LETTERED, "timeout"] == 2
+    assert kinds["hangs", OutcomeKind.DEAD_LETTERED, retry.LANE_DEADLINE] == 98
+
+
+def test_an_endpoint_that_keeps_accepting_is_never_given_up_however_long_it_takes():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock, seconds_per_attempt=2.0)
+    outcomes = run(sender, deliveries(100), clock, max_in_flight_per_endpoint=1, lane_deadline_s=3.0)
+    assert {o.kind for o in outcomes} == {OutcomeKind.DELIVERED}
+
+
+def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_delivery():
+    clock = fakes.Clock()
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(fakes.FakeSender(broken, clock), deliveries(3), clock)

@@ -1,0 +1,123 @@
+"""A Kafka record becomes an event, or is rejected with a reason; the payload stays the bytes that came."""
+
+import base64
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.webhooks import envelope
+from tests import builders
+
+LAYOUT = envelope.Layout()
+BINARY = (
+    ("ce_specversion", b"1.0"),
+    ("ce_id", b"e9"),
+    ("ce_type", b"order.paid"),
+    ("ce_source", b"/shop"),
+    ("ce_tenantid", b"t2"),
+    ("ce_subtenantid", b"100"),
+    ("ce_time", b"2026-05-01T10:00:00Z"),
+    ("content-type", b"application/json"),
+)
+STRUCTURED = (("content-type", b"application/cloudevents+json; charset=UTF-8"),)
+
+
+def structured(**members):
+    document = {"specversion": "1.0", "id": "e9", "type": "order.paid", "source": "/shop", "tenantid": "t2"}
+    return orjson.dumps(document | members)
+
+
+def test_plain_json_is_mapped_by_the_layout():
+    layout = envelope.Layout(tenant_path=("meta", "org"), sub_tenant_path=("meta", "dept"), type_path=("kind",))
+    value = b'{"id":"e1","kind":"order.paid","meta":{"org":2,"dept":100},"time":"2026-01-01T00:00:00Z"}'
+    event = envelope.parse(builders.record(value=value), layout)
+    assert (event.event_id, event.event_type, event.tenant_id, event.sub_tenant_id) == ("e1", "order.paid", "2", "100")
+    assert event.data == value
+
+
+def test_plain_json_without_a_type_takes_the_topics_name_less_the_prefix():
+    assert envelope.parse(builders.record(topic="events.order.item.added"), LAYOUT).event_type == "order.item.added"
+
+
+def test_an_event_without_an_id_gets_the_same_one_at_every_reading():
+    record = builders.record(value=b'{"tenant_id":"t1"}', partition=3, offset=42)
+    assert {envelope.parse(record, LAYOUT).event_id for _ in range(2)} == {"events.order.created:3:42"}
+
+
+def test_an_event_without_a_time_takes_that_of_its_record():
+    assert envelope.parse(builders.record(appended_at_ms=1_700_000_000_123), LAYOUT).time == "2023-11-14T22:13:20.123Z"
+
+
+def test_a_binary_cloud_event_has_its_attributes_in_headers_and_its_payload_untouched():
+    value = b'{ "amount" : 1.50 ,"b":[ ] }'
+    event = envelope.parse(builders.record(value=value, headers=BINARY), LAYOUT)
+    assert (event.event_id, event.event_type, event.source) == ("e9", "order.paid", "/shop")
+    assert (event.tenant_id, event.sub_tenant_id, event.time) == ("t2", "100", "2026-05-01T10:00:00Z")
+    assert event.data == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b'{ "a" : 1.50, "b":"}\\" \xc3\xa9" }', b"[1, 2 ,3]", b'"text"', b"-1.0e+3", b"null", b"true"],
+)
+def test_a_structured_cloud_event_keeps_the_bytes_of_its_data(raw):
+    value = b'{"specversion":"1.0", "id":"e9","type" :"order.paid","source":"/shop","tenantid":"t2",\n "data" :%s }' % raw
+    event = envelope.parse(builders.record(value=value, headers=STRUCTURED), LAYOUT)
+    assert event.data == raw
+    assert event.content == orjson.loads(raw)
+
+
+def test_of_duplicate_data_members_the_bytes_and_the_parsed_content_are_the_same_one():
+    value = structured()[:-1] + b',"data":1,"data":2}'
+    event = envelope.parse(builders.record(value=value, headers=STRUCTURED), LAYOUT)
+    assert (event.data, event.content) == (b"2", 2)
+
+
+def test_a_structured_cloud_event_may_carry_its_json_in_base64():
+    value = structured(data_base64=base64.b64encode(b'{"a": 1}').decode())
+    assert envelope.parse(builders.record(value=value, headers=STRUCTURED), LAYOUT).data == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(None, "tombstone", id="tombstone"),
+        pytest.param(b" \n", "empty", id="empty"),
+        pytest.param(b"x" * 262_145, "too_large", id="one byte over the bound"),
+        pytest.param(b"{", "not_json", id="not JSON"),
+        pytest.param(b"[1]", "not_json", id="not an object"),
+        pytest.param(b'{"tenant_id":"\xff"}', "not_json", id="invalid UTF-8"),
+        pytest.param(b'{"tenant_id":"t1","a":NaN}', "not_json", id="NaN"),
+        pytest.param(b"[" * 10_000 + b"]" * 10_000, "not_json", id="10,000 levels"),
+        pytest.param(b'{"id":"e1"}', "missing_attribute", id="no tenant"),
+        pytest.param(b'{"tenant_id":""}', "missing_attribute", id="empty tenant"),
+        pytest.param(b'{"tenant_id":true}', "bad_attribute", id="tenant is a boolean"),
+        pytest.param(b'{"tenant_id":{}}', "bad_attribute", id="tenant is an object"),
+        pytest.param(b'{"tenant_id":"a\\nb"}', "bad_attribute", id="line break in the tenant"),
+        pytest.param(b'{"tenant_id":"t1","id":"%s"}' % (b"x" * 1025), "bad_attribute", id="endless id"),
+    ],
+)
+def test_what_is_not_an_event_is_rejected_with_a_reason(value, reason):
+    with pytest.raises(errors.EventRejected) as rejected:
+        envelope.parse(builders.record(value=value), LAYOUT)
+    assert rejected.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("headers", "value", "reason"),
+    [
+        pytest.param((*BINARY[1:], ("ce_specversion", b"0.3")), b"{}", "unsupported", id="old specversion"),
+        pytest.param((*BINARY[:-1], ("content-type", b"text/xml")), b"<a/>", "unsupported", id="payload is not JSON"),
+        pytest.param(BINARY, b"<a/>", "not_json", id="payload says JSON and is not"),
+        pytest.param(tuple(h for h in BINARY if h[0] != "ce_tenantid"), b"{}", "missing_attribute", id="no tenant"),
+        pytest.param((*BINARY, ("ce_x", b"\xff")), b"{}", "bad_attribute", id="header is not UTF-8"),
+        pytest.param(STRUCTURED, b"[]", "not_json", id="structured but an array"),
+        pytest.param(STRUCTURED, structured(data_base64="%%"), "bad_attribute", id="bad base64"),
+        pytest.param((("content-type", b"application/cloudevents+avro"),), b"x", "unsupported", id="other event format"),
+    ],
+)
+def test_a_broken_cloud_event_is_rejected_with_a_reason(headers, value, reason):
+    with pytest.raises(errors.EventRejected) as rejected:
+        envelope.parse(builders.record(value=value, headers=headers), LAYOUT)
+    assert rejected.value.reason == reason
