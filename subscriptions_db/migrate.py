@@ -38,7 +38,7 @@ def migrate(connection: connect.Connection, wanted: list[Migration] | None = Non
     """Apply what is missing and return its names. Two at once are safe: the second waits and finds nothing to do."""
     wanted = migrations() if wanted is None else wanted
     with connect.translating():
-        connection.execute(query("try_migration_lock"))
+        connection.execute(query("migration_lock"))
         connection.execute(query("create_migrations"))
         missing = _missing(connection, wanted)
         for migration in missing:

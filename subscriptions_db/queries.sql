@@ -1,6 +1,6 @@
 -- Every statement of the registry's code, by name. Loaded by subscriptions_db/sql.py.
 
--- name: try_migration_lock
+-- name: migration_lock
 -- Waits for another migrator; released with the session.
 select pg_advisory_lock(hashtext('fanout.migrations'));
 
@@ -19,6 +19,9 @@ select name, sha256 from migrations;
 
 -- name: record_migration
 insert into migrations (name, sha256) values (%(name)s, %(sha256)s);
+
+-- name: listen
+listen fanout_registry;
 
 -- name: current_revision
 select coalesce(max(revision), 0) as newest, coalesce(min(revision), 0) as oldest from revisions;
@@ -129,3 +132,10 @@ delete from endpoints where endpoint_id = any (%(ids)s);
 
 -- name: delete_subscriptions
 delete from subscriptions where subscription_id = any (%(ids)s);
+
+-- name: revision
+select coalesce(max(revision), 0) as revision from revisions;
+
+-- name: apply_lock
+-- Released with the transaction.
+select pg_advisory_xact_lock(hashtext('fanout.apply'));

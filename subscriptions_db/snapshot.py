@@ -36,9 +36,6 @@ from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring
 from subscriptions_db.sql import query
 
-CHANNEL = "fanout_registry"
-"""What the triggers notify."""
-
 Id = TypeVar("Id", bound=str)
 Row = TypeVar("Row")
 

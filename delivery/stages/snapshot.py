@@ -14,15 +14,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psycopg
 import tenacity
 from pyspark import Broadcast, SparkContext
 
-from delivery import errors, settings
-from delivery.webhooks import guard
+from delivery import errors, plan, settings
+from delivery.model import Revision
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring, migrate
 from subscriptions_db import snapshot as registry
+from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Published:
     """Monotonic seconds."""
 
     @property
-    def revision(self) -> int:
+    def revision(self) -> Revision:
         """Return the revision that this amounts to."""
         return self.base.revision if self.changes is None else self.changes.revision
 
@@ -72,11 +72,7 @@ class Follower:
         self._database = config.database
         self._snapshot = config.snapshot
         self._ring = keyring.KeyRing.from_settings(config.keys)
-        self._guard = guard.Guard(
-            allow_networks=config.delivery.allow_networks,
-            allow_http=config.delivery.allow_http,
-            allow_ports=config.delivery.allow_ports,
-        )
+        self._guard = plan.guard_of(config.delivery)
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None
@@ -125,22 +121,20 @@ class Follower:
         """Read changes over one connection until it breaks or the job stops."""
         with connect.connect(self._database, application_name="fanout job") as connection, connect.translating():
             migrate.require_current(connection)
-            connection.execute(f"LISTEN {registry.CHANNEL}")  # type: ignore[arg-type]  # a constant of ours
+            connection.execute(query("listen"))
             while not self._stop.is_set():
                 self._refresh(connection)
                 for _ in connection.notifies(timeout=self._snapshot.poll_interval_s, stop_after=1):
                     pass
 
-    def _refresh(self, connection: psycopg.Connection) -> None:
+    def _refresh(self, connection: connect.Connection) -> None:
         published = self._published
         if published is not None and len(published.changes or ()) <= REBASE_ROWS:
-            changes = registry.read_changes(
-                connection, self._ring, self._guard, since=published.revision, now=time.time()
-            )
+            changes = registry.read_changes(connection, self._ring, self._guard, since=published.revision)
             if changes is not None:
                 self._publish(advanced(published, changes, self._clock()))
                 return
-        base = registry.read_full(connection, self._ring, self._guard, now=time.time())
+        base = registry.read_full(connection, self._ring, self._guard)
         self._publish(Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock()))
 
     def _publish(self, published: Published) -> None:

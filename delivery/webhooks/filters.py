@@ -103,7 +103,16 @@ def _either(branches: Any, path: str, depth: int) -> _Judge:
     if not isinstance(branches, list) or len(branches) < 2:  # noqa: PLR2004 - one branch is no choice
         raise errors.FilterError(path, "must be a list of two or more objects")
     judges = [_object(branch, f"{path}[{index}]", depth + 1) for index, branch in enumerate(branches)]
-    return lambda document: max(judge(document) for judge in judges)
+
+    def judge(document: Mapping[str, Any]) -> int:
+        best = _NO
+        for judge_branch in judges:
+            best = max(best, judge_branch(document))
+            if best == _BY_VALUE:
+                break
+        return best
+
+    return judge
 
 
 def _field(wanted: Any, path: str, depth: int) -> _Judge:

@@ -1,0 +1,255 @@
+"""Register what a manifest says: find the differences, then write them in one transaction.
+
+Runs in the command. Applying the same manifest twice changes nothing. What the manifest does not name stays as it is, unless
+`prune` is asked for: then the endpoints and subscriptions of the customers that it names, and it does not, are deleted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from psycopg.types.json import Jsonb
+
+from delivery import errors
+from delivery.secret import Secret
+from delivery.webhooks import signing
+from subscriptions_db import connect, keyring, manifest, registry
+from subscriptions_db.sql import query
+
+Kind = Literal["tenant", "customer", "endpoint", "subscription"]
+KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference between the registry and the manifest. Secrets show as `***`."""
+
+    action: Literal["create", "update", "delete"]
+    kind: Kind
+    id: str
+    fields: tuple[tuple[str, Any, Any], ...] = ()
+    """(name, before, after) of each field that differs; for `create` before is None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was changed, or with `dry_run` would be."""
+
+    changes: tuple[Change, ...]
+    new_secrets: dict[str, str] = field(default_factory=dict)
+    """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.changes)} changes)"
+
+
+def apply(
+    connection: connect.Connection,
+    wanted: manifest.Manifest,
+    ring: keyring.KeyRing,
+    *,
+    dry_run: bool = False,
+    prune: bool = False,
+) -> Result:
+    """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it."""
+    with connect.translating(), connection.transaction(force_rollback=dry_run):
+        # Two at once would each compute its differences from a registry that the other is changing.
+        connection.execute(query("apply_lock"))
+        current = registry.document(connection)
+        secrets = _Secrets(connection, ring)
+        changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+        _require_known(changes, wanted, current)
+        _write(connection, changes, wanted, secrets)
+    return Result(changes=changes, new_secrets=secrets.made)
+
+
+Rows = dict[Kind, dict[str, dict[str, Any]]]
+
+
+def differences(current: Rows, wanted: Rows, *, prune_customers: set[str]) -> Iterator[Change]:
+    """Yield what must change, in an order in which it can be written; pure."""
+    for kind in KINDS:
+        for row_id, row in wanted[kind].items():
+            before = current[kind].get(row_id)
+            if before is None:
+                yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
+            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
+                yield Change(action="update", kind=kind, id=row_id, fields=changed)
+    for row_id, row in current["subscription"].items():
+        owner = current["endpoint"][row["endpoint"]]["customer"]
+        if owner in prune_customers and row_id not in wanted["subscription"]:
+            yield Change(action="delete", kind="subscription", id=row_id)
+    for row_id, row in current["endpoint"].items():
+        if row["customer"] in prune_customers and row_id not in wanted["endpoint"]:
+            yield Change(action="delete", kind="endpoint", id=row_id)
+
+
+class _Secrets:
+    """The secrets of endpoints: which are there, whether the manifest's are the same, and how they are written."""
+
+    def __init__(self, connection: connect.Connection, ring: keyring.KeyRing) -> None:
+        self._connection = connection
+        self._ring = ring
+        self.made: dict[str, str] = {}
+        self._rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in connection.execute(query("secrets"), {"ids": None}):
+            self._rows.setdefault((row["endpoint_id"], row["purpose"]), []).append(row)
+
+    def fields(self, endpoint: manifest.Endpoint) -> dict[str, Any]:
+        """Return what stands for the secrets in the comparison: a word that is the registry's when they are the same."""
+        return {
+            "auth_secret": self._mark(endpoint.id, "auth", _auth_secrets(endpoint)),
+            "signing_secrets": self._mark(endpoint.id, "signing", manifest.signing_keys(endpoint)),
+        }
+
+    def _mark(self, endpoint_id: str, purpose: str, wanted: list[Secret] | None) -> str | None:
+        kept = self._opened(endpoint_id, purpose)
+        if wanted is None:
+            wanted = kept
+        if wanted == kept:
+            return registry.SECRET_KEPT if kept else None
+        return "*** (new)" if wanted else None
+
+    def _opened(self, endpoint_id: str, purpose: str) -> list[Secret] | None:
+        rows = self._rows.get((endpoint_id, purpose), [])
+        try:
+            return [self._ring.open(row["key_id"], row["sealed"], keyring.place_of(row)) for row in rows]
+        except errors.SealError:
+            return None  # cannot be compared: what the manifest says replaces it
+
+    def write(self, endpoint: manifest.Endpoint) -> None:
+        """Bring the endpoint's secrets to the manifest; make a signing secret where there is none."""
+        self._replace(endpoint, "auth", _auth_secrets(endpoint))
+        keys = manifest.signing_keys(endpoint)
+        if keys is None and not self._rows.get((endpoint.id, "signing")):
+            keys = [signing.generate_key()]
+            self.made[endpoint.id] = signing.to_text(keys[0])
+        if keys is not None:
+            self._replace(endpoint, "signing", keys)
+
+    def _replace(self, endpoint: manifest.Endpoint, purpose: str, wanted: list[Secret]) -> None:
+        if wanted == self._opened(endpoint.id, purpose):
+            return
+        old = [row["secret_id"] for row in self._rows.get((endpoint.id, purpose), [])]
+        if old:
+            self._connection.execute(query("delete_secrets"), {"ids": old})
+        for secret in reversed(wanted):  # the newest is written last, and so read first
+            place = keyring.Place(
+                customer_id=endpoint.customer, endpoint_id=endpoint.id, purpose=purpose, secret_id=str(uuid.uuid4())
+            )
+            self._connection.execute(
+                query("put_secret"),
+                {
+                    "secret_id": place.secret_id,
+                    "endpoint_id": place.endpoint_id,
+                    "customer_id": place.customer_id,
+                    "purpose": purpose,
+                    "key_id": self._ring.active,
+                    "sealed": self._ring.seal(secret, place),
+                },
+            )
+
+
+def _auth_secrets(endpoint: manifest.Endpoint) -> list[Secret]:
+    secret = endpoint.auth.secret
+    return [] if secret is None else [Secret(secret.get_secret_value().encode())]
+
+
+def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> Rows:
+    return {
+        "tenant": {row.id: _tenant(row) for row in wanted.tenants},
+        "customer": {row.id: {"name": row.name} for row in wanted.customers},
+        "endpoint": {row.id: _endpoint(row) | secrets.fields(row) for row in wanted.endpoints},
+        "subscription": {row.id: _subscription(row) for row in wanted.subscriptions},
+    }
+
+
+def _tenant(row: manifest.Tenant) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": row.name, "status": row.status}
+    if row.sub_tenants is not None:
+        fields["sub_tenants"] = {department.id: department.name for department in row.departments()}
+    return fields
+
+
+def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
+    return {
+        "customer": row.customer,
+        "url": row.url,
+        "mode": row.mode,
+        "status": row.status,
+        "auth_kind": row.auth.kind,
+        "auth_username": row.auth.username,
+        "auth_header": row.auth.header,
+    }
+
+
+def _subscription(row: manifest.Subscription) -> dict[str, Any]:
+    return {
+        "endpoint": row.endpoint,
+        "event_type": row.event_type,
+        "scope": "everything" if row.everything else "selected",
+        "scopes": row.scopes(),
+        "filter": row.filter,
+        "status": row.status,
+    }
+
+
+def _owners(wanted: manifest.Manifest) -> set[str]:
+    return {row.id for row in wanted.customers} | {row.customer for row in wanted.endpoints}
+
+
+def _require_known(changes: Iterable[Change], wanted: manifest.Manifest, current: Rows) -> None:
+    """Raise RegistrationError for a reference to nothing; the database would refuse it too, but not say where it stands."""
+    changed = {(change.kind, change.id) for change in changes}
+    customers = current["customer"].keys() | {row.id for row in wanted.customers}
+    endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
+    for number, endpoint in enumerate(wanted.endpoints):
+        if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
+            raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
+    for number, subscription in enumerate(wanted.subscriptions):
+        if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
+            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
+
+
+def _write(
+    connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets
+) -> None:
+    ids = {kind: {change.id for change in changes if change.kind == kind and change.action != "delete"} for kind in KINDS}
+    with connection.cursor() as cursor:
+        tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
+        cursor.executemany(query("put_tenant"), [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        named = [row for row in tenants if row.sub_tenants is not None]
+        keep = [{"tenant_id": row.id, "keep": [department.id for department in row.departments()]} for row in named]
+        cursor.executemany(query("delete_sub_tenants"), keep)
+        departments = [
+            {"tenant_id": row.id, "id": department.id, "name": department.name}
+            for row in named
+            for department in row.departments()
+        ]
+        cursor.executemany(query("put_sub_tenant"), departments)
+        customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
+        cursor.executemany(query("put_customer"), customers)
+        endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
+        cursor.executemany(query("put_endpoint"), [{"id": row.id} | _endpoint(row) for row in endpoints])
+        for endpoint in endpoints:
+            secrets.write(endpoint)
+        subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
+        cursor.executemany(query("delete_scopes"), [{"id": row.id} for row in subscriptions])
+        cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
+        cursor.executemany(query("put_scope"), [scope for row in subscriptions for scope in _scope_rows(row)])
+        filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
+        cursor.executemany(query("put_filter"), filtered)
+        cursor.executemany(query("delete_filter"), [{"id": row.id} for row in subscriptions if row.filter is None])
+        for kind in ("subscription", "endpoint"):
+            gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
+            if gone:
+                cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
+
+
+def _scope_rows(row: manifest.Subscription) -> Iterator[dict[str, Any]]:
+    kind = "everything" if row.everything else "selected"
+    for effect, tenant_id, sub_tenant_id in sorted(row.scopes(), key=str):
+        yield {"id": row.id, "scope": kind, "effect": effect, "tenant_id": tenant_id, "sub_tenant_id": sub_tenant_id}

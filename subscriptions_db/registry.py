@@ -1,0 +1,49 @@
+"""Read the registry back as plain rows, for people, for machines and for finding differences. Secrets never come out.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from subscriptions_db import connect
+from subscriptions_db.sql import query
+
+Kind = Literal["tenant", "customer", "endpoint", "subscription"]
+SECRET_KEPT = "***"  # noqa: S105  # what stands for a secret
+
+
+def document(connection: connect.Connection) -> dict[Kind, dict[str, dict[str, Any]]]:
+    """Return every row by kind and id."""
+    rows: dict[Kind, dict[str, dict[str, Any]]] = {
+        "tenant": _by_id(connection, "document_tenants"),
+        "customer": _by_id(connection, "document_customers"),
+        "endpoint": _by_id(connection, "document_endpoints"),
+        "subscription": _by_id(connection, "document_subscriptions"),
+    }
+    for tenant in rows["tenant"].values():
+        tenant["sub_tenants"] = {}
+    for row in connection.execute(query("document_sub_tenants")):
+        rows["tenant"][row["tenant_id"]]["sub_tenants"][row["id"]] = row["name"]
+    for endpoint in rows["endpoint"].values():
+        endpoint |= {"auth_secret": None, "signing_secrets": None}
+    for row in connection.execute(query("secrets"), {"ids": None}):
+        name = "auth_secret" if row["purpose"] == "auth" else "signing_secrets"
+        rows["endpoint"][row["endpoint_id"]][name] = SECRET_KEPT
+    scopes: dict[str, set[tuple[str, str, str | None]]] = {}
+    for row in connection.execute(query("scopes"), {"ids": None}):
+        scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))
+    for row_id, subscription in rows["subscription"].items():
+        subscription["scopes"] = frozenset(scopes.get(row_id, ()))
+    return rows
+
+
+def revision(connection: connect.Connection) -> int:
+    """Return the number of the newest committed change."""
+    row = connection.execute(query("revision")).fetchone()
+    return 0 if row is None else int(row["revision"])
+
+
+def _by_id(connection: connect.Connection, name: str) -> dict[str, dict[str, Any]]:
+    return {row.pop("id"): row for row in connection.execute(query(name)).fetchall()}
