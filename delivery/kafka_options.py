@@ -27,6 +27,7 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
 def for_command(kafka: Kafka) -> dict[str, str]:
     """Return librdkafka configuration for confluent_kafka's clients."""
     options = {
+        "log_level": "0",  # its own lines on standard error say nothing that our errors do not
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
     }

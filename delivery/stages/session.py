@@ -5,6 +5,8 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +43,8 @@ def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
     paths = ",".join(str(jar) for jar in jars)
     if paths:
         conf["spark.jars"] = paths
+    # PySpark takes the workers' interpreter from here and from nowhere else; without it, it would be the first on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)

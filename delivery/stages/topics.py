@@ -5,32 +5,50 @@ Runs on the driver and in the command. A missing topic would show only when the 
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from delivery import errors, kafka_options, settings
 
 TIMEOUT_S = 10
-_ALREADY_EXISTS = 36
-"""Kafka's error code TOPIC_ALREADY_EXISTS: another driver was faster."""
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int) -> None:
     """Create the topics that are missing; raise KafkaUnavailable when the broker does not answer."""
-    admin = AdminClient(kafka_options.for_command(kafka) | {"log_level": 0})
+    admin = AdminClient(kafka_options.for_command(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [NewTopic(name, num_partitions=partitions) for name in names if name not in existing]
         for created in (admin.create_topics(missing) if missing else {}).values():
-            created.result(TIMEOUT_S)
+            _await_creation(created)
+        _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
-        if exc.args[0].code() == _ALREADY_EXISTS:
-            return
         raise errors.KafkaUnavailable(
             f"Kafka at {kafka.bootstrap_servers} did not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
         ) from exc
+
+
+def _await_creation(created: concurrent.futures.Future[None]) -> None:
+    try:
+        created.result(TIMEOUT_S)
+    except KafkaException as exc:
+        if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # else another driver was faster
+            raise
+
+
+def _await_leaders(admin: AdminClient, names: set[str]) -> None:
+    """Wait until each topic can be written: Kafka says "created" before every broker knows of it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while names:
+        known = admin.list_topics(timeout=TIMEOUT_S).topics
+        names -= {name for name in names if name in known and all(p.leader >= 0 for p in known[name].partitions.values())}
+        if names and time.monotonic() > deadline:
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        time.sleep(0.05 if names else 0)
 
 
 def of_results(lane: settings.Delivery) -> list[str]:

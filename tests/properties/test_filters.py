@@ -4,15 +4,16 @@ The interpreter works the other way round from the code: it expands `$or` into p
 values that know in which element of which array they stand, and then tries every choice of one value for each field.
 """
 
+import contextlib
 import fnmatch
 import ipaddress
 import itertools
 import re
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delivery import errors
 from delivery.webhooks import filters
 
 # --- documents and patterns of a small world, where things meet often ---------------------------------------------------
@@ -67,7 +68,7 @@ ABSENT = {"exists": False}
 @st.composite
 def patterns(draw, alternatives, depth=3, available=("p", "q", "r", "s")):
     """Draw a pattern whose `$or` names other fields than stand beside it: shared ones are where EventBridge differs."""
-    chosen = draw(st.lists(st.sampled_from(available), min_size=1, max_size=3, unique=True))
+    chosen = draw(st.lists(st.sampled_from(available), min_size=1, max_size=2, unique=True))
     pattern = {}
     for name in chosen:
         if depth > 1 and draw(st.booleans()):
@@ -80,6 +81,36 @@ def patterns(draw, alternatives, depth=3, available=("p", "q", "r", "s")):
         branch = patterns(present, depth - 1, others)
         pattern["$or"] = draw(st.lists(branch, min_size=2, max_size=3))
     return pattern
+
+
+def literals_in(pattern):
+    """Return the literals of a pattern or of a part of it: what a document needs in order to match."""
+    if isinstance(pattern, dict | list):
+        inner = pattern.values() if isinstance(pattern, dict) else pattern
+        return [literal for part in inner for literal in literals_in(part)]
+    return [pattern, pattern.replace("*", "a")] if isinstance(pattern, str) else [pattern]
+
+
+def maybe_in_arrays(strategy):
+    return strategy | st.lists(strategy | st.lists(strategy, max_size=2), max_size=3)
+
+
+@st.composite
+def documents_near(draw, pattern):
+    """Draw a document that has the fields of `pattern`, mostly, and often a value that it accepts."""
+    document = {}
+    for name, wanted in pattern.items():
+        if name == "$or":
+            for branch in wanted:
+                document |= draw(documents_near(branch))
+        elif draw(st.integers(0, 7)):  # else the field is missing
+            near = documents_near(wanted) if isinstance(wanted, dict) else st.sampled_from(literals_in(wanted)) | scalars
+            document[name] = draw(maybe_in_arrays(near))
+    return document
+
+
+def with_document(pattern):
+    return st.tuples(st.just(pattern), documents_near(pattern) | documents)
 
 
 # --- the interpreter ----------------------------------------------------------------------------------------------------
@@ -124,9 +155,9 @@ def holds(rule, leaves, chosen=None, absent=()):
         return not any(path in absent and agrees(chosen, elements) for path, _, elements in leaves)
     (path, alternatives), *rest = rule
     for at, value, elements in leaves:
-        if at == path and agrees(chosen, elements) and any(accepts(alternative, value) for alternative in alternatives):
-            if holds(rest, leaves, chosen | elements, absent):
-                return True
+        fits_here = at == path and agrees(chosen, elements) and any(accepts(alternative, value) for alternative in alternatives)
+        if fits_here and holds(rest, leaves, chosen | elements, absent):
+            return True
     return ABSENT in alternatives and holds(rest, leaves, chosen, (*absent, path))
 
 
@@ -146,9 +177,7 @@ def accepts(alternative, value):
         ((inner, excluded),) = operand.items()
         return not any(accepts({inner: text}, value) for text in several(excluded))
     if name == "numeric":
-        python = {"=": "=="}
-        terms = zip(operand[::2], operand[1::2], strict=True)
-        return kind(value) == "number" and all(eval(f"{value} {python.get(o, o)} {bound}") for o, bound in terms)  # noqa: S307 - ours
+        return kind(value) == "number" and all(compare(value, *operand[at : at + 2]) for at in range(0, len(operand), 2))
     if not isinstance(value, str):
         return False
     if name == "cidr":
@@ -164,6 +193,11 @@ def accepts(alternative, value):
         "equals-ignore-case": lambda: value.casefold() == operand.casefold(),
         "wildcard": lambda: fits(operand, value),
     }[name]()
+
+
+def compare(value, symbol, bound):
+    order = (value > bound) - (value < bound)
+    return {"<": order < 0, "<=": order <= 0, "=": order == 0, ">=": order >= 0, ">": order > 0}[symbol]
 
 
 def fits(wildcard, value):
@@ -183,17 +217,32 @@ def kind(value):
 
 # --- the properties -----------------------------------------------------------------------------------------------------
 
+unhurried = settings(deadline=None)  # a busy machine is no failure
 
-@given(patterns(present | st.just(ABSENT)), documents)
-def test_a_compiled_filter_equals_the_naive_interpreter(pattern, document):
+
+@unhurried
+@given(patterns(present | st.just(ABSENT)).flatmap(with_document))
+def test_a_compiled_filter_equals_the_naive_interpreter(pattern_and_document):
+    pattern, document = pattern_and_document
+
+    assert filters.compile_pattern(pattern).matches(document) == interpret(pattern, document)
+
+
+@unhurried
+@given((present | st.just(ABSENT)).flatmap(lambda alternative: with_document({"p": [alternative]})))
+def test_one_alternative_equals_the_naive_interpreter(pattern_and_document):
+    pattern, document = pattern_and_document
+
     assert filters.compile_pattern(pattern).matches(document) == interpret(pattern, document)
 
 
-@given(present | st.just(ABSENT), values)
-def test_one_alternative_equals_the_naive_interpreter(alternative, value):
-    pattern, document = {"p": [alternative]}, {"p": value}
+@unhurried
+@given(st.lists(present | st.just(ABSENT), min_size=1), present | st.just(ABSENT), values)
+def test_one_more_alternative_never_loses_a_match(alternatives, another, value):
+    before = filters.compile_pattern({"p": {"q": alternatives}}).matches({"p": value})
+    after = filters.compile_pattern({"p": {"q": [*alternatives, another]}}).matches({"p": value})
 
-    assert filters.compile_pattern(pattern).matches(document) == interpret(pattern, document)
+    assert after or not before
 
 
 json_values = st.recursive(
@@ -202,26 +251,14 @@ json_values = st.recursive(
 )
 
 
+@unhurried
 @given(patterns(present | st.just(ABSENT)), st.dictionaries(names | st.text(), json_values))
 def test_no_json_document_makes_a_filter_raise(pattern, document):
     assert filters.compile_pattern(pattern).matches(document) in (True, False)
 
 
-@given(patterns(present | st.just(ABSENT)), st.data())
-def test_another_alternative_never_makes_a_filter_narrower(pattern, data):
-    document = data.draw(documents)
-    name = data.draw(
-        st.sampled_from([name for name, wanted in pattern.items() if isinstance(wanted, list) and name != "$or"] or [""])
-    )
-    wider = pattern | {name: [*pattern[name], data.draw(present | st.just(ABSENT))]} if name else pattern
-
-    if filters.compile_pattern(pattern).matches(document):
-        assert filters.compile_pattern(wider).matches(document)
-
-
+@unhurried
 @given(json_values)
-def test_whatever_is_given_as_a_pattern_is_compiled_or_refused(pattern):
-    try:
+def test_whatever_comes_as_a_pattern_is_compiled_or_refused(pattern):
+    with contextlib.suppress(errors.FilterError):
         filters.compile_pattern(pattern)
-    except filters.errors.FilterError as refusal:
-        assert refusal.problem

@@ -151,7 +151,7 @@ def test_in_an_array_a_value_found_once_outweighs_a_value_missing_elsewhere():
     ],
 )
 def test_or_wants_one_branch_beside_the_other_fields(document, expected):
-    # source and (metric or (kind and name and (id or space)))
+    # As a formula: the source, and the metric or else kind and name with one of id and space.
     pattern = {
         "source": ["shop"],
         "$or": [{"metric": ["cpu"]}, {"kind": ["a"], "name": ["x"], "$or": [{"id": [1]}, {"space": [2]}]}],
@@ -252,7 +252,7 @@ def test_objects_nest_up_to_the_limit():
     filters.compile_pattern(nested(filters.MAX_DEPTH))
     with pytest.raises(errors.FilterError, match="nested deeper"):
         filters.compile_pattern(nested(filters.MAX_DEPTH + 1))
-    with pytest.raises(errors.FilterError, match="nested deeper|must be JSON"):
+    with pytest.raises(errors.FilterError, match=r"nested deeper|must be JSON"):
         filters.compile_pattern(nested(100_000))
 
 

@@ -1,0 +1,1 @@
+"""`fanout demo`: the whole platform on one machine, and the proof that nothing is lost."""

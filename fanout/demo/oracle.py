@@ -1,0 +1,57 @@
+"""Say what is due by the plainest means: each event against each subscription of the document, in the order it is written.
+
+Runs in the command and the tests. It shares nothing with the platform's routing but the filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from delivery.webhooks import filters
+from fanout.demo import scenario
+
+
+def due(event: scenario.PublishedEvent, document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield (subscription id, skip reason or None) of every subscription that the event is due to."""
+    statuses = {row["id"]: row.get("status", "active") for row in document["endpoints"]}
+    for subscription in document["subscriptions"]:
+        if is_due(event, subscription):
+            if subscription.get("status", "active") == "paused":
+                yield subscription["id"], "subscription_paused"
+            elif statuses[subscription["endpoint"]] != "active":
+                yield subscription["id"], f"endpoint_{statuses[subscription['endpoint']]}"
+            else:
+                yield subscription["id"], None
+
+
+def is_due(event: scenario.PublishedEvent, subscription: Mapping[str, Any]) -> bool:
+    """Tell whether the event is due to one subscription."""
+    wanted = subscription["event_type"]
+    if wanted != event.event_type and not (wanted.endswith("*") and event.event_type.startswith(wanted[:-1])):
+        return False
+    if _names(event, subscription.get("except_tenants", ()), subscription.get("except_sub_tenants", {})):
+        return False
+    included = subscription.get("everything") or _names(
+        event, subscription.get("tenants", ()), subscription.get("sub_tenants", {})
+    )
+    if not included:
+        return False
+    pattern = subscription.get("filter")
+    return pattern is None or filters.compile_pattern(pattern).matches(_document(event))
+
+
+def _names(event: scenario.PublishedEvent, tenants: Any, sub_tenants: Mapping[str, Any]) -> bool:
+    return event.tenant_id in map(str, tenants) or event.sub_tenant_id in map(str, sub_tenants.get(event.tenant_id, ()))
+
+
+def _document(event: scenario.PublishedEvent) -> dict[str, Any]:
+    return {
+        "id": event.event_id,
+        "type": event.event_type,
+        "source": event.source,
+        "tenant_id": event.tenant_id,
+        "sub_tenant_id": event.sub_tenant_id,
+        "time": event.time,
+        "data": event.content,
+    }

@@ -1,0 +1,243 @@
+"""Run the demo: start everything, publish, change subscriptions meanwhile, stop the job in order, and reconcile.
+
+Runs in the command. The job is a process of its own, started as a user would: `fanout run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import rich.progress
+import rich.table
+
+from delivery import errors, plan, settings
+from delivery.stages import topics
+from fanout import ledger, publishing, receiver, registering
+from fanout.demo import reconcile, scenario
+from fanout.local import guardian, stack
+from subscriptions_db import connect, manifest, migrate, registry
+
+ROOT = Path(".fanout/demo")
+EVENTS_PER_S = 1000
+CHANGE_AFTER = 0.4
+"""The share of the events after which the registry is changed."""
+START_TIMEOUT_S = 120
+QUIET_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
+PARTITIONS = 2
+
+
+class Interrupted(errors.FanoutError):
+    """The demo was asked to stop."""
+
+
+@dataclass(slots=True)
+class _Scene:
+    """What the demo keeps while it runs."""
+
+    config: settings.Settings
+    document: dict[str, Any]
+    receiver_url: str
+    stop: threading.Event
+    reader: ledger.Reader
+    history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    placed: list[reconcile.PlacedEvent] = field(default_factory=list)
+    published_until: dict[ledger.Place, int] = field(default_factory=dict)
+
+    def register(self, document: dict[str, Any]) -> None:
+        wanted = manifest.check(document, plan.guard_of(self.config.delivery))
+        registering.apply_manifest(self.config, wanted, prune=True)
+        with connect.connect(self.config.database) as connection:
+            self.history.append((registry.revision(connection), document))
+        self.document = document
+
+    def is_everything_handled(self) -> bool:
+        until = self.reader.ledger.handled_until()
+        return all(until.get(place, -1) >= last for place, last in self.published_until.items())
+
+    def check_on(self, job: subprocess.Popen[bytes]) -> None:
+        if self.stop.is_set():
+            raise Interrupted("stopped; nothing is left running")
+        if job.poll() is not None:
+            raise errors.LocalStackError(f"the job ended by itself with code {job.returncode}; see {ROOT / 'job.log'}")
+
+
+def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> reconcile.Account:
+    """Run the demo and return the account of every due delivery."""
+    began = time.monotonic()
+    shutil.rmtree(ROOT, ignore_errors=True)
+    received: list[receiver.Received] = []
+    secrets: dict[str, list[str]] = {}
+    console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
+    with (
+        stack.Stack(ROOT) as servers,
+        receiver.Receiver(
+            secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
+            on_received=received.append,
+            answer=lambda path: 500 if path.endswith(f"/{scenario.FAILING_ENDPOINT}") else 200,
+        ) as receivers,
+    ):
+        scene = _prepare(servers, receivers.url, seed, stop)
+        for document in (scene.document, scenario.changed(scene.document, receivers.url)):
+            secrets |= {row["id"]: row["signing_secrets"] for row in document["endpoints"]}
+        console.print(f"[bold]2[/] registered {_counts(scene.document)}")
+        console.print("[bold]3[/] starting the job: fanout run")
+        with contextlib.closing(scene.reader):
+            with _job(scene) as job:
+                _play(scene, job, events, seed, console)
+                console.print("[bold]5[/] stopping the job in order …")
+            while scene.reader.poll(timeout_s=1.0):
+                pass
+        result = reconcile.account(
+            scene.placed, scene.history, scene.reader.ledger, received, wall_s=time.monotonic() - began
+        )
+    _show(console, result)
+    return result
+
+
+def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event) -> _Scene:
+    stack.write_local_settings(ROOT, servers)
+    config = settings.load({}, ROOT / "local.toml", root=ROOT)
+    with connect.connect(config.database) as connection:
+        migrate.migrate(connection)
+    topics.ensure(config.kafka, [scenario.TOPIC_PREFIX + event_type for event_type in scenario.EVENT_TYPES], PARTITIONS)
+    topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
+    scene = _Scene(
+        config=config,
+        document={},
+        receiver_url=receiver_url,
+        stop=stop,
+        reader=ledger.Reader(config.kafka, config.delivery),
+    )
+    scene.register(scenario.registry(receiver_url, random.Random(seed)))  # noqa: S311  # test data
+    return scene
+
+
+@contextlib.contextmanager
+def _job(scene: _Scene) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the job; at the end ask it to stop and see that it did so in order."""
+    with (ROOT / "job.log").open("wb") as log:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run"],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the demo to answer
+        )
+    watcher = guardian.watch([job.pid])
+    try:
+        yield job
+    finally:
+        job.send_signal(signal.SIGTERM)
+        try:
+            code = job.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            code = job.wait()
+        guardian.dismiss(watcher)
+    if code:
+        raise errors.LocalStackError(f"the job ended with code {code}; see {ROOT / 'job.log'}")
+
+
+def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, console: rich.console.Console) -> None:
+    """Publish the events at a steady pace, change the registry in between, and wait until all has been handled."""
+    recorded = scene.reader.ledger
+    columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
+    with rich.progress.Progress(*columns, console=console) as progress:
+        published = progress.add_task("    published", total=events)
+        handled = progress.add_task("    handled", total=events)
+
+        def advance(timeout_s: float) -> int:
+            scene.check_on(job)
+            count = scene.reader.poll(timeout_s)
+            done = sum(receipt["records"] for receipts in recorded.receipts.values() for receipt in receipts)
+            progress.update(handled, completed=min(done, events))
+            return count
+
+        for message in scenario.bad_records():
+            _publish(scene, [message])
+        _await(lambda: bool(recorded.receipts), advance, START_TIMEOUT_S, "the job handled nothing")
+        console.print("[bold]4[/] publishing, while the receivers verify every signature")
+        made = list(scenario.events(events, random.Random(seed)))  # noqa: S311  # test data
+        change_at = int(events * CHANGE_AFTER)
+        step = EVENTS_PER_S // 10
+        for first in range(0, events, step):
+            due_at = time.monotonic() + step / EVENTS_PER_S
+            if first <= change_at < first + step:
+                scene.register(scenario.changed(scene.document, scene.receiver_url))
+                console.print("    … changed seven endpoints and subscriptions while the job runs")
+            _publish(scene, made[first : first + step])
+            progress.update(published, completed=min(first + step, events))
+            advance(max(0.0, due_at - time.monotonic()))
+        _await(scene.is_everything_handled, advance, QUIET_TIMEOUT_S, "the job does not get on")
+
+
+def _publish(scene: _Scene, batch: list[scenario.PublishedEvent] | list[publishing.Message]) -> None:
+    events = {id(event.message): event for event in batch if isinstance(event, scenario.PublishedEvent)}
+
+    def note(where: publishing.Placed) -> None:
+        place = (where.message.topic, where.partition)
+        scene.published_until[place] = max(scene.published_until.get(place, -1), where.offset)
+        event = events.get(id(where.message))
+        if event is not None:
+            scene.placed.append(reconcile.PlacedEvent(event=event, partition=where.partition, offset=where.offset))
+
+    publisher = publishing.Publisher(scene.config.kafka, note)
+    for entry in batch:
+        publisher.publish(entry.message if isinstance(entry, scenario.PublishedEvent) else entry)
+    publisher.flush()
+
+
+def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
+    """Read on until `is_so`; raise when nothing at all has come for `timeout_s`."""
+    last = time.monotonic()
+    while not is_so():
+        if advance(0.2):
+            last = time.monotonic()
+        if time.monotonic() - last > timeout_s:
+            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see {ROOT / 'job.log'}")
+
+
+def _counts(document: dict[str, Any]) -> str:
+    return ", ".join(f"{len(rows)} {kind}" for kind, rows in document.items())
+
+
+def _show(console: rich.console.Console, result: reconcile.Account) -> None:
+    table = rich.table.Table("", "count", title="Every due (event, subscription), reconciled", title_justify="left")
+    rows: list[tuple[str, object]] = [
+        ("events published", result.events),
+        ("due deliveries", result.due),
+        ("  delivered and verified by the receivers", result.delivered),
+        ("  dead-lettered", result.dead_lettered),
+        *((f"  skipped: {reason}", count) for reason, count in sorted(result.skipped.items())),
+        ("  pending", result.pending),
+        ("  lost", len(result.lost)),
+        ("sent twice", result.duplicates),
+        ("signatures that did not verify", result.unverified),
+        ("delivered though not due", len(result.unexpected)),
+        ("bad records, kept for the operator", result.rejected),
+    ]
+    for name, count in rows:
+        table.add_row(name, str(count))
+    console.print(table)
+    percentiles = ", ".join(f"{name} {value:.0f} ms" for name, value in result.latency_ms.items())
+    console.print(f"latency from Kafka to the receiver's answer: {percentiles}; whole demo {result.wall_s:.0f} s")
+    for pair in (result.lost + result.unexpected)[:10]:
+        console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
+    verdict = "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
+    console.print(verdict)

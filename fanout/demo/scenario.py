@@ -1,0 +1,180 @@
+"""What the demo registers and publishes: made from a seed, so that every run of a seed is the same.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from delivery.webhooks import signing
+from fanout import publishing
+
+TENANTS = 200
+ENDPOINTS = 60
+CUSTOMERS = 12
+TOPIC_PREFIX = "events."
+EVENT_TYPES = (
+    "order.created", "order.paid", "order.cancelled", "order.item.added", "invoice.issued", "invoice.paid",
+    "user.created", "user.deleted", "shipment.sent", "shipment.delivered", "payment.failed", "stock.low",
+)  # fmt: skip
+FAILING_ENDPOINT = "endpoint-7"
+"""Always answers 500."""
+SUSPENDED_TENANT = "tenant-200"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedEvent:
+    """What the demo knows of an event, without having asked the platform."""
+
+    event_id: str
+    source: str
+    event_type: str
+    tenant_id: str
+    sub_tenant_id: str | None
+    time: str
+    content: dict[str, Any]
+    message: publishing.Message
+
+
+def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
+    """Return the manifest: every kind of scope, filter, authentication and status is in it."""
+    tenants = [
+        {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)  # noqa: PLR2004
+    ]
+    tenants[-1]["status"] = "suspended"
+    endpoints = [_endpoint(n, receiver_url, rng) for n in range(1, ENDPOINTS + 1)]
+    subscriptions = [
+        {"id": f"sub-{n}", "endpoint": f"endpoint-{n}", "event_type": EVENT_TYPES[n % len(EVENT_TYPES)], **_scope(n, rng)}
+        for n in range(1, ENDPOINTS + 1)
+    ]
+    subscriptions += [
+        {"id": "orders-of-all", "endpoint": "endpoint-1", "event_type": "order.*", "everything": True,
+         "except_tenants": ["tenant-1", "tenant-2"], "filter": {"data": {"amount": [{"numeric": [">=", 800]}]}}},
+        {"id": "big-or-vip", "endpoint": "endpoint-2", "event_type": "*", "tenants": ["tenant-1", "tenant-3"],
+         "filter": {"$or": [{"data": {"amount": [{"numeric": [">", 900]}]}}, {"data": {"tags": ["vip"]}}]}},
+        {"id": "twice-to-one", "endpoint": "endpoint-3", "event_type": "invoice.*", "tenants": ["tenant-1"]},
+        {"id": "paused", "endpoint": "endpoint-4", "event_type": "order.paid", "everything": True, "status": "paused"},
+        {"id": "failing", "endpoint": FAILING_ENDPOINT, "event_type": "payment.failed", "everything": True},
+    ]  # fmt: skip
+    return {
+        "tenants": tenants,
+        "customers": [{"id": f"customer-{n}"} for n in range(1, CUSTOMERS + 1)],
+        "endpoints": endpoints,
+        "subscriptions": subscriptions,
+    }
+
+
+def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
+    """Return the manifest after the changes that are made while the job runs."""
+    endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
+    subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
+    endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
+    endpoints["endpoint-11"]["status"] = "paused"
+    endpoints["endpoint-12"]["signing_secrets"] = [_secret(random.Random("rotated")), *endpoints["endpoint-12"]["signing_secrets"]]  # noqa: S311
+    subscriptions["paused"]["status"] = "active"
+    subscriptions["big-or-vip"]["filter"] = {"data": {"tags": [{"anything-but": "vip"}]}}
+    del subscriptions["twice-to-one"]
+    subscriptions["added"] = {
+        "id": "added", "endpoint": "endpoint-5", "event_type": "user.*", "everything": True, "except_tenants": ["tenant-2"]
+    }  # fmt: skip
+    return document | {"endpoints": list(endpoints.values()), "subscriptions": list(subscriptions.values())}
+
+
+def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
+    """Yield `count` events: plain JSON, CloudEvents binary and structured, some tenants much busier than others."""
+    for number in range(count):
+        event_type = rng.choice(EVENT_TYPES)
+        tenant = min(int(rng.paretovariate(0.6)), TENANTS - 1)
+        content = {
+            "number": number,
+            "amount": rng.randint(1, 1000),
+            "tags": rng.sample(["vip", "new", "eu", "us"], k=rng.randint(0, 2)),
+            "note": "ä" * rng.randint(0, 100),
+        }
+        yield _event(
+            rng.choice(["plain", "plain", "binary", "structured"]),
+            event_id=f"event-{number}",
+            event_type=event_type,
+            tenant_id=f"tenant-{tenant}",
+            sub_tenant_id=rng.choice(["100", "200", "300", None]) if tenant % 10 == 2 else None,  # noqa: PLR2004
+            content=content,
+        )
+
+
+def bad_records() -> list[publishing.Message]:
+    """Return records that are no events; each must end with the operator, and hold nobody up."""
+    topic = TOPIC_PREFIX + EVENT_TYPES[0]
+    values = [b"not JSON", None, b"{}", b"[" * 10_000, b'{"tenant_id":"nobody"}', b'{"tenant_id":"%s"}' % SUSPENDED_TENANT.encode()]
+    return [publishing.Message(topic=topic, value=value) for value in values]
+
+
+def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"auth": {"kind": "basic", "username": "fanout", "secret": f"password {number}"}},
+        {"auth": {"kind": "bearer", "secret": f"token-{number}"}},
+        {"auth": {"kind": "api_key", "header": "X-Api-Key", "secret": f"key-{number}"}},
+    ]
+    row = {
+        "id": f"endpoint-{number}",
+        "customer": f"customer-{number % CUSTOMERS + 1}",
+        "url": f"{receiver_url}/endpoint-{number}",
+        "signing_secrets": [_secret(rng)],
+        **kinds[number % len(kinds)],
+    }
+    if number == 13:  # noqa: PLR2004
+        row["status"] = "disabled"
+    return row
+
+
+def _secret(rng: random.Random) -> str:
+    # From the seed, so that the demo's receivers know it; the platform makes its own from the system's randomness.
+    return signing.to_text(signing.Secret(rng.randbytes(32)))
+
+
+def _scope(number: int, rng: random.Random) -> dict[str, Any]:
+    tenants = [f"tenant-{n}" for n in range(1, TENANTS)]
+    if number % 5 == 0:
+        return {"everything": True, "except_sub_tenants": {"tenant-2": ["300"]}}
+    if number % 5 == 1:
+        return {"tenants": rng.sample(tenants, 100)}
+    if number % 5 == 2:  # noqa: PLR2004
+        return {"sub_tenants": {"tenant-2": ["100", "200"], "tenant-12": ["300"]}}
+    return {"tenants": [*rng.sample(tenants[1:], 4), "tenant-1"]}
+
+
+def _event(form: str, *, event_id: str, event_type: str, tenant_id: str, sub_tenant_id: str | None, content: dict[str, Any]) -> PublishedEvent:
+    topic = TOPIC_PREFIX + event_type
+    time = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+    source, headers = "/demo", ()
+    if form == "plain":
+        source = topic
+        content = content | {"id": event_id, "tenant_id": tenant_id, "sub_tenant_id": sub_tenant_id, "time": time}
+        value = orjson.dumps(content)
+    else:
+        attributes = {"specversion": "1.0", "id": event_id, "type": event_type, "source": source, "tenantid": tenant_id, "time": time}
+        if sub_tenant_id is not None:
+            attributes["subtenantid"] = sub_tenant_id
+        if form == "binary":
+            value = orjson.dumps(content)
+            headers = tuple((f"ce_{name}", text.encode()) for name, text in attributes.items())
+        else:
+            value = orjson.dumps(attributes | {"data": content})
+            headers = (("content-type", b"application/cloudevents+json"),)
+    return PublishedEvent(
+        event_id=event_id,
+        source=source,
+        event_type=event_type,
+        tenant_id=tenant_id,
+        sub_tenant_id=sub_tenant_id,
+        time=time,
+        content=content,
+        message=publishing.Message(topic=topic, key=tenant_id.encode(), value=value, headers=headers),
+    )
