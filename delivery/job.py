@@ -24,15 +24,20 @@ def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading
     registry.start()
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
     spark = session.start(config.spark, jars)
-    if registry.current() is None:
-        return
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     told = plan.of(config)
 
-    def handle(batch: DataFrame, published: snapshot.Published) -> None:
-        results = deliver.deliver(batch, told, broadcaster.source(published), config.spark.parallelism)
+    def handle(records: DataFrame, published: snapshot.Published) -> None:
+        results = deliver.deliver(records, told, broadcaster.source(published), config.spark.parallelism)
         sink.write(results, config.kafka)
 
-    records = source.read(spark, config.kafka, config.source)
-    query.Lane("direct", hold=registry.current, handle=handle, stop=stop).run(records, config.spark, once=once)
-    spark.stop()
+    try:
+        published = registry.current()
+        if published is not None:
+            handle(deliver.no_records(spark, config.spark.parallelism), published)
+            records = source.read(spark, config.kafka, config.source)
+            lane = query.Lane("direct", hold=registry.current, handle=handle, stop=stop)
+            lane.run(records, config.spark, once=once)
+    finally:
+        stop.set()
+        spark.stop()

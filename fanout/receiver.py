@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import standardwebhooks
+import uvloop
 from aiohttp import web
 
 from delivery import errors
@@ -49,7 +50,7 @@ class Receiver:
         self._answer = answer
         self._host = host
         self.port = port
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="receiver", daemon=True)
         self._runner: web.AppRunner | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
 from delivery.webhooks import rows, worker
@@ -32,6 +32,23 @@ def deliver(records: DataFrame, plan: worker.Plan, source: worker.SnapshotSource
     )
 
 
+def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
+    """Return as many empty partitions as there are tasks: delivering them makes every worker process ready.
+
+    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler); nobody's events
+    should wait for that.
+    """
+    nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
+    return nothing.selectExpr(
+        "'' AS topic",
+        "0 AS partition",
+        "id AS offset",
+        "id AS appended_at_ms",
+        "CAST(NULL AS BINARY) AS value",
+        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverPartition:
     """The partition function: Arrow batches of records in, Arrow batches of rows out."""
@@ -45,8 +62,8 @@ class DeliverPartition:
             results = here.deliver(_records(batch), self.source)
             written = list(rows.rows(results, self.plan.topics))
             columns = zip(*written, strict=True) if written else ((), (), ())
-            yield pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)],
-                                  schema=_ARROW_SCHEMA)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
+            yield pa.record_batch(arrays, schema=_ARROW_SCHEMA)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[Record]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import settings
@@ -75,8 +76,13 @@ class Lane(Generic[Registry]):
         self._handle(batch, registry)
 
     def _watch(self, query: StreamingQuery) -> None:
+        reported = -1
         while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
             time.sleep(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
+            for progress in query.recentProgress:
+                if progress["batchId"] > reported and progress["numInputRows"]:
+                    reported = progress["batchId"]
+                    _log_progress(self._name, progress)
         failure = query.exception()
         if failure is not None and not self._handed_back:
             raise failure
@@ -85,3 +91,16 @@ class Lane(Generic[Registry]):
         """Tell whether the last batch that began is committed: progress is reported after the commit."""
         progress = query.lastProgress
         return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))
+
+
+def _log_progress(lane: str, progress: StreamingQueryProgress) -> None:
+    duration_ms = progress["durationMs"].get("triggerExecution", 0)
+    log.info(
+        "lane %s: micro-batch %d, %d records in %d ms",
+        lane,
+        progress["batchId"],
+        progress["numInputRows"],
+        duration_ms,
+        extra={"lane": lane, "batch": progress["batchId"], "records": progress["numInputRows"], "duration_ms": duration_ms},
+    )
+    log.debug("lane %s: %s", lane, progress["durationMs"])

@@ -35,6 +35,7 @@ from delivery.webhooks import filter_rules
 MAX_PATTERN_BYTES = 16 * 1024
 MAX_DEPTH = 16
 """Objects within objects, those of `$or` included."""
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects"
 MAX_OPERANDS = 300
 """Strings, numbers and other literals in a pattern; each `*` counts as one more, because it is one more text to search for.
 This bounds the work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
@@ -63,8 +64,10 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
     """Return the filter for a pattern; raise FilterError, which says where in the pattern and what to write instead."""
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         raise errors.FilterError("", "must be JSON") from None
+    except RecursionError:
+        raise errors.FilterError("", _TOO_DEEP) from None
     if size > MAX_PATTERN_BYTES:
         raise errors.FilterError("", f"has {size} bytes; at most {MAX_PATTERN_BYTES} are taken")
     judge = _object(pattern, "", depth=1)
@@ -79,22 +82,23 @@ def _object(pattern: Any, path: str, depth: int) -> _Judge:
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
-        raise errors.FilterError(path, f"is nested deeper than {MAX_DEPTH} objects")
+        raise errors.FilterError(path, _TOO_DEEP)
     fields = [
         (name, _field(wanted, f"{path}.{name}" if path else name, depth)) for name, wanted in pattern.items() if name != "$or"
     ]
     either = _either(pattern["$or"], f"{path}.$or" if path else "$or", depth) if "$or" in pattern else None
 
     def judge(document: Mapping[str, Any]) -> int:
-        strongest = _BY_ABSENCE if either is None else either(document)
-        if strongest == _NO:
-            return _NO
+        strongest = _BY_ABSENCE
         for name, judge_field in fields:
             verdict = judge_field(document.get(name, _MISSING))
             if verdict == _NO:
                 return _NO
             strongest = max(strongest, verdict)
-        return strongest
+        if either is None:
+            return strongest
+        verdict = either(document)
+        return _NO if verdict == _NO else max(strongest, verdict)
 
     return judge
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from fanout.local import guardian, stack
 from subscriptions_db import connect, manifest, migrate, registry
 
 ROOT = Path(".fanout/demo")
-EVENTS_PER_S = 1000
+EVENTS_PER_S = 500
 CHANGE_AFTER = 0.4
 """The share of the events after which the registry is changed."""
 START_TIMEOUT_S = 120
@@ -44,7 +44,7 @@ class Interrupted(errors.FanoutError):
     """The demo was asked to stop."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Scene:
     """What the demo keeps while it runs."""
 
@@ -56,6 +56,23 @@ class _Scene:
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     placed: list[reconcile.PlacedEvent] = field(default_factory=list)
     published_until: dict[ledger.Place, int] = field(default_factory=dict)
+    _by_message: dict[publishing.Message, scenario.PublishedEvent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._publisher = publishing.Publisher(self.config.kafka, self._note)
+
+    def publish(self, events: Sequence[scenario.PublishedEvent], *others: publishing.Message) -> None:
+        self._by_message = {event.message: event for event in events}
+        for message in (*self._by_message, *others):
+            self._publisher.publish(message)
+        self._publisher.flush()
+
+    def _note(self, where: publishing.Placed) -> None:
+        place = (where.message.topic, where.partition)
+        self.published_until[place] = max(self.published_until.get(place, -1), where.offset)
+        event = self._by_message.get(where.message)
+        if event is not None:
+            self.placed.append(reconcile.PlacedEvent(event=event, partition=where.partition, offset=where.offset))
 
     def register(self, document: dict[str, Any]) -> None:
         wanted = manifest.check(document, plan.guard_of(self.config.delivery))
@@ -169,8 +186,7 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
             progress.update(handled, completed=min(done, events))
             return count
 
-        for message in scenario.bad_records():
-            _publish(scene, [message])
+        scene.publish((), *scenario.bad_records())
         _await(lambda: bool(recorded.receipts), advance, START_TIMEOUT_S, "the job handled nothing")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
         made = list(scenario.events(events, random.Random(seed)))  # noqa: S311  # test data
@@ -181,26 +197,10 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
             if first <= change_at < first + step:
                 scene.register(scenario.changed(scene.document, scene.receiver_url))
                 console.print("    … changed seven endpoints and subscriptions while the job runs")
-            _publish(scene, made[first : first + step])
+            scene.publish(made[first : first + step])
             progress.update(published, completed=min(first + step, events))
             advance(max(0.0, due_at - time.monotonic()))
         _await(scene.is_everything_handled, advance, QUIET_TIMEOUT_S, "the job does not get on")
-
-
-def _publish(scene: _Scene, batch: list[scenario.PublishedEvent] | list[publishing.Message]) -> None:
-    events = {id(event.message): event for event in batch if isinstance(event, scenario.PublishedEvent)}
-
-    def note(where: publishing.Placed) -> None:
-        place = (where.message.topic, where.partition)
-        scene.published_until[place] = max(scene.published_until.get(place, -1), where.offset)
-        event = events.get(id(where.message))
-        if event is not None:
-            scene.placed.append(reconcile.PlacedEvent(event=event, partition=where.partition, offset=where.offset))
-
-    publisher = publishing.Publisher(scene.config.kafka, note)
-    for entry in batch:
-        publisher.publish(entry.message if isinstance(entry, scenario.PublishedEvent) else entry)
-    publisher.flush()
 
 
 def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:

@@ -220,7 +220,7 @@ def kind(value):
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
-@unhurried
+@settings(unhurried, max_examples=250)
 @given(patterns(present | st.just(ABSENT)).flatmap(with_document))
 def test_a_compiled_filter_equals_the_naive_interpreter(pattern_and_document):
     pattern, document = pattern_and_document
@@ -248,6 +248,7 @@ def test_one_more_alternative_never_loses_a_match(alternatives, another, value):
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(names | st.text(), inner),
+    max_leaves=10,
 )
 
 

@@ -252,7 +252,7 @@ def test_objects_nest_up_to_the_limit():
     filters.compile_pattern(nested(filters.MAX_DEPTH))
     with pytest.raises(errors.FilterError, match="nested deeper"):
         filters.compile_pattern(nested(filters.MAX_DEPTH + 1))
-    with pytest.raises(errors.FilterError, match=r"nested deeper|must be JSON"):
+    with pytest.raises(errors.FilterError, match="nested deeper"):
         filters.compile_pattern(nested(100_000))
 
 
