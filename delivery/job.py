@@ -8,6 +8,7 @@ The command `fanout run` calls `run`; each name below is a file in `delivery/sta
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,9 +18,13 @@ from pyspark.sql import DataFrame
 from delivery import plan, settings
 from delivery.stages import deliver, query, session, sink, snapshot, source, topics
 
+log = logging.getLogger(__name__)
+
 
 def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading.Event, once: bool = False) -> None:
     """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been delivered."""
+    if opened := plan.opened_for_development(config.delivery):
+        log.warning("the address guard is OPEN for development: %s", opened)
     registry = snapshot.Follower(config, stop=stop)
     registry.start()
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)

@@ -24,10 +24,10 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in (options | kafka.spark_options).items()}
 
 
-def for_command(kafka: Kafka) -> dict[str, str]:
+def for_command(kafka: Kafka) -> dict[str, str | int | float | bool]:
     """Return librdkafka configuration for confluent_kafka's clients."""
-    options = {
-        "log_level": "0",  # its own lines on standard error say nothing that our errors do not
+    options: dict[str, str | int | float | bool] = {
+        "log_level": 0,  # its own lines on standard error say nothing that our errors do not
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
     }

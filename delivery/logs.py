@@ -5,9 +5,9 @@ Runs on the driver and in the command. Fields given as `extra=` become keys of t
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import sys
-import time
 from typing import Any
 
 import orjson
@@ -20,11 +20,9 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 class JsonFormatter(logging.Formatter):
     """One JSON object a line, times in UTC."""
 
-    converter = time.gmtime
-
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
+            "at": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "event": record.getMessage(),

@@ -39,5 +39,13 @@ def guard_of(lane: settings.Delivery) -> guard.Guard:
     return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
 
 
+def opened_for_development(lane: settings.Delivery) -> str:
+    """Return what the guard lets through that production should not, as text for a person; empty when nothing."""
+    opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
+    opened += ["plain http"] if lane.allow_http else []
+    opened += [] if lane.allow_ports else ["any port"]
+    return ", ".join(opened)
+
+
 def _path(dotted: str) -> tuple[str, ...]:
     return tuple(dotted.split("."))

@@ -18,7 +18,7 @@ import rich.console
 import rich.table
 import typer
 
-from delivery import errors, logs, plan, settings
+from delivery import errors, logs, settings
 
 app = typer.Typer(
     help="Event delivery: events from Kafka to every subscribed customer, by signed webhook.",

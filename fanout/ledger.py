@@ -88,7 +88,7 @@ class Reader:
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:
-                self.ledger.take(self._kinds[message.topic()], orjson.loads(message.value()))
+                self.ledger.take(self._kinds[str(message.topic())], orjson.loads(message.value() or b""))
         return len(messages)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Publisher:
             if error is not None:
                 self._failure = error
             else:
-                self._on_placed(Placed(message=message, partition=record.partition(), offset=record.offset()))
+                self._on_placed(Placed(message=message, partition=record.partition() or 0, offset=record.offset() or 0))
 
         while True:
             try:

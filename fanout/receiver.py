@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import standardwebhooks
 import uvloop
@@ -54,7 +55,7 @@ class Receiver:
         self._thread = threading.Thread(target=self._loop.run_forever, name="receiver", daemon=True)
         self._runner: web.AppRunner | None = None
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
         return self

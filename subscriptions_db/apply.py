@@ -60,7 +60,9 @@ def apply(
         connection.execute(query("apply_lock"))
         current = registry.document(connection)
         secrets = _Secrets(connection, ring)
-        changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+        changes = tuple(
+            differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set())
+        )
         _require_known(changes, wanted, current)
         _write(connection, changes, wanted, secrets)
     return Result(changes=changes, new_secrets=secrets.made)
@@ -214,9 +216,7 @@ def _require_known(changes: Iterable[Change], wanted: manifest.Manifest, current
             raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
 
 
-def _write(
-    connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets
-) -> None:
+def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets) -> None:
     ids = {kind: {change.id for change in changes if change.kind == kind and change.action != "delete"} for kind in KINDS}
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]

@@ -73,7 +73,9 @@ class Auth(_Part):
 
     @pydantic.model_validator(mode="after")
     def _fits_its_kind(self) -> Auth:
-        needs = {"none": set(), "basic": {"username", "secret"}, "bearer": {"secret"}, "api_key": {"header", "secret"}}[self.kind]
+        needs = {"none": set(), "basic": {"username", "secret"}, "bearer": {"secret"}, "api_key": {"header", "secret"}}[
+            self.kind
+        ]
         given = {name for name in ("username", "header", "secret") if getattr(self, name) is not None}
         if given != needs:
             raise ValueError(f"{self.kind} takes {' and '.join(sorted(needs)) or 'nothing else'}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import LiteralString, cast
 
 from delivery import errors
 from subscriptions_db import connect
@@ -43,7 +42,7 @@ def migrate(connection: connect.Connection, wanted: list[Migration] | None = Non
         missing = _missing(connection, wanted)
         for migration in missing:
             with connection.transaction():
-                connection.execute(cast("LiteralString", migration.statements))
+                connection.execute(migration.statements)
                 connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
     return [migration.name for migration in missing]
 

@@ -24,10 +24,10 @@ from delivery.model import (
     EndpointStatus,
     Revision,
     Scope,
-    SubTenantId,
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
+    SubTenantId,
     TenantId,
     TenantStatus,
 )

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import LiteralString, cast
+from typing import LiteralString
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def query(name: str) -> LiteralString:
     """Return the statement called `name`. It is text of ours, which is what psycopg's type asks for."""
-    return cast("LiteralString", _queries()[name])
+    return _queries()[name]
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from delivery.model import (
     Record,
     Revision,
     Scope,
-    SubTenantId,
     Subscription,
     SubscriptionId,
+    SubTenantId,
     TenantId,
     TenantStatus,
 )

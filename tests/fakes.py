@@ -53,6 +53,4 @@ class FakeSender:
         await asyncio.sleep(0)
         self._clock.now += self._seconds
         self.in_flight[endpoint_id] -= 1
-        return Attempt(
-            number=number, started_at_ms=0, duration_ms=1.0, status=None, error_class=self._decide(delivery, number)
-        )
+        return Attempt(number=number, started_at_ms=0, duration_ms=1.0, status=None, error_class=self._decide(delivery, number))

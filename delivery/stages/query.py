@@ -23,7 +23,7 @@ POLL_S = 0.1
 Registry = TypeVar("Registry")
 
 
-class _StopRequested(Exception):  # noqa: N818  # not an error: how a micro-batch that has done nothing is handed back
+class _StopRequested(Exception):  # not an error: how a micro-batch that has done nothing is handed back
     pass
 
 

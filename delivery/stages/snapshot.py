@@ -104,7 +104,7 @@ class Follower:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
             wait=tenacity.wait_exponential(multiplier=0.2, max=5),
-            sleep=self._stop.wait,
+            sleep=tenacity.sleep_using_event(self._stop),
             stop=tenacity.stop_when_event_set(self._stop),
             before_sleep=_log_absence,
         )
@@ -145,13 +145,18 @@ class Follower:
         if before is None or before.base_id != published.base_id:
             _report(published.base)
         elif published.revision != before.revision:
-            log.info("registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ()))
+            log.info(
+                "registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ())
+            )
 
 
 def _report(base: Snapshot) -> None:
     log.info(
         "registry at revision %d: %d tenants, %d endpoints, %d subscriptions",
-        base.revision, len(base.tenants), len(base.endpoints), len(base.subscriptions),
+        base.revision,
+        len(base.tenants),
+        len(base.endpoints),
+        len(base.subscriptions),
     )
     for row, fault in base.quarantined().items():
         log.warning("quarantined: %s: %s", row, fault)

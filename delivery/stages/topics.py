@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors, kafka_options, settings
 
@@ -28,7 +29,8 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int) -> None
         _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            f"Kafka at {kafka.bootstrap_servers} did not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
+            f"Kafka at {kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
+            "start it, or set kafka.bootstrap_servers"
         ) from exc
 
 

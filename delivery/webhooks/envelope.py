@@ -27,7 +27,7 @@ MAX_ATTRIBUTE_CHARS = 1024
 
 _JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\n\r]*")
-_SCAN_VALUE = json.JSONDecoder().scan_once
+_SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

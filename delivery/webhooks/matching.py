@@ -20,10 +20,10 @@ from delivery.model import (
     Event,
     Revision,
     SkipReason,
-    SubTenantId,
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
+    SubTenantId,
     TenantId,
     TenantStatus,
 )

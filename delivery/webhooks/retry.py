@@ -76,7 +76,7 @@ class QuickRetry:
     jitter: float = 0.2
     """Fraction by which each wait is spread, so that what failed together does not return together."""
 
-    def wait_s(self, attempt_number: int, error_class: str, rng: _Rng = random) -> float | None:  # type: ignore[assignment]  # the module has the method
+    def wait_s(self, attempt_number: int, error_class: str, rng: _Rng = random) -> float | None:
         """Return the wait after the failed attempt `attempt_number` (1-based), or None when it was the last one."""
         if error_class not in _RETRIED_QUICKLY:
             return None

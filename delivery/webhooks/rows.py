@@ -133,5 +133,3 @@ def _receipt_entry(receipt: Receipt) -> dict[str, Any]:
 
 def _headers(record: Record) -> list[dict[str, str]]:
     return [{"name": name, "value": value.decode(errors="replace")} for name, value in record.headers]
-
-

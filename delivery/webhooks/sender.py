@@ -28,9 +28,7 @@ class Transport(Protocol):
 class Sender:
     """Send deliveries over one transport. `clock` gives seconds since the epoch."""
 
-    def __init__(
-        self, network: Transport, address_guard: guard.Guard, *, timeout_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, network: Transport, address_guard: guard.Guard, *, timeout_s: float, clock: Callable[[], float]) -> None:
         self._network = network
         self._guard = address_guard
         self._timeout_s = timeout_s

@@ -42,7 +42,8 @@ def is_due(event: scenario.PublishedEvent, subscription: Mapping[str, Any]) -> b
 
 
 def _names(event: scenario.PublishedEvent, tenants: Any, sub_tenants: Mapping[str, Any]) -> bool:
-    return event.tenant_id in map(str, tenants) or event.sub_tenant_id in map(str, sub_tenants.get(event.tenant_id, ()))
+    departments = [str(department) for department in sub_tenants.get(event.tenant_id, ())]
+    return event.tenant_id in [str(tenant) for tenant in tenants] or event.sub_tenant_id in departments
 
 
 def _document(event: scenario.PublishedEvent) -> dict[str, Any]:

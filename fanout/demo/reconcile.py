@@ -85,7 +85,7 @@ def account(
     receiver accepted a request for it whose signature it had verified; what the job says of itself is not taken for that.
     """
     requests = list(received)
-    accepted = collections.Counter(request.webhook_id for request in requests if request.status < 300)  # noqa: PLR2004
+    accepted = collections.Counter(request.webhook_id for request in requests if request.status < 300)
     unverified = sum(not request.is_verified for request in requests)
     due: dict[Pair, str | None] = {}
     pending = 0
@@ -133,7 +133,7 @@ def webhook_id(source: str, event_id: str, subscription_id: str) -> str:
 
 def percentiles(values: list[float]) -> dict[str, float]:
     """Return p50, p90 and p99."""
-    if len(values) < 2:  # noqa: PLR2004
+    if len(values) < 2:
         return dict.fromkeys(("p50", "p90", "p99"), round(sum(values), 1))
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": round(cuts[49], 1), "p90": round(cuts[89], 1), "p99": round(cuts[98], 1)}

@@ -37,7 +37,7 @@ CHANGE_AFTER = 0.4
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
-PARTITIONS = 2
+PARTITIONS = 1
 
 
 class Interrupted(errors.FanoutError):
@@ -113,14 +113,12 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
         console.print(f"[bold]2[/] registered {_counts(scene.document)}")
         console.print("[bold]3[/] starting the job: fanout run")
         with contextlib.closing(scene.reader):
-            with _job(scene) as job:
+            with _job() as job:
                 _play(scene, job, events, seed, console)
                 console.print("[bold]5[/] stopping the job in order …")
             while scene.reader.poll(timeout_s=1.0):
                 pass
-        result = reconcile.account(
-            scene.placed, scene.history, scene.reader.ledger, received, wall_s=time.monotonic() - began
-        )
+        result = reconcile.account(scene.placed, scene.history, scene.reader.ledger, received, wall_s=time.monotonic() - began)
     _show(console, result)
     return result
 
@@ -139,12 +137,12 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
         stop=stop,
         reader=ledger.Reader(config.kafka, config.delivery),
     )
-    scene.register(scenario.registry(receiver_url, random.Random(seed)))  # noqa: S311  # test data
+    scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data
     return scene
 
 
 @contextlib.contextmanager
-def _job(scene: _Scene) -> Iterator[subprocess.Popen[bytes]]:
+def _job() -> Iterator[subprocess.Popen[bytes]]:
     """Run the job; at the end ask it to stop and see that it did so in order."""
     with (ROOT / "job.log").open("wb") as log:
         job = subprocess.Popen(
@@ -189,7 +187,7 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
         scene.publish((), *scenario.bad_records())
         _await(lambda: bool(recorded.receipts), advance, START_TIMEOUT_S, "the job handled nothing")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
-        made = list(scenario.events(events, random.Random(seed)))  # noqa: S311  # test data
+        made = list(scenario.events(events, random.Random(seed)))  # test data
         change_at = int(events * CHANGE_AFTER)
         step = EVENTS_PER_S // 10
         for first in range(0, events, step):
@@ -239,5 +237,7 @@ def _show(console: rich.console.Console, result: reconcile.Account) -> None:
     console.print(f"latency from Kafka to the receiver's answer: {percentiles}; whole demo {result.wall_s:.0f} s")
     for pair in (result.lost + result.unexpected)[:10]:
         console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
-    verdict = "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
+    verdict = (
+        "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
+    )
     console.print(verdict)

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from delivery.secret import Secret
 from delivery.webhooks import signing
 from fanout import publishing
 
@@ -46,7 +47,7 @@ class PublishedEvent:
 def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
     """Return the manifest: every kind of scope, filter, authentication and status is in it."""
     tenants = [
-        {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)  # noqa: PLR2004
+        {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)
     ]
     tenants[-1]["status"] = "suspended"
     endpoints = [_endpoint(n, receiver_url, rng) for n in range(1, ENDPOINTS + 1)]
@@ -77,7 +78,8 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
     endpoints["endpoint-11"]["status"] = "paused"
-    endpoints["endpoint-12"]["signing_secrets"] = [_secret(random.Random("rotated")), *endpoints["endpoint-12"]["signing_secrets"]]  # noqa: S311
+    rotated = endpoints["endpoint-12"]
+    rotated["signing_secrets"] = [_secret(random.Random("rotated")), *rotated["signing_secrets"]]
     subscriptions["paused"]["status"] = "active"
     subscriptions["big-or-vip"]["filter"] = {"data": {"tags": [{"anything-but": "vip"}]}}
     del subscriptions["twice-to-one"]
@@ -103,7 +105,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
             event_id=f"event-{number}",
             event_type=event_type,
             tenant_id=f"tenant-{tenant}",
-            sub_tenant_id=rng.choice(["100", "200", "300", None]) if tenant % 10 == 2 else None,  # noqa: PLR2004
+            sub_tenant_id=rng.choice(["100", "200", "300", None]) if tenant % 10 == 2 else None,
             content=content,
         )
 
@@ -111,7 +113,14 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 def bad_records() -> list[publishing.Message]:
     """Return records that are no events; each must end with the operator, and hold nobody up."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
-    values = [b"not JSON", None, b"{}", b"[" * 10_000, b'{"tenant_id":"nobody"}', b'{"tenant_id":"%s"}' % SUSPENDED_TENANT.encode()]
+    values = [
+        b"not JSON",
+        None,
+        b"{}",
+        b"[" * 10_000,
+        b'{"tenant_id":"nobody"}',
+        b'{"tenant_id":"%s"}' % SUSPENDED_TENANT.encode(),
+    ]
     return [publishing.Message(topic=topic, value=value) for value in values]
 
 
@@ -129,14 +138,14 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
         "signing_secrets": [_secret(rng)],
         **kinds[number % len(kinds)],
     }
-    if number == 13:  # noqa: PLR2004
+    if number == 13:
         row["status"] = "disabled"
     return row
 
 
 def _secret(rng: random.Random) -> str:
     # From the seed, so that the demo's receivers know it; the platform makes its own from the system's randomness.
-    return signing.to_text(signing.Secret(rng.randbytes(32)))
+    return signing.to_text(Secret(rng.randbytes(32)))
 
 
 def _scope(number: int, rng: random.Random) -> dict[str, Any]:
@@ -145,21 +154,31 @@ def _scope(number: int, rng: random.Random) -> dict[str, Any]:
         return {"everything": True, "except_sub_tenants": {"tenant-2": ["300"]}}
     if number % 5 == 1:
         return {"tenants": rng.sample(tenants, 100)}
-    if number % 5 == 2:  # noqa: PLR2004
+    if number % 5 == 2:
         return {"sub_tenants": {"tenant-2": ["100", "200"], "tenant-12": ["300"]}}
     return {"tenants": [*rng.sample(tenants[1:], 4), "tenant-1"]}
 
 
-def _event(form: str, *, event_id: str, event_type: str, tenant_id: str, sub_tenant_id: str | None, content: dict[str, Any]) -> PublishedEvent:
+def _event(
+    form: str, *, event_id: str, event_type: str, tenant_id: str, sub_tenant_id: str | None, content: dict[str, Any]
+) -> PublishedEvent:
     topic = TOPIC_PREFIX + event_type
     time = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    source, headers = "/demo", ()
+    source = "/demo"
+    headers: tuple[tuple[str, bytes], ...] = ()
     if form == "plain":
         source = topic
         content = content | {"id": event_id, "tenant_id": tenant_id, "sub_tenant_id": sub_tenant_id, "time": time}
         value = orjson.dumps(content)
     else:
-        attributes = {"specversion": "1.0", "id": event_id, "type": event_type, "source": source, "tenantid": tenant_id, "time": time}
+        attributes = {
+            "specversion": "1.0",
+            "id": event_id,
+            "type": event_type,
+            "source": source,
+            "tenantid": tenant_id,
+            "time": time,
+        }
         if sub_tenant_id is not None:
             attributes["subtenantid"] = sub_tenant_id
         if form == "binary":

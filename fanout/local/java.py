@@ -16,8 +16,8 @@ from delivery import errors
 
 SUPPORTED = (17, 21)
 HELP = (
-    "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless (Fedora) "
-    "or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH"
+    "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless "
+    "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 

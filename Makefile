@@ -1,0 +1,48 @@
+# Two commands: `make demo` and `make test`. Both set up what they need; a second call costs nothing.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+ARGS ?=
+
+.PHONY: demo test lint setup lock docs clean
+
+demo: setup
+	$(BIN)/fanout demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest tests/unit tests/properties $(ARGS)
+	$(BIN)/python -m pytest tests/integration tests/spark tests/e2e $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/locked $(VENV)/installed
+
+$(VENV)/locked: requirements.lock
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: apt install python3 python3-venv, or brew install python@3.13" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
+	@echo "installing the locked dependencies (some minutes, once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
+		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/installed: $(VENV)/locked pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index.
+lock:
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --extra local --extra dev pyproject.toml -o requirements.lock
+
+# Write the documents that are generated from the code.
+docs: setup
+	$(BIN)/python -m fanout.documents docs
+
+clean:
+	rm -rf build .fanout .mypy_cache .ruff_cache .pytest_cache deploy/jars/lib

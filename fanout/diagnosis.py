@@ -1,0 +1,129 @@
+"""`fanout doctor`: look at everything that the platform needs, and say how to mend what is missing.
+
+Runs in the command. One finding never keeps the others from being made.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delivery import errors, kafka_options, plan, settings
+from delivery.stages import topics
+from fanout.local import jars, java
+from subscriptions_db import connect, keyring, migrate, snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How one thing was found."""
+
+    subject: str
+    is_fine: bool
+    text: str
+
+    def document(self) -> dict[str, object]:
+        """Return the finding for machines."""
+        return asdict(self)
+
+
+def examine(config: settings.Settings) -> list[Finding]:
+    """Return a finding for each thing that is needed."""
+    checks: dict[str, Callable[[settings.Settings], str]] = {
+        "python": lambda _: sys.version.split()[0],
+        "java": lambda _: str(java.find()),
+        "jars": _jars,
+        "kafka": _kafka,
+        "topics": _topics,
+        "postgres": _postgres,
+        "keys": lambda config: f"sealing with {keyring.KeyRing.from_settings(config.keys).active}",
+        "registry": _registry,
+        "checkpoint": _checkpoint,
+        "guard": _guard,
+    }
+    return list(_findings(config, checks))
+
+
+def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Settings], str]]) -> Iterator[Finding]:
+    for subject, check in checks.items():
+        try:
+            text = check(config)
+        except errors.FanoutError as exc:
+            yield Finding(subject=subject, is_fine=False, text=str(exc))
+        else:
+            yield Finding(subject=subject, is_fine=True, text=text)
+
+
+def _jars(_: settings.Settings) -> str:
+    found = jars.ensure()
+    return f"{len(found.connector)} for Spark, {len(found.broker)} for the embedded broker"
+
+
+def _kafka(config: settings.Settings) -> str:
+    try:
+        known = AdminClient(kafka_options.for_command(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
+    except KafkaException as exc:
+        raise errors.KafkaUnavailable(
+            f"{config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
+            "`fanout up` starts one here, or set kafka.bootstrap_servers"
+        ) from exc
+    return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
+
+
+def _topics(config: settings.Settings) -> str:
+    try:
+        pattern = re.compile(config.source.topic_pattern)
+    except re.error as exc:
+        raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
+    known = AdminClient(kafka_options.for_command(config.kafka))
+    try:
+        names = known.list_topics(timeout=topics.TIMEOUT_S).topics
+    except KafkaException as exc:
+        raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
+    if own := [name for name in topics.of_results(config.delivery) if pattern.fullmatch(name)]:
+        raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
+    return f"{sum(bool(pattern.fullmatch(name)) for name in names)} match {config.source.topic_pattern}"
+
+
+def _postgres(config: settings.Settings) -> str:
+    with connect.connect(config.database) as connection:
+        version = connection.info.server_version // 10_000
+        if version < 15:  # noqa: PLR2004
+            raise errors.RegistryOutdated(f"Postgres {version} is too old: 15 or later is needed")
+        migrate.require_current(connection)
+    return f"version {version}, the schema is current"
+
+
+def _registry(config: settings.Settings) -> str:
+    ring = keyring.KeyRing.from_settings(config.keys)
+    with connect.connect(config.database) as connection:
+        read = snapshot.read_full(connection, ring, plan.guard_of(config.delivery))
+    if faults := read.quarantined():
+        row, fault = next(iter(faults.items()))
+        raise errors.RegistrationError(row, f"{fault} ({len(faults)} rows cannot be used)")
+    return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
+
+
+def _checkpoint(config: settings.Settings) -> str:
+    place = config.spark.checkpoint
+    if "://" in place:
+        return place
+    folder = Path(place)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".doctor").touch()
+        (folder / ".doctor").unlink()
+    except OSError as exc:
+        raise errors.SettingsError(f"{place} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
+    return f"{place} can be written"
+
+
+def _guard(config: settings.Settings) -> str:
+    opened = plan.opened_for_development(config.delivery)
+    return f"OPEN for development: {opened}" if opened else "public https addresses only"
