@@ -38,3 +38,12 @@ def database(postgres):
     name = f"test_{uuid.uuid4().hex[:12]}"
     postgres.create_database(name)
     return postgres.url_of(name)
+
+
+@pytest.fixture
+def own_postgres(tmp_path):
+    """A Postgres of this test's own, for what it does to it."""
+    server = local_postgres.EmbeddedPostgres(tmp_path / "postgres")
+    server.start()
+    yield server
+    server.stop()

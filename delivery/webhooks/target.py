@@ -38,8 +38,9 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     Registration refused such an endpoint already; rows may also be written by plain SQL, and rules may have changed since.
     """
     address_guard.check_url(endpoint.url)
-    url = yarl.URL(endpoint.url)
-    lines = [f"POST {url.raw_path_qs} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
+    # As it was registered: a `%2F` that becomes a `/` is another URL to some servers.
+    url = yarl.URL(endpoint.url, encoded=True)
+    lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
     headers = {
         "user-agent": USER_AGENT,
         "accept": "*/*",

@@ -11,6 +11,7 @@ import time
 import warnings
 from pathlib import Path
 
+import psutil
 import psycopg
 from psycopg import sql
 
@@ -25,8 +26,9 @@ class EmbeddedPostgres:
     """A server whose data outlives its process: stopped or killed, it starts again where it was."""
 
     def __init__(self, data: Path) -> None:
-        data.parent.mkdir(parents=True, exist_ok=True)
-        self._server = postgres_server.get_server(data.resolve(), cleanup_mode=None, start=False)
+        self._data = data.resolve()
+        self._data.parent.mkdir(parents=True, exist_ok=True)
+        self._server = postgres_server.get_server(self._data, cleanup_mode=None, start=False)
 
     @property
     def url(self) -> str:
@@ -57,6 +59,8 @@ class EmbeddedPostgres:
         os.kill(pid, signal.SIGKILL)
         while _is_alive(pid):
             time.sleep(0.01)
+        # The package takes this file, and a process that nobody has reaped, for a running server.
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def create_database(self, name: str) -> None:
         """Make a database if it is missing."""
@@ -67,7 +71,6 @@ class EmbeddedPostgres:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z" if Path("/proc").is_dir() else True

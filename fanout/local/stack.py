@@ -66,7 +66,7 @@ def write_local_settings(root: Path, stack: Stack) -> None:
     lines = ["# Written by `fanout up`, for development on this machine only."]
     for area, fields in document.items():
         lines.append(f"[{area}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in fields.items()]
+        lines += [f"{name} = {toml(value)}" for name, value in fields.items()]
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write("\n".join(lines) + "\n")
 
@@ -76,7 +76,7 @@ def new_key() -> str:
     return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """Write text, numbers, booleans, lists and flat tables; for these JSON's literals are TOML's."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {json.dumps(entry)}" for name, entry in value.items()) + " }"

@@ -1,0 +1,168 @@
+"""The whole platform, as a user starts it: real Kafka, real Postgres, real receivers, `fanout run` as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import orjson
+import pytest
+
+from delivery import plan, settings
+from delivery.stages import topics
+from fanout import ledger, publishing, receiver, registering
+from fanout.local import stack
+from subscriptions_db import connect, manifest, migrate
+
+SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+JOB_TIMEOUT_S = 120
+
+
+def assert_eventually(value, holds, *, within_s=60.0):
+    """Ask `value` until `holds` of it; fail with the last value."""
+    deadline = time.monotonic() + within_s
+    while True:
+        last = value()
+        if holds(last):
+            return last
+        assert time.monotonic() < deadline, f"after {within_s} s the last value was {last!r}"
+        time.sleep(0.05)
+
+
+class Platform:
+    """One test's own topics, database and folder on the shared servers."""
+
+    def __init__(self, kafka, database, folder):
+        self.name = uuid.uuid4().hex[:8]
+        self.folder = folder
+        self.received = []
+        self.statuses = {}
+        self.gate = None
+        self._kafka, self._database = kafka, database
+        self._key = stack.new_key()
+        self._jobs = []
+
+    def settings(self, **overrides):
+        document = {
+            "database": {"url": self._database},
+            "kafka": {"bootstrap_servers": self._kafka.bootstrap_servers},
+            "keys": {"ring": {"test": self._key}},
+            "source": {"topic_pattern": f"{self.name}\\..+", "topic_prefix": f"{self.name}."},
+            "delivery": {
+                **stack.DEVELOPMENT,
+                "attempts_topic": f"attempts-{self.name}",
+                "dead_letter_topic": f"dead-{self.name}",
+                "rejected_topic": f"rejected-{self.name}",
+                "result_partitions": 1,
+            },
+            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
+        }
+        for area, fields in overrides.items():
+            document.setdefault(area, {}).update(fields)
+        return document
+
+    @property
+    def config(self):
+        return settings.Settings.model_validate(self.settings())
+
+    def migrate(self):
+        with connect.connect(self.config.database) as connection:
+            migrate.migrate(connection)
+
+    def register(self, subscriptions, *, tenants=("t1", "t2"), endpoints=("ep1",), prune=False, **fields):
+        document = {
+            "tenants": [{"id": tenant} for tenant in tenants],
+            "customers": [{"id": "c1"}],
+            "endpoints": [
+                {"id": name, "customer": "c1", "url": f"{self.receiver.url}/{name}", "signing_secrets": [SECRET], **fields}
+                for name in endpoints
+            ],
+            "subscriptions": [
+                {"id": f"s{n}", "endpoint": "ep1", "event_type": "order", "everything": True, **row}
+                for n, row in enumerate(subscriptions)
+            ],
+        }
+        wanted = manifest.check(document, plan.guard_of(self.config.delivery))
+        return registering.apply_manifest(self.config, wanted, prune=prune)
+
+    def create_topic(self, event_type, partitions=2):
+        topics.ensure(self.config.kafka, [f"{self.name}.{event_type}"], partitions)
+
+    def publish(self, count, *, event_type="order", first=0, **fields):
+        """Publish events `e<first>` and on; return their ids."""
+        events = [{"id": f"e{n}", "tenant_id": "t1", **fields} for n in range(first, first + count)]
+        self.publish_raw(event_type, *map(orjson.dumps, events))
+        return [event["id"] for event in events]
+
+    def publish_raw(self, event_type, *values, headers=()):
+        self.create_topic(event_type)
+        publisher = publishing.Publisher(self.config.kafka)
+        for value in values:
+            publisher.publish(publishing.Message(topic=f"{self.name}.{event_type}", value=value, headers=headers))
+        publisher.flush()
+
+    def start(self, *arguments, **overrides):
+        path = self.folder / "fanout.toml"
+        lines = []
+        for area, fields in self.settings(**overrides).items():
+            lines.append(f"[{area}]")
+            lines += [f"{name} = {stack.toml(value)}" for name, value in fields.items()]
+        path.write_text("\n".join(lines))
+        log = (self.folder / "job.log").open("ab")
+        job = subprocess.Popen(
+            [sys.executable, "-m", "fanout.cli", "--config", str(path), "run", *arguments],
+            cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        self._jobs.append(job)
+        return job
+
+    def run_once(self, **overrides):
+        assert self.start("--once", **overrides).wait(JOB_TIMEOUT_S) == 0, self.log()
+
+    def stop(self, job):
+        job.send_signal(signal.SIGTERM)
+        return job.wait(JOB_TIMEOUT_S)
+
+    def kill(self, job):
+        """SIGKILL to the driver; its JVM and its workers notice and end by themselves."""
+        job.kill()
+        job.wait()
+
+    def log(self):
+        return (self.folder / "job.log").read_text()[-6000:]
+
+    def ledger(self):
+        topics.ensure(self.config.kafka, topics.of_results(self.config.delivery), 1)
+        with contextlib.closing(ledger.Reader(self.config.kafka, self.config.delivery)) as reader:
+            while reader.poll(1.0):
+                pass
+            return reader.ledger
+
+    def accepted(self, endpoint="ep1"):
+        """The event ids that the endpoint took, in the order in which they came."""
+        return [orjson.loads(one.body)["id"] for one in list(self.received) if one.path == f"/{endpoint}" and one.status == 200]
+
+    def close(self):
+        for job in self._jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+
+
+@pytest.fixture
+def platform(kafka, database, tmp_path):
+    platform = Platform(kafka, database, tmp_path)
+    with receiver.Receiver(
+        secrets_of=lambda _: [SECRET],
+        on_received=platform.received.append,
+        answer=lambda path: platform.statuses.get(path.strip("/"), 200),
+    ) as receivers:
+        platform.receiver = receivers
+        yield platform
+        platform.close()

@@ -1,0 +1,72 @@
+"""From a Kafka record to a verified request, an attempt row, a dead letter."""
+
+import base64
+import collections
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platform):
+    platform.migrate()
+    platform.statuses["ep2"] = 500
+    platform.register(
+        [
+            {"tenants": ["t1"], "everything": False},
+            {"endpoint": "ep2", "filter": {"data": {"amount": [{"numeric": [">=", 8]}]}}},
+            {"status": "paused"},
+        ],
+        endpoints=("ep1", "ep2"),
+    )
+    ids = [platform.publish(1, first=n, amount=n)[0] for n in range(10)]
+    platform.publish(5, first=10, tenant_id="t2", amount=0)
+    platform.publish_raw("order", b"not JSON", None, b'{"tenant_id":"nobody"}', b'{"id":"x"}')
+    attributes = {"ce_specversion": "1.0", "ce_id": "ce1", "ce_type": "order", "ce_source": "/shop", "ce_tenantid": "t1"}
+    headers = tuple((name, value.encode()) for name, value in attributes.items())
+    platform.publish_raw("shop", b'{ "amount" : 1 }', headers=headers)
+
+    platform.run_once()
+
+    assert sorted(platform.accepted("ep1")) == sorted([*ids, "ce1"])
+    assert all(one.is_verified for one in platform.received)
+    assert any(one.body.endswith(b'"data":{ "amount" : 1 }}') for one in platform.received)
+    told = platform.ledger()
+    assert collections.Counter(told.skipped.values()) == {"subscription_paused": 16}
+    assert sorted(row["reason"] for row in told.rejected) == ["missing_attribute", "not_json", "tombstone", "unknown_tenant"]
+    assert sorted(told.dead_letters) == [("e8", "s1"), ("e9", "s1")]
+    letter = told.dead_letters["e9", "s1"]
+    assert [(a["attempt"], a["status"], a["error_class"]) for a in letter["attempts"]] == [
+        (n, 500, "server_error") for n in (1, 2, 3)
+    ]
+    assert base64.b64decode(letter["payload_base64"]) == b'{"id":"e9","tenant_id":"t1","amount":9}'
+    # All attempts of one delivery carry one id.
+    assert len({one.webhook_id for one in platform.received if one.path == "/ep2"}) == 2
+    # 11 delivered, 2 dead letters of 3 attempts each.
+    assert (told.attempts, len(told.delivered)) == (11 + 6, 11)
+
+
+def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platform):
+    """The dead-letter topic refuses the record: the batch fails, and no failure is forgotten."""
+    platform.migrate()
+    platform.statuses["ep1"] = 500
+    platform.register([{}])
+    [event_id] = platform.publish(1)
+    refused = {"kafka": {"spark_options": {"max.request.size": "300"}}, "spark": {"master": "local[2]"}}
+    assert platform.start("--once", **refused).wait(120) != 0
+    assert not platform.ledger().dead_letters
+
+    platform.run_once()
+
+    assert list(platform.ledger().dead_letters) == [(event_id, "s0")]
+
+
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
+    environ = {"FANOUT_KAFKA_BOOTSTRAP_SERVER": "x"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fanout.cli", "run"], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "did you mean kafka.bootstrap_servers?" in done.stderr

@@ -1,0 +1,71 @@
+"""Changes take effect while the job runs; Postgres may go away; new topics are found."""
+
+import itertools
+import time
+
+import pytest
+
+from subscriptions_db import connect
+from tests.e2e.conftest import assert_eventually
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_running_job_follows_the_registry_and_the_topics(platform):
+    """One job, one story: the steps share its start, which takes most of the time.
+
+    1. Without a schema the job waits and consumes nothing.
+    2. Migrated and registered by then, it delivers.
+    3. A change by plain SQL is in effect within 2 s.
+    4. A topic that did not exist is found, from its first record.
+    """
+    platform.create_topic("order")
+    job = platform.start()
+    assert_eventually(platform.log, lambda log: "fanout db migrate" in log)
+    assert not platform.received
+
+    platform.migrate()
+    platform.register([{}, {"endpoint": "ep2", "event_type": "*"}], endpoints=("ep1", "ep2"))
+    platform.publish(3)
+    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=90)
+
+    with connect.connect(platform.config.database) as connection:
+        connection.execute("delete from subscriptions where subscription_id = 's0'")
+    deleted_at = time.monotonic()
+    number = 100
+    while time.monotonic() - deleted_at < 2.0:
+        platform.publish(1, first=number)
+        number += 1
+    platform.publish(5, first=1000)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: "e1004" in got)
+    assert not [event_id for event_id in platform.accepted() if int(event_id[1:]) >= 1000]
+
+    platform.publish(4, event_type="brand.new", first=2000)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: {"e2000", "e2003"} <= set(got))
+    assert platform.stop(job) == 0, platform.log()
+
+
+def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(platform, own_postgres):
+    platform._database = own_postgres.url
+    platform.migrate()
+    platform.register([{}])
+    platform.publish(1)
+    job = platform.start(snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
+    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
+
+    own_postgres.kill()
+    platform.publish(1, first=1)
+    assert_eventually(platform.accepted, lambda got: got == ["e0", "e1"])
+    numbers = itertools.count(2)
+    # A micro-batch must begin for the job to hold it, so events keep coming.
+    assert_eventually(
+        lambda: platform.publish(1, first=next(numbers)) and platform.log(),
+        lambda log: "holding: the registry was last confirmed" in log,
+    )
+    last = platform.publish(1, first=next(numbers))[0]
+    assert last not in platform.accepted()
+
+    own_postgres.start()
+    assert_eventually(platform.accepted, lambda got: last in got)
+    assert sorted(platform.accepted()) == sorted(f"e{n}" for n in range(next(numbers)))
+    assert platform.stop(job) == 0, platform.log()

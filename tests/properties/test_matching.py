@@ -1,0 +1,90 @@
+"""Routing equals a naive join, from the start and after any changes."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.model import Revision
+from delivery.webhooks import filters, matching
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+TYPES = ("a.x", "a.y", "a.x.z", "b")
+TENANTS = ("1", "2", "3")
+DEPARTMENTS = ("10", "20")
+
+departments = st.frozensets(st.tuples(st.sampled_from(TENANTS), st.sampled_from(DEPARTMENTS)), max_size=3)
+tenants = st.frozensets(st.sampled_from(TENANTS), max_size=2)
+scopes = st.one_of(
+    st.builds(
+        lambda without, less: builders.scope(without_tenants=without, without_sub_tenants=less),
+        tenants,
+        departments,
+    ),
+    st.builds(
+        lambda some, part, without, less: builders.Scope(
+            tenants=some, sub_tenants=part, without_tenants=without, without_sub_tenants=less
+        ),
+        tenants,
+        departments,
+        tenants,
+        departments,
+    ),
+)
+patterns = st.sampled_from([None, {"data": {"n": [1, 2]}}, {"data": {"n": [{"numeric": [">", 1]}]}}, {"sub_tenant_id": ["10"]}])
+event_types = st.sampled_from([*TYPES, "a.*", "a.x.*", "b.*", "*"])
+subscription_ids = st.sampled_from([f"s{n}" for n in range(6)])
+
+
+@st.composite
+def subscriptions(draw):
+    return builders.subscription(
+        draw(subscription_ids), event_type=draw(event_types), scope=draw(scopes), filter_pattern=draw(patterns)
+    )
+
+
+events = st.builds(
+    lambda event_type, tenant, department, n: builders.event(
+        event_type=event_type, tenant_id=tenant, sub_tenant_id=department, content={"n": n}
+    ),
+    st.sampled_from(TYPES),
+    st.sampled_from(TENANTS),
+    st.sampled_from([*DEPARTMENTS, None]),
+    st.integers(0, 3),
+)
+histories = st.lists(st.dictionaries(subscription_ids, st.one_of(st.none(), subscriptions()), max_size=4), max_size=4)
+
+
+def naive_join(event, rows):
+    """Every subscription, one after the other, each condition as the contract words it."""
+    for row in rows:
+        here, part = event.tenant_id, (event.tenant_id, event.sub_tenant_id)
+        type_fits = row.event_type == event.event_type or (
+            row.event_type.endswith("*") and event.event_type.startswith(row.event_type[:-1])
+        )
+        included = row.scope.everything or here in row.scope.tenants or part in row.scope.sub_tenants
+        excluded = here in row.scope.without_tenants or part in row.scope.without_sub_tenants
+        content_fits = row.filter_pattern is None or filters.compile_pattern(row.filter_pattern).matches(
+            matching.filter_document(event)
+        )
+        if type_fits and included and not excluded and content_fits:
+            yield row.subscription_id
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(subscriptions(), max_size=6, unique_by=lambda row: row.subscription_id), histories, st.lists(events, max_size=6)
+)
+def test_routing_equals_the_naive_join_at_every_revision(rows, history, some_events):
+    router = matching.Router(builders.snapshot(builders.endpoint(), *rows))
+    current = {row.subscription_id: row for row in rows}
+    for revision, changed in enumerate([{}, *history], start=1):
+        fitting = {
+            key: row
+            and builders.subscription(key, event_type=row.event_type, scope=row.scope, filter_pattern=row.filter_pattern)
+            for key, row in changed.items()
+        }
+        router.apply(SnapshotChanges(since=Revision(revision - 1), revision=Revision(revision), subscriptions=fitting))
+        current = {key: row for key, row in (current | fitting).items() if row is not None}
+        for event in some_events:
+            routed = [match.subscription.subscription_id for match in router.matches(event)]
+            assert sorted(routed) == sorted(naive_join(event, current.values()))

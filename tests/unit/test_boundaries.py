@@ -1,0 +1,97 @@
+"""What may import what, and what must survive the way to another process."""
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delivery import errors, plan, settings
+from delivery.webhooks import worker
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in ("delivery", "subscriptions_db", "fanout")
+    for path in (ROOT / package).rglob("*.py")
+    if path.name != "__init__.py"
+)
+CORE = [path for path in (ROOT / "delivery" / "webhooks").glob("*.py") if path.name != "__init__.py"]
+ALLOWED_IN_CORE = {
+    *sys.stdlib_module_names, "aiohttp", "cachetools", "cryptography", "orjson", "prometheus_client", "tenacity",
+    "uvloop", "yarl",
+}  # fmt: skip
+ALLOWED_OF_OURS = {"delivery.errors", "delivery.model", "delivery.secret", "delivery.webhooks"}
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
+def test_the_delivery_core_imports_nothing_that_an_executor_lacks(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if name.startswith("delivery."):
+                assert any(name.startswith(allowed) for allowed in ALLOWED_OF_OURS), name
+            else:
+                assert name.split(".")[0] in ALLOWED_IN_CORE, name
+
+
+def test_the_delivery_core_loads_neither_spark_nor_postgres():
+    code = "import sys, delivery.webhooks.worker; sys.exit(bool({'pyspark', 'psycopg', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_module_can_be_imported_first():
+    code = (
+        "import importlib, os, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        importlib.import_module(name)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *MODULES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def all_errors(root=errors.FanoutError):
+    return [root, *(found for child in root.__subclasses__() for found in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in all_errors() if kind.__module__ == "delivery.errors"])
+def test_every_error_survives_pickling_with_its_text(kind):
+    words = ["first", "second"][: len(inspect.signature(kind).parameters) if "__init__" in vars(kind) else 1]
+    words = ["first", "second"] if issubclass(kind, errors.RegistrationError | errors.EventRejected) else words
+    raised = kind(*words)
+    assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
+
+
+@pytest.mark.parametrize(
+    "shipped",
+    [
+        pytest.param(builders.snapshot(builders.endpoint(), builders.subscription()), id="snapshot"),
+        pytest.param(
+            SnapshotChanges(since=1, revision=2, endpoints={"ep1": builders.endpoint()}, subscriptions={"s1": None}),
+            id="changes",
+        ),
+    ],
+)
+def test_what_is_broadcast_survives_pickling(shipped):
+    assert pickle.loads(pickle.dumps(shipped)) == shipped
+
+
+def test_a_plan_survives_pickling_and_finds_its_worker_again():
+    made = plan.of(settings.Settings())
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
+    assert isinstance(made, worker.Plan)
+
+
+def test_the_job_stays_a_table_of_contents():
+    assert len((ROOT / "delivery" / "job.py").read_text().splitlines()) <= 60

@@ -1,0 +1,143 @@
+"""Who an event is due to, and what a change of the registry does to that."""
+
+import pytest
+
+from delivery.model import EndpointStatus, Revision, SkipReason, SubscriptionStatus
+from delivery.webhooks import matching
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+
+def router(*rows, **fields):
+    return matching.Router(builders.snapshot(builders.endpoint(), *rows, **fields))
+
+
+def matched(of, event):
+    return [match.subscription.subscription_id for match in of.matches(event)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type", "is_due"),
+    [
+        ("order.created", "order.created", True),
+        ("order.created", "order.created.v2", False),
+        ("order.*", "order.created", True),
+        ("order.*", "order.item.added", True),
+        ("order.*", "order", False),
+        ("order.*", "orders.created", False),
+        ("*", "anything", True),
+    ],
+)
+def test_a_type_is_exact_or_a_prefix(pattern, event_type, is_due):
+    of = router(builders.subscription(event_type=pattern))
+    assert matched(of, builders.event(event_type=event_type)) == (["s1"] if is_due else [])
+
+
+@pytest.mark.parametrize(
+    ("scope", "tenant_id", "sub_tenant_id", "is_due"),
+    [
+        (builders.scope(), "t1", None, True),
+        (builders.scope(), "unheard-of", "100", True),
+        (builders.scope("t1"), "t1", None, True),
+        (builders.scope("t1"), "t1", "100", True),
+        (builders.scope("t1"), "t2", None, False),
+        (builders.scope(sub_tenants=builders.sub_tenants(("t2", "100"))), "t2", "100", True),
+        (builders.scope(sub_tenants=builders.sub_tenants(("t2", "100"))), "t2", "300", False),
+        (builders.scope(sub_tenants=builders.sub_tenants(("t2", "100"))), "t2", None, False),
+        (builders.scope(sub_tenants=builders.sub_tenants(("t2", "100"))), "t1", "100", False),
+        (builders.scope(without_tenants=frozenset({"t1"})), "t1", "100", False),
+        (builders.scope(without_sub_tenants=builders.sub_tenants(("t1", "100"))), "t1", "100", False),
+        (builders.scope(without_sub_tenants=builders.sub_tenants(("t1", "100"))), "t1", "200", True),
+        (builders.scope("t1", without_sub_tenants=builders.sub_tenants(("t1", "100"))), "t1", "100", False),
+    ],
+)
+def test_a_scope_says_whose_events_and_an_exclusion_always_wins(scope, tenant_id, sub_tenant_id, is_due):
+    of = router(builders.subscription(scope=scope))
+    assert bool(matched(of, builders.event(tenant_id=tenant_id, sub_tenant_id=sub_tenant_id))) is is_due
+
+
+def test_a_sub_tenant_named_beside_its_tenant_is_due_once():
+    scope = builders.scope("t1", sub_tenants=builders.sub_tenants(("t1", "100")))
+    assert matched(router(builders.subscription(scope=scope)), builders.event(sub_tenant_id="100")) == ["s1"]
+
+
+def test_a_filter_sees_the_events_attributes_and_its_payload():
+    pattern = {"tenant_id": ["t1"], "data": {"amount": [{"numeric": [">", 3]}]}}
+    of = router(builders.subscription(filter_pattern=pattern))
+    assert matched(of, builders.event(content={"amount": 5})) == ["s1"]
+    assert matched(of, builders.event(content={"amount": 3})) == []
+    assert matched(of, builders.event(content=[1, 2])) == []
+
+
+def test_two_subscriptions_to_one_endpoint_are_two_matches():
+    of = router(builders.subscription("a"), builders.subscription("b", event_type="*"))
+    assert sorted(matched(of, builders.event())) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("subscription", "endpoint", "reason"),
+    [
+        ({}, {}, None),
+        ({"status": SubscriptionStatus.PAUSED}, {}, SkipReason.SUBSCRIPTION_PAUSED),
+        ({}, {"status": EndpointStatus.PAUSED}, SkipReason.ENDPOINT_PAUSED),
+        ({}, {"status": EndpointStatus.DISABLED}, SkipReason.ENDPOINT_DISABLED),
+        ({"status": SubscriptionStatus.PAUSED}, {"status": EndpointStatus.DISABLED}, SkipReason.SUBSCRIPTION_PAUSED),
+        ({"fault": "filter: broken"}, {}, SkipReason.QUARANTINED),
+        ({"status": SubscriptionStatus.PAUSED}, {"fault": "no secret"}, SkipReason.QUARANTINED),
+    ],
+)
+def test_what_is_due_and_may_not_be_sent_is_skipped_with_a_reason(subscription, endpoint, reason):
+    match = matching.Match(builders.subscription(**subscription), builders.endpoint(**endpoint))
+    assert matching.skip_reason(match) == reason
+
+
+def test_a_quarantined_filter_hides_no_event_of_its_scope():
+    broken = builders.subscription(filter_pattern={"data": {"x": [{"no-such": 1}]}}, fault="filter: no-such")
+    assert matched(router(broken), builders.event()) == ["s1"]
+
+
+class TestChanges:
+    """Changes are taken in place; only what they touch is indexed again."""
+
+    def changes(self, **fields):
+        return SnapshotChanges(since=Revision(1), revision=Revision(2), **fields)
+
+    def test_a_new_subscription_is_due_from_then_on(self):
+        of = router()
+        assert matched(of, builders.event()) == []
+        of.apply(self.changes(subscriptions={"s1": builders.subscription()}))
+        assert matched(of, builders.event()) == ["s1"]
+        assert of.revision == 2
+
+    def test_a_new_wildcard_reaches_the_types_that_were_indexed_already(self):
+        of = router()
+        of.matches(builders.event())
+        of.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="order.*")}))
+        assert matched(of, builders.event()) == ["s1"]
+
+    @pytest.mark.parametrize("event_type", ["order.created", "order.*", "*"])
+    def test_a_deleted_subscription_is_due_no_more(self, event_type):
+        of = router(builders.subscription(event_type=event_type))
+        of.matches(builders.event())
+        of.apply(self.changes(subscriptions={"s1": None}))
+        assert matched(of, builders.event()) == []
+
+    def test_a_subscription_that_changes_its_type_moves(self):
+        of = router(builders.subscription(event_type="order.*"))
+        of.matches(builders.event())
+        of.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="user.*")}))
+        assert matched(of, builders.event()) == []
+        assert matched(of, builders.event(event_type="user.created")) == ["s1"]
+
+    def test_a_changed_endpoint_is_used_at_once(self):
+        of = router(builders.subscription())
+        of.apply(self.changes(endpoints={"ep1": builders.endpoint(url="https://new.example.com/")}))
+        [match] = of.matches(builders.event())
+        assert match.endpoint.url == "https://new.example.com/"
+
+    def test_taking_changes_twice_is_as_once(self):
+        of = router(builders.subscription("a"))
+        changes = self.changes(subscriptions={"a": None, "b": builders.subscription("b")})
+        of.apply(changes)
+        of.apply(changes)
+        assert matched(of, builders.event()) == ["b"]

@@ -1,0 +1,88 @@
+"""What is written of each result: one row an attempt, the whole story of a dead letter, a receipt for each run of offsets."""
+
+import base64
+
+import orjson
+
+from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
+from delivery.secret import Secret
+from delivery.webhooks import lane, rows
+from tests import builders
+
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+
+
+def attempt(number, error_class, **fields):
+    return Attempt(number=number, started_at_ms=1000 * number, duration_ms=1.26, error_class=error_class, status=None, **fields)
+
+
+def written(**results):
+    return [(row.topic, row.key, orjson.loads(row.value)) for row in rows.rows(lane.Results(**results), TOPICS)]
+
+
+def test_every_attempt_is_a_row_under_its_endpoints_key():
+    outcome = Outcome(
+        delivery=builders.delivery(),
+        kind=OutcomeKind.DELIVERED,
+        attempts=(attempt(1, "timeout"), attempt(2, None)),
+    )
+    first, second = written(outcomes=[outcome])
+    assert first[:2] == ("attempts", b"ep1")
+    assert [(entry["kind"], entry["attempt"], entry["error_class"]) for _, _, entry in (first, second)] == [
+        ("attempt", 1, "timeout"),
+        ("attempt", 2, None),
+    ]
+    assert (first[2]["topic"], first[2]["partition"], first[2]["offset"]) == ("events.order.created", 0, 7)
+
+
+def test_a_skipped_delivery_is_one_row_with_its_reason():
+    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.SKIPPED, reason=SkipReason.ENDPOINT_PAUSED)
+    [(topic, _, entry)] = written(outcomes=[outcome])
+    assert (topic, entry["kind"], entry["reason"]) == ("attempts", "skipped", "endpoint_paused")
+
+
+def test_a_dead_letter_tells_the_whole_story_and_no_secret():
+    endpoint = builders.endpoint(
+        url="https://hooks.example.com/secret-path?token=hunter2",
+        auth=Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2")),
+    )
+    event = builders.event(data=b'{ "a": 1 }', record=builders.record(headers=(("trace", b"\xff1"),)))
+    failed = (attempt(1, "server_error", response=b"no\xff"), attempt(2, "timeout", detail="no answer"))
+    delivery = builders.delivery(event=event, endpoint=endpoint)
+    outcome = Outcome(delivery=delivery, kind=OutcomeKind.DEAD_LETTERED, attempts=failed, reason="timeout")
+    *_, (topic, key, entry) = written(outcomes=[outcome])
+    assert (topic, key, entry["reason"]) == ("dead", b"ep1", "timeout")
+    assert base64.b64decode(entry["payload_base64"]) == b'{ "a": 1 }'
+    assert entry["headers"] == [{"name": "trace", "value": "\ufffd1"}]
+    assert entry["url_origin"] == "https://hooks.example.com"
+    assert [(a["attempt"], a["error_class"], a["response"], a["detail"]) for a in entry["attempts"]] == [
+        (1, "server_error", "no\ufffd", ""),
+        (2, "timeout", "", "no answer"),
+    ]
+    assert "hunter2" not in str(entry)
+    assert "secret-path" not in str(entry)
+
+
+def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
+    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
+    assert [(topic, entry.get("kind")) for topic, _, entry in written(outcomes=[outcome])] == [
+        ("attempts", "dead_lettered"),
+        ("dead", None),
+    ]
+
+
+def test_a_rejected_record_keeps_its_bytes_for_the_operator():
+    rejection = lane.Rejection(record=builders.record(value=b"\xff{"), reason="not_json", detail="why")
+    [(topic, _, entry)] = written(rejections=[rejection])
+    assert (topic, entry["reason"], base64.b64decode(entry["value_base64"])) == ("rejected", "not_json", b"\xff{")
+
+
+def test_a_rejected_record_beyond_reason_is_cut_and_says_how_long_it_was():
+    rejection = lane.Rejection(record=builders.record(value=b"x" * 5_000_000), reason="too_large", detail="why")
+    [(_, _, entry)] = written(rejections=[rejection])
+    assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, rows.MAX_REJECTED_BYTES)
+
+
+def test_a_tombstone_is_kept_as_none():
+    [(_, _, entry)] = written(rejections=[lane.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
+    assert entry["value_base64"] is None

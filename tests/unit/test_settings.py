@@ -1,0 +1,88 @@
+"""Settings are checked once, and a wrong one is named together with the right one."""
+
+import pytest
+
+from delivery import errors, kafka_options, plan, settings
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / ".fanout").mkdir()
+    return tmp_path
+
+
+def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_up_wrote(folder):
+    local = folder / ".fanout" / "local.toml"
+    local.write_text('[kafka]\nbootstrap_servers = "local"\nsasl_username = "local"\n[logs]\nlevel="ERROR"')
+    (folder / "fanout.toml").write_text('[kafka]\nbootstrap_servers = "file"\nsasl_username = "file"')
+    loaded = settings.load({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
+    assert (loaded.kafka.bootstrap_servers, loaded.kafka.sasl_username, loaded.logs.level) == ("env", "file", "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"FANOUT_KAFKA_BOOTSTRAP_SERVER": "x"}, "did you mean kafka.bootstrap_servers?"),
+        ({"FANOUT_KAFAK_X": "x"}, "did you mean kafka?"),
+        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "many"}, "delivery.max_attempts (FANOUT_DELIVERY_MAX_ATTEMPTS)"),
+        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, "greater than 0"),
+        ({"FANOUT_KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka.security_protocol"),
+        ({"FANOUT_CONFIG": "/nowhere.toml"}, "there is no settings file /nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_right_one(folder, environ, said):
+    with pytest.raises(errors.SettingsError) as refused:
+        settings.load(environ, root=folder)
+    assert said in str(refused.value)
+
+
+def test_every_wrong_setting_is_named_at_once(folder):
+    with pytest.raises(errors.SettingsError) as refused:
+        settings.load({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_no_secret_shows_in_a_repr_or_an_error(folder):
+    environ = {
+        "FANOUT_DATABASE_URL": "postgresql://u:hunter2@h/d",
+        "FANOUT_KAFKA_SASL_PASSWORD": "hunter2",
+        "FANOUT_KEYS_RING": "a=hunter2",
+    }
+    assert "hunter2" not in repr(settings.load(environ, root=folder))
+    with pytest.raises(errors.SettingsError) as refused:
+        settings.load(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_every_setting_says_what_it_means():
+    assert all(settings.meaning(name) for name in settings.known_names())
+
+
+def test_sasl_and_tls_reach_both_clients():
+    kafka = settings.Kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="ann",
+        sasl_password='p"w\\',
+        ssl_ca_file="/ca.pem",
+        spark_options={"client.rack": "a"},
+        command_options={"client.rack": "b"},
+    )
+    assert kafka_options.for_spark(kafka) == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ann" password="p\\"w\\\\";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.client.rack": "a",
+    }
+    command = kafka_options.for_command(kafka)
+    assert (command["sasl.password"], command["ssl.ca.location"], command["client.rack"]) == ('p"w\\', "/ca.pem", "b")
+
+
+def test_what_is_open_for_development_is_said():
+    assert plan.opened_for_development(settings.Delivery()) == ""
+    opened = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+    assert plan.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"
