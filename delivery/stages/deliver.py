@@ -59,14 +59,15 @@ class DeliverPartition:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = worker.of(self.plan)
         for batch in batches:
-            results = here.deliver(_records(batch), self.source)
+            results = here.deliver(records(batch), self.source)
             written = list(rows.rows(results, self.plan.topics))
             columns = zip(*written, strict=True) if written else ((), (), ())
             arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
             yield pa.record_batch(arrays, schema=_ARROW_SCHEMA)
 
 
-def _records(batch: pa.RecordBatch) -> Iterator[Record]:
+def records(batch: pa.RecordBatch) -> Iterator[Record]:
+    """Yield the records of an Arrow batch with the source's columns."""
     columns = {name: batch.column(name) for name in ("topic", "partition", "offset", "appended_at_ms", "value", "headers")}
     headers = columns.pop("headers")
     # Nested columns are slow to convert, and most topics have no headers at all.

@@ -1,0 +1,57 @@
+"""Write the documents that are generated from the code: docs/configuration.md.
+
+Run: `python -m fanout.documents docs`. A test fails when the file and the code differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from delivery import settings
+
+HEAD = """\
+# Configuration
+
+<!-- Generated from delivery/settings.py by `make docs`. -->
+
+Settings come from, highest first: environment variables `FANOUT_<AREA>_<FIELD>`, the TOML file named by `--config` or
+`FANOUT_CONFIG`, `./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), and the defaults below. They are read once, at the
+start; an unknown or wrong one is an error that names the right one. `fanout config` shows what is in force, `fanout doctor` whether
+it works.
+
+```toml
+[kafka]
+bootstrap_servers = "kafka-1:9093,kafka-2:9093"
+security_protocol = "SASL_SSL"
+sasl_mechanism = "SCRAM-SHA-512"
+sasl_username = "fanout"
+
+[source]
+topic_pattern = "events\\\\..+"
+```
+
+Secrets (`database.url`, `keys.ring`, `kafka.sasl_password`) are best given by the environment, from a secret store.
+"""
+
+
+def configuration() -> str:
+    """Return docs/configuration.md."""
+    parts = [HEAD]
+    for name, area in settings.areas().items():
+        parts.append(f"\n## `[{name}]`\n\n{area.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n")
+        for field, info in area.model_fields.items():
+            default = info.get_default(call_default_factory=True)
+            shown = default.get_secret_value() if hasattr(default, "get_secret_value") else default
+            meaning = (info.description or "").replace("\n", " ").replace("|", "\\|")
+            parts.append(f"| `{field}` | `{shown!r}` | {meaning} |\n")
+    return "".join(parts)
+
+
+def main(folder: Path) -> None:
+    """Write the documents into `folder`."""
+    (folder / "configuration.md").write_text(configuration())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
