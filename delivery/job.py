@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from delivery import plan, settings
+from delivery import metrics, plan, settings
 from delivery.stages import deliver, query, session, sink, snapshot, source, topics
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading
     """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been delivered."""
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
+    metrics.serve(config.metrics)
     registry = snapshot.Follower(config, stop=stop)
     registry.start()
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)

@@ -25,6 +25,13 @@ PREFIX = "FANOUT_"
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def _pairs(value: object) -> object:
+    """Read a table from the environment's `name=value,name=value`."""
+    if not isinstance(value, str):
+        return value
+    return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+
+
 class Area(pydantic.BaseModel):
     """One group of settings: frozen, checked, and closed to names that it does not know."""
 
@@ -50,12 +57,7 @@ class Keys(Area):
     active: str = ""
     """The id of the key that seals new secrets. May stay empty when the ring has exactly one key."""
 
-    @pydantic.field_validator("ring", mode="before")
-    @classmethod
-    def _from_text(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+    _from_text = pydantic.field_validator("ring", mode="before")(_pairs)
 
 
 class Kafka(Area):
@@ -79,6 +81,8 @@ class Kafka(Area):
     """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`)."""
     command_options: dict[str, str] = {}
     """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use."""
+
+    _from_text = pydantic.field_validator("spark_options", "command_options", mode="before")(_pairs)
 
 
 class Source(Area):
@@ -173,6 +177,8 @@ class Spark(Area):
     conf: dict[str, str] = {}
     """Any other Spark configuration."""
 
+    _from_text = pydantic.field_validator("conf", mode="before")(_pairs)
+
 
 class Logs(Area):
     """What the job writes to standard error."""
@@ -181,6 +187,15 @@ class Logs(Area):
     """DEBUG, INFO, WARNING or ERROR."""
     format: Annotated[str, Field(pattern="^(text|json)$")] = "text"
     """`text` for people, `json` for machines: one object a line."""
+
+
+class Metrics(Area):
+    """Metrics of the driver, for Prometheus."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of `/metrics`; 0 serves none."""
+    host: str = "127.0.0.1"
+    """Address to serve on; `0.0.0.0` in a container."""
 
 
 class Settings(Area):
@@ -194,6 +209,7 @@ class Settings(Area):
     delivery: Delivery = Delivery()
     spark: Spark = Spark()
     logs: Logs = Logs()
+    metrics: Metrics = Metrics()
 
 
 def load(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> Settings:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from delivery import settings
+from delivery import metrics, settings
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Lane(Generic[Registry]):
             for progress in query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
-                    _log_progress(self._name, progress)
+                    _report(self._name, progress)
         failure = query.exception()
         if failure is not None and not self._handed_back:
             raise failure
@@ -93,8 +93,10 @@ class Lane(Generic[Registry]):
         return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))
 
 
-def _log_progress(lane: str, progress: StreamingQueryProgress) -> None:
+def _report(lane: str, progress: StreamingQueryProgress) -> None:
     duration_ms = progress["durationMs"].get("triggerExecution", 0)
+    metrics.RECORDS.labels(lane).inc(progress["numInputRows"])
+    metrics.MICRO_BATCH_SECONDS.labels(lane).observe(duration_ms / 1000)
     log.info(
         "lane %s: micro-batch %d, %d records in %d ms",
         lane,

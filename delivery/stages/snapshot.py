@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import tenacity
 from pyspark import Broadcast, SparkContext
 
-from delivery import errors, plan, settings
+from delivery import errors, metrics, plan, settings
 from delivery.model import Revision
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring, migrate
@@ -142,6 +142,8 @@ class Follower:
         with self._confirmed:
             self._published = published
             self._confirmed.notify_all()
+        metrics.REGISTRY_CONFIRMED.set_to_current_time()
+        metrics.REGISTRY_REVISION.set(published.revision)
         if before is None or before.base_id != published.base_id:
             _report(published.base)
         elif published.revision != before.revision:
@@ -158,6 +160,7 @@ def _report(base: Snapshot) -> None:
         len(base.endpoints),
         len(base.subscriptions),
     )
+    metrics.REGISTRY_QUARANTINED.set(len(base.quarantined()))
     for row, fault in base.quarantined().items():
         log.warning("quarantined: %s: %s", row, fault)
 

@@ -103,9 +103,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     subscriptions = [
-        builders.subscription(f"s{n}", event_type="order.*", scope=builders.scope(f"tenant-{n % TENANTS + 1}")) for n in range(1000)
+        builders.subscription(f"s{n}", event_type="order.*", scope=builders.scope(f"tenant-{n % TENANTS + 1}"))
+        for n in range(1000)
     ]
-    snapshot = builders.snapshot(builders.endpoint(), *subscriptions, tenants=tuple(f"tenant-{n}" for n in range(1, TENANTS + 1)))
+    snapshot = builders.snapshot(
+        builders.endpoint(), *subscriptions, tenants=tuple(f"tenant-{n}" for n in range(1, TENANTS + 1))
+    )
     with tempfile.TemporaryDirectory() as folder:
         libraries = jars.ensure()
         broker = kafka.EmbeddedKafka(Path(folder), libraries=libraries)
@@ -125,9 +128,7 @@ def main() -> None:
         arguments.json.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
 
 
-def compare(
-    config: settings.Settings, libraries: jars.Jars, snapshot: Snapshot, rounds: int
-) -> dict[str, dict[str, float]]:
+def compare(config: settings.Settings, libraries: jars.Jars, snapshot: Snapshot, rounds: int) -> dict[str, dict[str, float]]:
     """Return the medians of each form."""
     spark = session.start(config.spark, libraries.connector)
 
@@ -151,7 +152,7 @@ def compare(
     for turn in range(rounds + 2):
         for name, run in forms.items():
             row = measure(run)
-            if turn >= 2:  # noqa: PLR2004  # the first two are the JVM's warm-up
+            if turn >= 2:  # the first two are the JVM's warm-up
                 measured[name].append(row)
     spark.stop()
     return {

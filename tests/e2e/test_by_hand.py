@@ -1,0 +1,134 @@
+"""The README's commands, one after the other, each a process of its own, with their own Postgres and Kafka."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from delivery import errors, settings
+from delivery.stages import topics
+from fanout import publishing, receiver, registering
+from fanout.local import kafka as local_kafka
+from tests.e2e.conftest import assert_eventually
+
+pytestmark = pytest.mark.e2e
+README = Path(__file__).parents[2] / "README.md"
+
+
+def fanout(folder, *arguments, check=True):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("FANOUT_")}
+    command = [sys.executable, "-m", "fanout.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=180)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture
+def up(tmp_path):
+    port = local_kafka.free_port()
+    command = [sys.executable, "-m", "fanout.cli", "up", "--kafka-port", str(port)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    shown = [process.stdout.readline() for _ in range(2)]
+    assert "postgresql://" in shown[0]
+    assert str(port) in shown[1]
+    yield tmp_path
+    pids = [int(line.split()[0]) for line in process_table() if str(tmp_path) in line]
+    assert len(pids) >= 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    process.stdout.close()
+    assert_eventually(lambda: [line for line in process_table() if str(tmp_path) in line], lambda left: not left)
+
+
+def process_table():
+    return subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+
+
+def test_the_readmes_commands_deliver_events_by_hand(up):
+    listening = subprocess.Popen(
+        [sys.executable, "-m", "fanout.cli", "listen", "--port", "0", "--json"],
+        cwd=up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    port = re.search(r":(\d+);", listening.stderr.readline())[1]
+    [example] = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    (up / "subscriptions.yaml").write_text(example.replace(":9000/", f":{port}/"))
+
+    assert "fanout db migrate" in fanout(up, "apply", "subscriptions.yaml", check=False).stderr
+    assert "0001_registry" in fanout(up, "db", "migrate").stdout
+    assert len(orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--dry-run", "--json").stdout)["changes"]) == 6
+    made = orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--json").stdout)
+    assert made["new_secrets"]["acme-orders"].startswith("whsec_")
+    assert orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--json").stdout)["changes"] == []
+    [endpoint] = orjson.loads(fanout(up, "get", "endpoints", "--json").stdout)
+    assert (endpoint["id"], endpoint["auth_secret"], endpoint["signing_secrets"]) == ("acme-orders", "***", "***")
+    assert "3 secrets" not in fanout(up, "keys", "rotate").stdout
+    doctor = fanout(up, "doctor", "--json", check=False)
+    assert {f["subject"] for f in orjson.loads(doctor.stdout) if not f["is_fine"]} == set()
+
+    fanout(up, "publish", "--generate", "10", "--type", "order.created", "--tenants", "2")
+    fanout(up, "run", "--once")
+
+    first = [orjson.loads(listening.stdout.readline()) for _ in range(10)]
+    assert {one["path"] for one in first} == {"/orders"}
+    listening.send_signal(signal.SIGTERM)
+    assert listening.wait(30) == 0
+    listening.stdout.close()
+    listening.stderr.close()
+
+
+def test_a_second_up_on_the_same_folder_says_so(up):
+    done = fanout(up, "up", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "another `fanout up` runs" in done.stderr
+
+
+def test_a_used_port_is_named_together_with_the_way_out(kafka, jars, tmp_path):
+    with pytest.raises(errors.LocalStackError, match=f"port {kafka.port} is in use.*--kafka-port"):
+        local_kafka.EmbeddedKafka(tmp_path, libraries=jars, port=kafka.port).start()
+    with (
+        receiver.Receiver(secrets_of=lambda _: [], on_received=lambda _: None) as first,
+        pytest.raises(errors.LocalStackError, match="is in use"),
+        receiver.Receiver(secrets_of=lambda _: [], on_received=lambda _: None, port=first.port),
+    ):
+        pass
+
+
+def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars, tmp_path):
+    broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": "hunter2"})
+    broker.start()
+    try:
+        platform._kafka = broker
+        sasl = {
+            "bootstrap_servers": broker.bootstrap_servers,
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "fanout",
+            "sasl_password": "hunter2",
+        }
+        platform.migrate()
+        platform.register([{}])
+        config = settings.Settings(kafka=settings.Kafka(**sasl))
+        topics.ensure(config.kafka, [f"{platform.name}.order"], 1)
+        publisher = publishing.Publisher(config.kafka)
+        publisher.publish(publishing.Message(topic=f"{platform.name}.order", value=b'{"id":"e1","tenant_id":"t1"}'))
+        publisher.flush()
+
+        platform.run_once(kafka=sasl)
+
+        assert platform.accepted() == ["e1"]
+        assert "hunter2" not in platform.log()
+    finally:
+        broker.stop()
+
+
+def test_getting_what_does_not_exist_says_what_does(platform):
+    platform.migrate()
+    with pytest.raises(errors.RegistrationError, match="is none of tenants, customers, endpoints, subscriptions"):
+        registering.get(platform.config, "things", None)
+    with pytest.raises(errors.RegistrationError, match="there is no such endpoint; `fanout get endpoints` lists them"):
+        registering.get(platform.config, "endpoints", "ep9")

@@ -1,0 +1,168 @@
+"""The constraints live in the database: plain SQL is a first-class way to register, and can break nothing."""
+
+import psycopg
+import pytest
+
+from delivery import errors, settings
+from subscriptions_db import connect, migrate
+
+pytestmark = pytest.mark.integration
+
+GOOD = """
+insert into tenants values ('t1'), ('t2');
+insert into sub_tenants values ('t2', '100');
+insert into customers values ('c1'), ('c2');
+insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/'), ('ep2', 'c2', 'https://example.com/');
+insert into subscriptions values ('s1', 'ep1', 'c1', 'order.*', 'selected'), ('s2', 'ep1', 'c1', '*', 'everything');
+insert into scopes values ('s1', 'selected', 'include', 't1', null), ('s1', 'selected', 'include', 't2', '100');
+insert into filters values ('s1', '{"data": {"a": [1]}}');
+"""
+
+
+@pytest.fixture
+def connection(database):
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened)
+        opened.execute(GOOD)
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into tenants values ('')",
+        "insert into tenants values ('a b')",
+        "insert into tenants values (repeat('x', 129))",
+        "insert into tenants values ('t3', '', 'sleeping')",
+        "insert into sub_tenants values ('unknown', '1')",
+        "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'unknown', 'https://example.com/')",
+        "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'c1', 'ftp://example.com/')",
+        "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'c1', 'https://a b/')",
+        "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'c1', 'https://' || repeat('x', 2048))",
+        "update endpoints set status = 'broken'",
+        "update endpoints set mode = 'pigeon'",
+        "update endpoints set auth_kind = 'basic'",
+        "update endpoints set auth_kind = 'api_key'",
+        "update endpoints set auth_username = 'ann'",
+        "update endpoints set auth_kind = 'basic', auth_username = 'a:b'",
+        "update endpoints set auth_kind = 'api_key', auth_header = E'x\\r\\ny'",
+        "insert into secrets values (gen_random_uuid(), 'ep1', 'c2', 'signing', 'k', repeat('x', 60)::bytea)",
+        "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'whatever', 'k', repeat('x', 60)::bytea)",
+        "insert into subscriptions values ('s9', 'ep1', 'c2', 'order', 'everything')",
+        "insert into subscriptions values ('s9', 'unknown', 'c1', 'order', 'everything')",
+        "insert into subscriptions values ('s9', 'ep1', 'c1', 'order*', 'everything')",
+        "insert into subscriptions values ('s9', 'ep1', 'c1', 'order.*.x', 'everything')",
+        "insert into subscriptions values ('s9', 'ep1', 'c1', '', 'everything')",
+        "insert into subscriptions values ('s9', 'ep1', 'c1', 'order', 'some')",
+        "insert into scopes values ('s2', 'everything', 'include', 't1', null)",
+        "insert into scopes values ('s2', 'selected', 'include', 't1', null)",
+        "insert into scopes values ('s1', 'selected', 'include', 't1', null)",
+        "update subscriptions set scope = 'everything' where subscription_id = 's1'",
+        "insert into filters values ('s2', '[1]')",
+        "insert into filters values ('s2', jsonb_build_object('a', repeat('x', 20001)))",
+    ],
+)
+def test_a_row_that_makes_no_sense_is_refused(connection, statement):
+    with pytest.raises(psycopg.errors.IntegrityError):
+        connection.execute(statement)
+
+
+@pytest.mark.parametrize("pattern", ["order", "order.created", "order.*", "*", "com.example/order:v2.*", "a-b_c"])
+def test_an_event_type_is_exact_or_a_prefix(connection, pattern):
+    connection.execute("insert into subscriptions values ('s9', 'ep1', 'c1', %s, 'everything')", [pattern])
+
+
+def test_deleting_a_tenant_never_widens_a_subscription(connection):
+    connection.execute("insert into scopes values ('s2', 'everything', 'exclude', 't1', null)")
+    connection.execute("delete from tenants where tenant_id = 't1'")
+    kept = connection.execute("select subscription_id from scopes where tenant_id = 't1' order by 1").fetchall()
+    assert [row["subscription_id"] for row in kept] == ["s1", "s2"]
+
+
+def test_truncate_is_refused_because_running_jobs_would_not_see_it(connection):
+    with pytest.raises(psycopg.errors.RaiseException, match="would go unseen"):
+        connection.execute("truncate filters")
+
+
+def revisions(connection):
+    return connection.execute("select revision, entity, entity_id, change from revisions order by revision").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("statement", "logged"),
+    [
+        ("update tenants set status = 'suspended' where tenant_id = 't1'", ("tenant", "t1", "update")),
+        ("delete from sub_tenants", ("tenant", "t2", "delete")),
+        ("update customers set name = 'x' where customer_id = 'c1'", ("customer", "c1", "update")),
+        ("update endpoints set status = 'paused' where endpoint_id = 'ep1'", ("endpoint", "ep1", "update")),
+        (
+            "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'signing', 'k', repeat('x', 60)::bytea)",
+            ("endpoint", "ep1", "insert"),
+        ),
+        ("delete from subscriptions where subscription_id = 's2'", ("subscription", "s2", "delete")),
+        ("delete from scopes where tenant_id = 't1'", ("subscription", "s1", "delete")),
+        ("delete from filters", ("subscription", "s1", "delete")),
+    ],
+)
+def test_every_change_raises_the_revision_and_notifies(connection, database, statement, logged):
+    before = revisions(connection)[-1]["revision"]
+    with connect.connect(settings.Database(url=database)) as listener:
+        listener.execute("listen fanout_registry")
+        connection.execute(statement)
+        assert [note.channel for note in listener.notifies(timeout=5, stop_after=1)] == ["fanout_registry"]
+    rows = [row for row in revisions(connection) if row["revision"] > before]
+    assert [(row["entity"], row["entity_id"], row["change"]) for row in rows] == [logged]
+
+
+def test_a_change_that_is_rolled_back_leaves_no_trace(connection):
+    before = revisions(connection)
+    with connection.transaction(force_rollback=True):
+        connection.execute("update tenants set name = 'x'")
+        connection.execute("set constraints all immediate")
+        assert revisions(connection) != before
+    assert revisions(connection) == before
+
+
+def test_deleting_a_customer_logs_everything_that_goes_with_it(connection):
+    before = revisions(connection)[-1]["revision"]
+    connection.execute("delete from customers where customer_id = 'c1'")
+    logged = {(row["entity"], row["entity_id"]) for row in revisions(connection) if row["revision"] > before}
+    assert logged == {("customer", "c1"), ("endpoint", "ep1"), ("subscription", "s1"), ("subscription", "s2")}
+
+
+def test_the_order_of_revisions_is_the_order_of_commits(connection, database):
+    """The first to write commits last: its number must be the higher one, or a reader could miss it."""
+    with connect.connect(settings.Database(url=database)) as other:
+        with connection.transaction():
+            connection.execute("update tenants set name = 'slow' where tenant_id = 't1'")
+            other.execute("update tenants set name = 'fast' where tenant_id = 't2'")
+            seen = revisions(other)[-1]
+        last = revisions(other)[-1]
+    assert (seen["entity_id"], last["entity_id"]) == ("t2", "t1")
+    assert last["revision"] > seen["revision"]
+
+
+def test_migrating_twice_does_nothing_and_a_changed_file_is_noticed(connection):
+    assert migrate.migrate(connection) == []
+    migrate.require_current(connection)
+    changed = [migrate.Migration(name="0001_registry", statements="select 1")]
+    with pytest.raises(errors.RegistryOutdated, match="changed after it was applied"):
+        migrate.migrate(connection, changed)
+
+
+def test_a_database_without_tables_is_told_how_to_get_them(database):
+    with (
+        connect.connect(settings.Database(url=database)) as empty,
+        pytest.raises(errors.RegistryOutdated, match="fanout db migrate"),
+    ):
+        migrate.require_current(empty)
+
+
+def test_a_postgres_that_is_not_there_is_one_line_without_its_url():
+    with (
+        pytest.raises(errors.RegistryUnavailable) as away,
+        connect.connect(settings.Database(url="postgresql://u:hunter2@127.0.0.1:1/x")),
+    ):
+        pass
+    assert "hunter2" not in str(away.value)
+    assert away.value.__cause__ is None

@@ -1,0 +1,86 @@
+"""The examples in the documents hold, and what is generated is current."""
+
+import re
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from delivery import settings
+from delivery.webhooks import guard, message, signing
+from fanout import cli, documents
+from fanout.demo import reconcile
+from subscriptions_db import manifest
+from tests import builders
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def test_the_configuration_document_is_the_settings():
+    assert (ROOT / "docs" / "configuration.md").read_text() == documents.configuration(), "run `make docs`"
+
+
+def test_the_configuration_example_is_accepted(tmp_path):
+    [example] = blocks("docs/configuration.md", "toml")
+    (tmp_path / "fanout.toml").write_text(example)
+    assert settings.load({}, root=tmp_path).source.topic_pattern == r"events\..+"
+
+
+def test_the_readmes_manifest_is_accepted():
+    [example] = blocks("README.md", "yaml")
+    development = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+    assert len(manifest.load(example, development).subscriptions) == 2
+
+
+def test_the_contracts_example_body_is_what_is_sent():
+    [example] = blocks("docs/delivery-contract.md", "json")
+    wanted = orjson.loads(example)
+    event = builders.event(
+        event_id=wanted["id"],
+        time=wanted["timestamp"],
+        tenant_id=wanted["tenant_id"],
+        sub_tenant_id=wanted["sub_tenant_id"],
+        content=wanted["data"],
+    )
+    assert list(orjson.loads(message.body(event)).items()) == list(wanted.items())
+
+
+def test_the_contracts_way_to_verify_verifies():
+    [example] = blocks("docs/delivery-contract.md", "python")
+    event = builders.event()
+    body, webhook_id, now = message.body(event), message.webhook_id(event, "s1"), int(time.time())
+    headers = {
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(now),
+        "webhook-signature": signing.sign([builders.KEY], webhook_id, now, body),
+    }
+    exec(example, {"body": body, "headers": headers})  # noqa: S102  # the document's own lines
+
+
+def test_the_contracts_webhook_id_is_the_platforms():
+    event = builders.event()
+    assert reconcile.webhook_id(event.source, event.event_id, "s1") == message.webhook_id(event, "s1")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_inside_the_project_leads_somewhere(path):
+    for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+
+
+def test_every_command_that_the_readme_names_exists():
+    for line in "\n".join(blocks("README.md", "sh")).splitlines():
+        words = line.split("#")[0].split()
+        if words[:1] == ["fanout"]:
+            command = words[1:3] if words[1] in {"db", "keys"} else words[1:2]
+            shown = CliRunner().invoke(cli.app, [*command, "--help"])
+            assert shown.exit_code == 0, line
+            for option in (word for word in words if word.startswith("--")):
+                assert option in shown.output, line

@@ -1,0 +1,63 @@
+"""A document is checked whole, and what is wrong is named by its place."""
+
+import pytest
+
+from delivery import errors
+from delivery.webhooks import guard
+from subscriptions_db import manifest
+
+GUARD = guard.Guard()
+ENDPOINT = {"id": "ep1", "customer": "c1", "url": "https://example.com/"}
+SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everything": True}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"tenant": []}, "tenant: Extra inputs are not permitted"),
+        ([], "Input should be a valid dictionary"),
+        ({"tenants": [{"id": "a b"}]}, "tenants[0].id:"),
+        ({"tenants": [{"id": "a"}, {"id": "a"}]}, "tenants[1].id: a stands at tenants[0] already"),
+        ({"tenants": [{"id": True}]}, "tenants[0].id:"),
+        ({"endpoints": [ENDPOINT | {"url": "http://example.com/"}]}, "endpoints[0].url: must begin with https://"),
+        ({"endpoints": [ENDPOINT | {"url": "https://10.0.0.1/"}]}, "endpoints[0].url: the address is not allowed"),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "basic", "secret": "x"}}]}, "endpoints[0].auth: basic takes secret and"),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "none", "secret": "x"}}]}, "endpoints[0].auth: none takes nothing else"),
+        (
+            {"endpoints": [ENDPOINT | {"auth": {"kind": "api_key", "header": "Host", "secret": "x"}}]},
+            "endpoints[0].auth.headers.Host: is set by the platform",
+        ),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing secret is"),
+        ({"subscriptions": [SUBSCRIPTION | {"event_type": "order*"}]}, "subscriptions[0].event_type:"),
+        ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: says either everything"),
+        ({"subscriptions": [SUBSCRIPTION | {"tenants": ["t1"]}]}, "subscriptions[0]: says either everything"),
+        (
+            {"subscriptions": [SUBSCRIPTION | {"filter": {"data": {"a": [{"prefx": "x"}]}}}]},
+            "subscriptions[0].filter.data.a[0].prefx: unknown operator; did you mean prefix?",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_its_place(document, said):
+    with pytest.raises(errors.RegistrationError) as refused:
+        manifest.check(document, GUARD)
+    assert said in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_is_not_yaml_is_named_by_its_line():
+    with pytest.raises(errors.RegistrationError, match="line 2: not YAML"):
+        manifest.load("tenants:\n\t- x", GUARD)
+
+
+def test_an_empty_document_registers_nothing():
+    assert manifest.load("", GUARD) == manifest.Manifest()
+
+
+def test_whole_numbers_are_ids():
+    [row] = manifest.load("tenants: [{id: 2, sub_tenants: [100]}]", GUARD).tenants
+    assert (row.id, [department.id for department in row.departments()]) == ("2", ["100"])
+
+
+def test_a_manifest_does_not_show_its_secrets():
+    shown = repr(manifest.check({"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2"}}]}, GUARD))
+    assert "hunter2" not in shown
