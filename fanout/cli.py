@@ -31,7 +31,7 @@ app.add_typer(db, name="db")
 app.add_typer(keys, name="keys")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-console = rich.console.Console()
+console = rich.console.Console(soft_wrap=True, highlight=False)
 
 
 @app.callback()
@@ -62,7 +62,7 @@ def up(
 
     with stack.Stack(root, kafka_port=kafka_port) as running:
         stack.write_local_settings(root, running)
-        console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}", highlight=False)
+        console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
         console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C ends both.")
         _stop_event().wait()
 
@@ -117,7 +117,7 @@ def keys_generate() -> None:
     """Print a new key for the setting `keys.ring`."""
     from subscriptions_db import keyring  # noqa: PLC0415
 
-    console.print(keyring.generate(), highlight=False)
+    console.print(keyring.generate())
 
 
 @keys.command("rotate")
@@ -187,8 +187,8 @@ def listen(
             document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
             sys.stdout.write(orjson.dumps(document | {"body": received.body.decode(errors="replace")}).decode() + "\n")
         else:
-            console.print(f"{received.path} {received.webhook_id} {verified}", highlight=False)
-            console.print(received.body.decode(errors="replace"), highlight=False, markup=False)
+            console.print(f"{received.path} {received.webhook_id} {verified}")
+            console.print(received.body.decode(errors="replace"), markup=False)
 
     with receiver.Receiver(
         secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
@@ -223,7 +223,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             mark = "[green]ok[/]" if finding.is_fine else "[red]!![/]"
-            console.print(f"{mark}  {finding.subject}: ", finding.text, highlight=False, sep="")
+            console.print(f"{mark}  {finding.subject}: ", finding.text, sep="")
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
 
 

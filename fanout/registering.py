@@ -39,16 +39,16 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
     """Print the differences, and the new secrets once."""
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
-        console.print(f"{marks[change.action]} {change.kind} {change.id}", highlight=False)
+        console.print(f"{marks[change.action]} {change.kind} {change.id}")
         if change.action == "update":
             for name, before, after in change.fields:
-                console.print(f"    {name}: {_plain(before)} → {_plain(after)}", highlight=False, markup=False)
+                console.print(f"    {name}: {_plain(before)} → {_plain(after)}", markup=False)
     done = "would change" if dry_run else "changed"
     console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
     if result.new_secrets and not dry_run:
         console.print("Signing secrets made now; they are not shown again:")
         for endpoint_id, text in result.new_secrets.items():
-            console.print(f"  {endpoint_id}  {text}", highlight=False)
+            console.print(f"  {endpoint_id}  {text}")
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 
 from delivery import errors, settings
@@ -37,24 +38,36 @@ def up(tmp_path):
     assert "postgresql://" in shown[0]
     assert str(port) in shown[1]
     yield tmp_path
-    pids = [int(line.split()[0]) for line in process_table() if str(tmp_path) in line]
-    assert len(pids) >= 2
+    assert len(processes_of(tmp_path)) >= 2
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     process.stdout.close()
-    assert_eventually(lambda: [line for line in process_table() if str(tmp_path) in line], lambda left: not left)
+    assert_eventually(lambda: processes_of(tmp_path), lambda left: not left)
 
 
-def process_table():
-    return subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+def processes_of(folder):
+    """The processes that were started with a path below `folder`."""
+    return [
+        one.pid for one in psutil.process_iter(["cmdline"]) if any(str(folder) in word for word in one.info["cmdline"] or ())
+    ]
 
 
-def test_the_readmes_commands_deliver_events_by_hand(up):
-    listening = subprocess.Popen(
+@pytest.fixture
+def listening(up):
+    """`fanout listen` and the port that it took."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "fanout.cli", "listen", "--port", "0", "--json"],
         cwd=up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    port = re.search(r":(\d+);", listening.stderr.readline())[1]
+    yield process, re.search(r":(\d+);", process.stderr.readline())[1]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_the_readmes_commands_deliver_events_by_hand(up, listening):
+    listener, port = listening
     [example] = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     (up / "subscriptions.yaml").write_text(example.replace(":9000/", f":{port}/"))
 
@@ -66,19 +79,15 @@ def test_the_readmes_commands_deliver_events_by_hand(up):
     assert orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--json").stdout)["changes"] == []
     [endpoint] = orjson.loads(fanout(up, "get", "endpoints", "--json").stdout)
     assert (endpoint["id"], endpoint["auth_secret"], endpoint["signing_secrets"]) == ("acme-orders", "***", "***")
-    assert "3 secrets" not in fanout(up, "keys", "rotate").stdout
+    assert "0 secrets sealed anew" in fanout(up, "keys", "rotate").stdout
     doctor = fanout(up, "doctor", "--json", check=False)
     assert {f["subject"] for f in orjson.loads(doctor.stdout) if not f["is_fine"]} == set()
 
     fanout(up, "publish", "--generate", "10", "--type", "order.created", "--tenants", "2")
     fanout(up, "run", "--once")
 
-    first = [orjson.loads(listening.stdout.readline()) for _ in range(10)]
-    assert {one["path"] for one in first} == {"/orders"}
-    listening.send_signal(signal.SIGTERM)
-    assert listening.wait(30) == 0
-    listening.stdout.close()
-    listening.stderr.close()
+    arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
+    assert {one["path"] for one in arrived} == {"/orders"}
 
 
 def test_a_second_up_on_the_same_folder_says_so(up):
