@@ -135,9 +135,10 @@ def run(
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
-    from fanout.local import jars  # noqa: PLC0415
+    from fanout.local import jars, java  # noqa: PLC0415
 
     config = _settings(context)
+    java.find()  # without it Spark fails with a page of its own
     job.run(config, jars=jars.ensure().connector, stop=_stop_event(), once=once)
 
 

@@ -12,8 +12,9 @@ import uuid
 
 import orjson
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
-from delivery import plan, settings
+from delivery import kafka_options, plan, settings
 from delivery.stages import topics
 from fanout import ledger, publishing, receiver, registering
 from fanout.local import stack
@@ -93,6 +94,11 @@ class Platform:
     def create_topic(self, event_type, partitions=2):
         topics.ensure(self.config.kafka, [f"{self.name}.{event_type}"], partitions)
 
+    def add_partitions(self, event_type, partitions):
+        admin = AdminClient(kafka_options.for_command(self.config.kafka))
+        for added in admin.create_partitions([NewPartitions(f"{self.name}.{event_type}", partitions)]).values():
+            added.result(10)
+
     def publish(self, count, *, event_type="order", first=0, **fields):
         """Publish events `e<first>` and on; return their ids."""
         events = [{"id": f"e{n}", "tenant_id": "t1", **fields} for n in range(first, first + count)]
@@ -134,8 +140,8 @@ class Platform:
         job.kill()
         job.wait()
 
-    def log(self):
-        return (self.folder / "job.log").read_text()[-6000:]
+    def log(self, *, whole=False):
+        return (self.folder / "job.log").read_text()[0 if whole else -6000 :]
 
     def ledger(self):
         topics.ensure(self.config.kafka, topics.of_results(self.config.delivery), 1)

@@ -17,7 +17,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     1. Without a schema the job waits and consumes nothing.
     2. Migrated and registered by then, it delivers.
     3. A change by plain SQL is in effect within 2 s.
-    4. A topic that did not exist is found, from its first record.
+    4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
     """
     platform.create_topic("order")
     job = platform.start()
@@ -42,6 +42,11 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
 
     platform.publish(4, event_type="brand.new", first=2000)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: {"e2000", "e2003"} <= set(got))
+
+    platform.add_partitions("brand.new", 8)
+    more = platform.publish(40, event_type="brand.new", first=3000)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(more) <= set(got))
+    assert "the address guard is OPEN for development: networks 127.0.0.0/8, plain http, any port" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
 
 

@@ -1,0 +1,13 @@
+"""One Spark session for the tests that need one."""
+
+import pytest
+
+from delivery import settings
+from delivery.stages import session
+
+
+@pytest.fixture(scope="session")
+def spark(jars):
+    started = session.start(settings.Spark(master="local[2]", driver_memory="1g"), jars.connector)
+    yield started
+    started.stop()

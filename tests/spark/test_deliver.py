@@ -1,0 +1,80 @@
+"""The partition function in a real Spark: few tasks, every record accounted for, a registry that changes between batches."""
+
+import orjson
+import pytest
+
+from delivery import plan, settings
+from delivery.model import Revision, SubscriptionStatus
+from delivery.stages import deliver, snapshot
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TOLD = plan.of(settings.Settings())
+TOPICS = settings.Settings().delivery
+
+
+def published(*rows, changes=None, base_id="base"):
+    base = builders.snapshot(builders.endpoint(), *rows)
+    return snapshot.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+
+
+def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "'events.order.created' AS topic",
+        "CAST(id % 7 AS INT) AS partition",
+        "id AS offset",
+        "id AS appended_at_ms",
+        f"CAST('{value}' AS BINARY) AS value",
+        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+    )
+
+
+def written(frame):
+    return [(row["topic"], orjson.loads(bytes(row["value"]))) for row in frame.collect()]
+
+
+def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark):
+    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2).rdd.getNumPartitions() == 2
+
+
+def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark):
+    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    rows = written(deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2))
+    assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
+    assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
+
+
+def test_a_change_reaches_workers_that_have_the_broadcast_already(spark):
+    """The subscription is paused, so that what is due shows without a request."""
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    paused = builders.subscription(status=SubscriptionStatus.PAUSED)
+    added = builders.subscription("s2", status=SubscriptionStatus.PAUSED)
+
+    def due(changes):
+        of = broadcaster.source(published(paused, changes=changes, base_id="changing"))
+        rows = written(deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2))
+        return {entry["subscription_id"] for _, entry in rows if entry["kind"] == "skipped"}
+
+    assert due(None) == {"s1"}
+    first = SnapshotChanges(since=Revision(1), revision=Revision(2), subscriptions={"s2": added})
+    assert due(first) == {"s1", "s2"}
+    second = SnapshotChanges(since=Revision(2), revision=Revision(3), subscriptions={"s1": None})
+    assert due(first.followed_by(second)) == {"s2"}
+
+
+def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    first = broadcaster.source(published(base_id="a"))
+    assert broadcaster.source(published(base_id="a")).broadcast is first.broadcast
+    assert broadcaster.source(published(base_id="b")).broadcast is not first.broadcast
+
+
+def test_workers_can_be_made_ready_without_any_record(spark):
+    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2)) == []

@@ -1,0 +1,25 @@
+"""What the follower publishes: changes add up, and a revision without changes is only confirmed."""
+
+from delivery.model import Revision
+from delivery.stages import snapshot
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+BASE = snapshot.Published(base_id="b", base=builders.snapshot(revision=5), changes=None, confirmed_at=1.0)
+
+
+def changes(since, revision, **rows):
+    return SnapshotChanges(since=Revision(since), revision=Revision(revision), **rows)
+
+
+def test_nothing_new_is_a_confirmation():
+    confirmed = snapshot.advanced(BASE, changes(5, 5), now=9.0)
+    assert (confirmed.revision, confirmed.changes, confirmed.confirmed_at) == (5, None, 9.0)
+
+
+def test_changes_add_up_and_the_later_row_wins():
+    first = snapshot.advanced(BASE, changes(5, 6, subscriptions={"a": builders.subscription("a"), "b": None}), now=2.0)
+    second = snapshot.advanced(first, changes(6, 7, subscriptions={"a": None, "c": builders.subscription("c")}), now=3.0)
+    assert (second.revision, second.changes.since) == (7, 5)
+    assert second.changes.subscriptions == {"a": None, "b": None, "c": builders.subscription("c")}
+    assert second.base is BASE.base
