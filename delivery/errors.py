@@ -8,6 +8,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── KafkaUnavailable         Kafka does not answer the command or the starting job
     ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
     ├── RegistryOutdated         the schema is not the one that this version works with
+    ├── LaneFailed               a streaming query ended by itself; what it committed is kept
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
     │   ├── FilterError          … in a filter pattern
     │   └── TargetRefused        … in an endpoint's URL or headers, by the guard
@@ -53,6 +54,10 @@ class RegistryUnavailable(FanoutError):
 
 class RegistryOutdated(FanoutError):
     """The schema in Postgres is not at the version that this code works with."""
+
+
+class LaneFailed(FanoutError):
+    """A lane's streaming query ended by itself. What it had committed is kept; the next start goes on from there."""
 
 
 class RegistrationError(FanoutError):

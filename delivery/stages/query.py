@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from delivery import metrics, settings
+from delivery import errors, metrics, settings
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,11 @@ class Lane(Generic[Registry]):
                     _report(self._name, progress)
         failure = query.exception()
         if failure is not None and not self._handed_back:
-            raise failure
+            cause = str(failure).partition("=== Streaming Query ===")[0].strip().splitlines()
+            raise errors.LaneFailed(
+                f"lane {self._name} ended: {cause[-1] if cause else type(failure).__name__}. "
+                "What was committed is kept: mend the cause, and start again"
+            ) from failure
 
     def _is_at_rest(self, query: StreamingQuery) -> bool:
         """Tell whether the last batch that began is committed: progress is reported after the commit."""

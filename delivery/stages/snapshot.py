@@ -199,6 +199,6 @@ class Broadcaster:
         """Return what the tasks of the next micro-batch get."""
         if self._broadcast is None or self._base_id != published.base_id:
             if self._broadcast is not None:
-                self._broadcast.unpersist()
+                self._broadcast.destroy()  # micro-batches come one after the other: nobody uses it any more
             self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
         return BroadcastSnapshot(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)

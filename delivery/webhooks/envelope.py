@@ -59,8 +59,10 @@ def parse(record: Record, layout: Layout) -> Event:
         raise errors.EventRejected("tombstone", "the record has no value")
     if not value.strip():
         raise errors.EventRejected("empty", "the record's value is empty")
-    if len(value) > layout.max_bytes:
-        raise errors.EventRejected("too_large", f"{len(value)} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
+    # Headers count: they stand in the dead letter too, and what does not fit into Kafka would hold up everybody.
+    size = len(value) + sum(len(name) + len(content) for name, content in record.headers)
+    if size > layout.max_bytes:
+        raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
     if record.headers:
         headers = {name.lower(): content for name, content in record.headers}
         if headers.get("content-type", b"").startswith(STRUCTURED.encode()):

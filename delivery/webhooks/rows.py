@@ -121,7 +121,7 @@ def _rejected(rejection: Rejection) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "appended_at_ms": record.appended_at_ms,
-        "headers": _headers(record),
+        "headers": _headers(record, MAX_REJECTED_BYTES),
         "value_bytes": None if value is None else len(value),
         "value_base64": None if value is None else base64.b64encode(value[:MAX_REJECTED_BYTES]).decode(),
     }
@@ -131,5 +131,12 @@ def _receipt_entry(receipt: Receipt) -> dict[str, Any]:
     return {"kind": "receipt", **asdict(receipt)}
 
 
-def _headers(record: Record) -> list[dict[str, str]]:
-    return [{"name": name, "value": value.decode(errors="replace")} for name, value in record.headers]
+def _headers(record: Record, max_bytes: int | None = None) -> list[dict[str, str]]:
+    """Return the record's headers, as many as fit into `max_bytes`."""
+    kept, size = [], 0
+    for name, value in record.headers:
+        size += len(name) + len(value)
+        if max_bytes is not None and size > max_bytes:
+            break
+        kept.append({"name": name, "value": value.decode(errors="replace")})
+    return kept

@@ -5,6 +5,7 @@ Runs in the executors. Must not import pyspark or psycopg. A failed attempt is d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,8 @@ import cachetools
 from delivery import errors
 from delivery.model import Attempt, Delivery, Endpoint, EndpointId
 from delivery.webhooks import guard, retry, signing, target, transport
+
+log = logging.getLogger(__name__)
 
 MAX_KEPT_RESPONSE_BYTES = 1024
 """How much of a response goes into the delivery log and the dead letter: enough for a person to see what was wrong."""
@@ -48,6 +51,11 @@ class Sender:
             error_class, detail = exc.error_class, str(exc)
         except errors.TargetRefused as exc:
             error_class, detail = retry.CONFIGURATION, str(exc)
+        except Exception:
+            # A surprise at one endpoint must hurt that endpoint alone. Raised, it would fail the task, and with it everybody's
+            # micro-batch, again and again.
+            log.exception("an attempt failed in an unforeseen way", extra={"endpoint_id": delivery.endpoint.endpoint_id})
+            error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
         else:
             status, response = answer.status, answer.body[:MAX_KEPT_RESPONSE_BYTES]
             error_class = retry.error_class_of(status)

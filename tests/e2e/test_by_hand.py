@@ -34,14 +34,16 @@ def up(tmp_path):
     port = local_kafka.free_port()
     command = [sys.executable, "-m", "fanout.cli", "up", "--kafka-port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    shown = [process.stdout.readline() for _ in range(2)]
-    assert "postgresql://" in shown[0]
-    assert str(port) in shown[1]
-    yield tmp_path
-    assert len(processes_of(tmp_path)) >= 2
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    process.stdout.close()
+    try:
+        shown = [process.stdout.readline() for _ in range(2)]
+        assert "postgresql://" in shown[0]
+        assert str(port) in shown[1]
+        assert len(processes_of(tmp_path)) >= 2
+        yield tmp_path
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        process.stdout.close()
     assert_eventually(lambda: processes_of(tmp_path), lambda left: not left)
 
 

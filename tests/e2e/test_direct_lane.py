@@ -57,6 +57,7 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     refused = {"kafka": {"spark_options": {"max.request.size": "300"}}, "spark": {"master": "local[2]"}}
     assert platform.start("--once", **refused).wait(120) != 0
     assert not platform.ledger().dead_letters
+    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
 
     platform.run_once()
 

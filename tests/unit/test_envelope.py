@@ -121,3 +121,10 @@ def test_a_broken_cloud_event_is_rejected_with_a_reason(headers, value, reason):
     with pytest.raises(errors.EventRejected) as rejected:
         envelope.parse(builders.record(value=value, headers=headers), LAYOUT)
     assert rejected.value.reason == reason
+
+
+def test_headers_count_towards_the_size():
+    record = builders.record(value=b'{"tenant_id":"t1"}', headers=(("trace", b"x" * 262_144),))
+    with pytest.raises(errors.EventRejected) as rejected:
+        envelope.parse(record, LAYOUT)
+    assert rejected.value.reason == "too_large"

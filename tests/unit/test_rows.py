@@ -83,6 +83,13 @@ def test_a_rejected_record_beyond_reason_is_cut_and_says_how_long_it_was():
     assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, rows.MAX_REJECTED_BYTES)
 
 
+def test_a_rejected_records_headers_are_cut_too():
+    headers = (("small", b"x"), ("large", b"x" * 900_000))
+    rejection = lane.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
+    [(_, _, entry)] = written(rejections=[rejection])
+    assert entry["headers"] == [{"name": "small", "value": "x"}]
+
+
 def test_a_tombstone_is_kept_as_none():
     [(_, _, entry)] = written(rejections=[lane.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
     assert entry["value_base64"] is None

@@ -47,6 +47,12 @@ def test_the_failures_above_are_all_there_are():
     assert set(FAILURES) == set(errors.AttemptFailed.__subclasses__())
 
 
+def test_a_surprise_at_one_endpoint_is_that_endpoints_failure_and_nobody_elses(caplog):
+    made, _, _ = attempt(RuntimeError("from the depths"))
+    assert (made.error_class, made.status) == ("local", None)
+    assert "unforeseen" in caplog.text
+
+
 def test_an_endpoint_that_makes_no_request_fails_by_its_own_configuration():
     made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
     assert (made.error_class, transport.posted) == ("configuration", [])
