@@ -24,7 +24,7 @@ setup: $(VENV)/locked $(VENV)/installed
 
 $(VENV)/locked: requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: apt install python3 python3-venv, or brew install python@3.13" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
 	@echo "installing the locked dependencies (some minutes, once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
 		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }

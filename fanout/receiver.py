@@ -7,6 +7,7 @@ customers use.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,10 +101,15 @@ class Receiver:
         return web.Response(status=status)
 
 
+@functools.lru_cache(maxsize=1000)
+def _verifier(secret: str) -> standardwebhooks.Webhook:
+    return standardwebhooks.Webhook(secret)
+
+
 def _is_verified(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
     for secret in secrets:
         try:
-            standardwebhooks.Webhook(secret).verify(body, headers)
+            _verifier(secret).verify(body, headers, json_parse=False)
         except (standardwebhooks.WebhookVerificationError, ValueError):
             continue
         return True

@@ -6,6 +6,8 @@ Runs in the command. Applying the same manifest twice changes nothing. What the 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,8 +21,7 @@ from delivery.webhooks import signing
 from subscriptions_db import connect, keyring, manifest, registry
 from subscriptions_db.sql import query
 
-Kind = Literal["tenant", "customer", "endpoint", "subscription"]
-KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
+KINDS: tuple[registry.Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Change:
     """One difference between the registry and the manifest. Secrets show as `***`."""
 
     action: Literal["create", "update", "delete"]
-    kind: Kind
+    kind: registry.Kind
     id: str
     fields: tuple[tuple[str, Any, Any], ...] = ()
     """(name, before, after) of each field that differs; for `create` before is None."""
@@ -54,24 +55,34 @@ def apply(
     dry_run: bool = False,
     prune: bool = False,
 ) -> Result:
-    """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it."""
-    with connect.translating(), connection.transaction(force_rollback=dry_run):
-        # Two at once would each compute its differences from a registry that the other is changing.
-        connection.execute(query("apply_lock"))
-        current = registry.document(connection)
+    """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it.
+
+    Rows that plain SQL changes at the same time raise RegistryUnavailable, with nothing written: do it again.
+    """
+    with connect.translating(), _alone(connection), connection.transaction(force_rollback=dry_run):
+        connection.execute("set transaction isolation level repeatable read")
+        current = registry.rows_of(connection)
         secrets = _Secrets(connection, ring)
         changes = tuple(
             differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set())
         )
-        _require_known(changes, wanted, current)
+        _require_possible(changes, wanted, current)
         _write(connection, changes, wanted, secrets)
     return Result(changes=changes, new_secrets=secrets.made)
 
 
-Rows = dict[Kind, dict[str, dict[str, Any]]]
+@contextlib.contextmanager
+def _alone(connection: connect.Connection) -> Iterator[None]:
+    """Wait for another apply: each would compute its differences from a registry that the other is changing."""
+    connection.execute(query("apply_lock"))
+    try:
+        yield
+    finally:
+        if not connection.broken:  # the lock ends with the session
+            connection.execute(query("apply_unlock"))
 
 
-def differences(current: Rows, wanted: Rows, *, prune_customers: set[str]) -> Iterator[Change]:
+def differences(current: registry.Rows, wanted: registry.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
     """Yield what must change, in an order in which it can be written; pure."""
     for kind in KINDS:
         for row_id, row in wanted[kind].items():
@@ -108,12 +119,10 @@ class _Secrets:
         }
 
     def _mark(self, endpoint_id: str, purpose: str, wanted: list[Secret] | None) -> str | None:
-        kept = self._opened(endpoint_id, purpose)
-        if wanted is None:
-            wanted = kept
-        if wanted == kept:
-            return registry.SECRET_KEPT if kept else None
-        return "*** (new)" if wanted else None
+        if wanted == []:
+            return None
+        is_kept = (endpoint_id, purpose) in self._rows if wanted is None else wanted == self._opened(endpoint_id, purpose)
+        return registry.SECRET_KEPT if is_kept else "*** (new)"
 
     def _opened(self, endpoint_id: str, purpose: str) -> list[Secret] | None:
         rows = self._rows.get((endpoint_id, purpose), [])
@@ -122,37 +131,32 @@ class _Secrets:
         except errors.SealError:
             return None  # cannot be compared: what the manifest says replaces it
 
-    def write(self, endpoint: manifest.Endpoint) -> None:
-        """Bring the endpoint's secrets to the manifest; make a signing secret where there is none."""
-        self._replace(endpoint, "auth", _auth_secrets(endpoint))
+    def write(self, endpoints: Iterable[manifest.Endpoint]) -> None:
+        """Bring the endpoints' secrets to the manifest; make a signing secret where there is none."""
+        replaced, rows = [], []
+        for endpoint in endpoints:
+            for purpose, wanted in (("auth", _auth_secrets(endpoint)), ("signing", self._signing_keys(endpoint))):
+                if wanted is not None and wanted != self._opened(endpoint.id, purpose):
+                    replaced.append({"endpoint_id": endpoint.id, "purpose": purpose})
+                    # The newest is written last, and so read first.
+                    rows += [self._row(endpoint, purpose, secret) for secret in reversed(wanted)]
+        with self._connection.cursor() as cursor:
+            cursor.executemany(query("delete_secrets"), replaced)
+            cursor.executemany(query("put_secret"), rows)
+
+    def _signing_keys(self, endpoint: manifest.Endpoint) -> list[Secret] | None:
         keys = manifest.signing_keys(endpoint)
-        if keys is None and not self._rows.get((endpoint.id, "signing")):
+        if keys is None and (endpoint.id, "signing") not in self._rows:
             keys = [signing.generate_key()]
             self.made[endpoint.id] = signing.to_text(keys[0])
-        if keys is not None:
-            self._replace(endpoint, "signing", keys)
+        return keys
 
-    def _replace(self, endpoint: manifest.Endpoint, purpose: str, wanted: list[Secret]) -> None:
-        if wanted == self._opened(endpoint.id, purpose):
-            return
-        old = [row["secret_id"] for row in self._rows.get((endpoint.id, purpose), [])]
-        if old:
-            self._connection.execute(query("delete_secrets"), {"ids": old})
-        for secret in reversed(wanted):  # the newest is written last, and so read first
-            place = keyring.Place(
-                customer_id=endpoint.customer, endpoint_id=endpoint.id, purpose=purpose, secret_id=str(uuid.uuid4())
-            )
-            self._connection.execute(
-                query("put_secret"),
-                {
-                    "secret_id": place.secret_id,
-                    "endpoint_id": place.endpoint_id,
-                    "customer_id": place.customer_id,
-                    "purpose": purpose,
-                    "key_id": self._ring.active,
-                    "sealed": self._ring.seal(secret, place),
-                },
-            )
+    def _row(self, endpoint: manifest.Endpoint, purpose: str, secret: Secret) -> dict[str, Any]:
+        place = keyring.Place(
+            customer_id=endpoint.customer, endpoint_id=endpoint.id, purpose=purpose, secret_id=str(uuid.uuid4())
+        )
+        sealed = self._ring.seal(secret, place)
+        return dataclasses.asdict(place) | {"key_id": self._ring.active, "sealed": sealed}
 
 
 def _auth_secrets(endpoint: manifest.Endpoint) -> list[Secret]:
@@ -160,7 +164,7 @@ def _auth_secrets(endpoint: manifest.Endpoint) -> list[Secret]:
     return [] if secret is None else [Secret(secret.get_secret_value().encode())]
 
 
-def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> Rows:
+def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registry.Rows:
     return {
         "tenant": {row.id: _tenant(row) for row in wanted.tenants},
         "customer": {row.id: {"name": row.name} for row in wanted.customers},
@@ -172,7 +176,7 @@ def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> Rows:
 def _tenant(row: manifest.Tenant) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": row.name, "status": row.status}
     if row.sub_tenants is not None:
-        fields["sub_tenants"] = {department.id: department.name for department in row.departments()}
+        fields["sub_tenants"] = {department.id: department.name for department in row.sub_tenants or ()}
     return fields
 
 
@@ -192,25 +196,33 @@ def _subscription(row: manifest.Subscription) -> dict[str, Any]:
     return {
         "endpoint": row.endpoint,
         "event_type": row.event_type,
-        "scope": "everything" if row.everything else "selected",
+        "scope": _scope_kind(row),
         "scopes": row.scopes(),
         "filter": row.filter,
         "status": row.status,
     }
 
 
+def _scope_kind(row: manifest.Subscription) -> str:
+    return "everything" if row.everything else "selected"
+
+
 def _owners(wanted: manifest.Manifest) -> set[str]:
     return {row.id for row in wanted.customers} | {row.customer for row in wanted.endpoints}
 
 
-def _require_known(changes: Iterable[Change], wanted: manifest.Manifest, current: Rows) -> None:
-    """Raise RegistrationError for a reference to nothing; the database would refuse it too, but not say where it stands."""
+def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
+    """Raise RegistrationError for what the database would refuse too, but without saying where it stands."""
     changed = {(change.kind, change.id) for change in changes}
     customers = current["customer"].keys() | {row.id for row in wanted.customers}
     endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
     for number, endpoint in enumerate(wanted.endpoints):
         if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
             raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
+        owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
+        if owner != endpoint.customer:
+            problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
+            raise errors.RegistrationError(f"endpoints[{number}].customer", problem)
     for number, subscription in enumerate(wanted.subscriptions):
         if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
             raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
@@ -222,34 +234,30 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
         cursor.executemany(query("put_tenant"), [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
         named = [row for row in tenants if row.sub_tenants is not None]
-        keep = [{"tenant_id": row.id, "keep": [department.id for department in row.departments()]} for row in named]
+        keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
         cursor.executemany(query("delete_sub_tenants"), keep)
         departments = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
             for row in named
-            for department in row.departments()
+            for department in row.sub_tenants or ()
         ]
         cursor.executemany(query("put_sub_tenant"), departments)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
         cursor.executemany(query("put_customer"), customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
         cursor.executemany(query("put_endpoint"), [{"id": row.id} | _endpoint(row) for row in endpoints])
-        for endpoint in endpoints:
-            secrets.write(endpoint)
+        secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
-        cursor.executemany(query("delete_scopes"), [{"id": row.id} for row in subscriptions])
+        cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
         cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
-        cursor.executemany(query("put_scope"), [scope for row in subscriptions for scope in _scope_rows(row)])
+        with cursor.copy(query("copy_scopes")) as copy:
+            for row in subscriptions:
+                for scope in sorted(row.scopes(), key=str):
+                    copy.write_row((row.id, _scope_kind(row), *scope))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
         cursor.executemany(query("put_filter"), filtered)
-        cursor.executemany(query("delete_filter"), [{"id": row.id} for row in subscriptions if row.filter is None])
+        cursor.execute(query("delete_filters"), {"ids": [row.id for row in subscriptions if row.filter is None]})
         for kind in ("subscription", "endpoint"):
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
-
-
-def _scope_rows(row: manifest.Subscription) -> Iterator[dict[str, Any]]:
-    kind = "everything" if row.everything else "selected"
-    for effect, tenant_id, sub_tenant_id in sorted(row.scopes(), key=str):
-        yield {"id": row.id, "scope": kind, "effect": effect, "tenant_id": tenant_id, "sub_tenant_id": sub_tenant_id}

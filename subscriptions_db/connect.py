@@ -20,7 +20,7 @@ Connection = psycopg.Connection[dict[str, Any]]
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
     """Yield an autocommitting connection whose rows are dictionaries; raise RegistryUnavailable when there is none."""
-    with translating():
+    with translating(), _refusing_bad_urls():
         connection: Connection = psycopg.connect(
             database.url.get_secret_value(),
             autocommit=True,
@@ -38,15 +38,52 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
 
 
 @contextlib.contextmanager
+def one_moment(connection: Connection) -> Iterator[None]:
+    """Read inside as of one moment, whatever is committed meanwhile. Nothing can be written."""
+    with translating(), connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        yield
+
+
+@contextlib.contextmanager
 def translating() -> Iterator[None]:
-    """Turn psycopg's errors into ours. No cause is kept where its text could hold the connection URL."""
+    """Turn psycopg's errors into ours. No cause is kept where its text could hold the connection URL.
+
+    1. The data is refused: by a constraint, or because Postgres has no such text (NUL).
+    2. The schema is not there.
+    3. Somebody else changed the same rows, the server is a standby or we lack a right: whoever retries may succeed later.
+    4. Any other failure to answer.
+    """
     try:
         yield
-    except psycopg.errors.IntegrityError as exc:
-        detail = exc.diag.message_detail or exc.diag.message_primary
-        raise errors.RegistrationError(exc.diag.constraint_name or "registry", str(detail)) from exc
+    except (psycopg.errors.UniqueViolation, psycopg.errors.ForeignKeyViolation) as exc:
+        raise errors.RegistrationError(exc.diag.constraint_name or "registry", _said(exc.diag.message_detail)) from exc
+    except (psycopg.IntegrityError, psycopg.DataError) as exc:
+        # Not the detail, which quotes the whole row.
+        said = _said(exc.diag.message_primary or str(exc))
+        raise errors.RegistrationError(exc.diag.constraint_name or "registry", said) from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
+    except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected) as exc:
+        raise errors.RegistryUnavailable("the same rows were changed by somebody else meanwhile: do it again") from exc
+    except psycopg.errors.ReadOnlySqlTransaction as exc:
+        raise errors.RegistryUnavailable("Postgres takes no changes: let database.url name the primary") from exc
+    except psycopg.errors.InsufficientPrivilege as exc:
+        said = _said(exc.diag.message_primary)
+        raise errors.RegistryUnavailable(f"Postgres refuses ({said}): grant it to the role of database.url") from exc
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
-        said = (exc.diag.message_primary or type(exc).__name__) if isinstance(exc, psycopg.Error) else type(exc).__name__
+        said = exc.diag.message_primary or type(exc).__name__
         raise errors.RegistryUnavailable(f"Postgres does not answer ({said}): start it, or set database.url") from None
+
+
+@contextlib.contextmanager
+def _refusing_bad_urls() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.ProgrammingError:  # libpq quotes the URL, password and all
+        raise errors.SettingsError("setting database.url is not a libpq connection URL: postgresql://…") from None
+
+
+def _said(text: str | None) -> str:
+    """Return what Postgres says as one line."""
+    return " ".join((text or "").split())

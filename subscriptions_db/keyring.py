@@ -10,8 +10,10 @@ import base64
 import binascii
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -24,6 +26,8 @@ from subscriptions_db.sql import query
 VERSION = b"\x01"
 NONCE_BYTES = 12
 KEY_BYTES = 32
+MAX_KEY_ID_CHARS = 64
+"""The bound of the column."""
 HOW_TO_MAKE_ONE = "`fanout keys generate` prints a new one"
 
 
@@ -74,26 +78,40 @@ class KeyRing:
         nonce, ciphertext = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: cut off within the nonce
             raise errors.SealError(f"does not open with key {key_id}: another key of that id, or a moved row") from None
 
 
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
-    """Seal everything anew under the active key and return how many secrets that were. Safe to repeat and to interrupt."""
-    count = 0
+    """Seal everything anew under the active key and return how many secrets that were. Safe to repeat and to interrupt.
+
+    One that does not open stays as it is and hinders no other; a SealError tells of it in the end.
+    """
+    count, last = 0, uuid.UUID(int=0)
+    faults: list[str] = []
     with connect.translating():
         while True:
             with connection.transaction():
-                rows = connection.execute(query("secrets_to_reseal"), {"active": ring.active}).fetchall()
-                for row in rows:
-                    place = place_of(row)
-                    sealed = ring.seal(ring.open(row["key_id"], row["sealed"], place), place)
-                    connection.execute(
-                        query("reseal"), {"secret_id": row["secret_id"], "key_id": ring.active, "sealed": sealed}
-                    )
+                rows = connection.execute(query("secrets_to_reseal"), {"active": ring.active, "after": last}).fetchall()
+                resealed = [row for row in (_resealed(row, ring, faults) for row in rows) if row is not None]
+                connection.cursor().executemany(query("reseal"), resealed)
+            count += len(resealed)
             if not rows:
-                return count
-            count += len(rows)
+                break
+            last = rows[-1]["secret_id"]
+    if faults:
+        raise errors.SealError(f"sealed {count} secrets with {ring.active}, but {len(faults)} do not open: {faults[0]}")
+    return count
+
+
+def _resealed(row: Mapping[str, Any], ring: KeyRing, faults: list[str]) -> dict[str, Any] | None:
+    place = place_of(row)
+    try:
+        secret = ring.open(row["key_id"], row["sealed"], place)
+    except errors.SealError as exc:
+        faults.append(f"the {place.purpose} secret of endpoint {place.endpoint_id}: {exc}")
+        return None
+    return {"secret_id": row["secret_id"], "key_id": ring.active, "sealed": ring.seal(secret, place)}
 
 
 def place_of(row: Mapping[str, object]) -> Place:
@@ -112,6 +130,8 @@ def generate() -> str:
 
 
 def _key(key_id: str, text: str) -> Secret:
+    if not 1 <= len(key_id) <= MAX_KEY_ID_CHARS:
+        raise errors.SettingsError(f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters")
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -27,7 +27,12 @@ listen fanout_registry;
 select coalesce(max(revision), 0) as newest, coalesce(min(revision), 0) as oldest from revisions;
 
 -- name: changes_since
-select distinct entity, entity_id from revisions where revision > %(since)s;
+-- And the endpoints of which a secret has expired since then: time passes without a row being changed.
+select entity, entity_id from revisions where revision > %(since)s
+union
+select 'endpoint', endpoint_id from secrets
+where expires_at <= now()
+  and expires_at > coalesce((select changed_at from revisions where revision = %(since)s), '-infinity');
 
 -- name: tenants
 select tenant_id, status from tenants
@@ -45,7 +50,8 @@ where (%(ids)s::text[] is null or endpoint_id = any (%(ids)s))
 order by created_at desc, secret_id;
 
 -- name: subscriptions
-select s.subscription_id, s.endpoint_id, s.event_type, s.scope, s.status, f.pattern
+-- The pattern as text: jsonb takes what no JSON parser here does, and one such row must not spoil the whole read.
+select s.subscription_id, s.endpoint_id, s.event_type, s.scope, s.status, f.pattern::text
 from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
@@ -54,9 +60,10 @@ select subscription_id, effect, tenant_id, sub_tenant_id from scopes
 where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
 
 -- name: secrets_to_reseal
--- In batches, and skipping what another rotation holds.
+-- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is
+-- waited for: when the rotation is done, nothing may be left under the old key.
 select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
-where key_id <> %(active)s order by secret_id limit 500 for update skip locked;
+where key_id <> %(active)s and secret_id > %(after)s order by secret_id limit 500 for update;
 
 -- name: reseal
 update secrets set key_id = %(key_id)s, sealed = %(sealed)s where secret_id = %(secret_id)s;
@@ -74,7 +81,7 @@ select customer_id as id, name from customers;
 select endpoint_id as id, customer_id as customer, url, mode, status, auth_kind, auth_username, auth_header from endpoints;
 
 -- name: document_subscriptions
-select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern as filter
+select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter
 from subscriptions s left join filters f using (subscription_id);
 
 -- name: put_tenant
@@ -104,7 +111,8 @@ insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, seale
 values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
 
 -- name: delete_secrets
-delete from secrets where secret_id = any (%(ids)s);
+-- Expired ones as well: they would stand in the way of a new secret for auth.
+delete from secrets where endpoint_id = %(endpoint_id)s and purpose = %(purpose)s;
 
 -- name: put_subscription
 insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status)
@@ -114,18 +122,18 @@ on conflict (subscription_id) do update set
     scope = excluded.scope, status = excluded.status;
 
 -- name: delete_scopes
-delete from scopes where subscription_id = %(id)s;
+delete from scopes where subscription_id = any (%(ids)s);
 
--- name: put_scope
-insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
-values (%(id)s, %(scope)s, %(effect)s, %(tenant_id)s, %(sub_tenant_id)s);
+-- name: copy_scopes
+-- By far the most rows: thousands of subscriptions name hundreds of tenants each.
+copy scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id) from stdin;
 
 -- name: put_filter
 insert into filters (subscription_id, pattern) values (%(id)s, %(pattern)s)
 on conflict (subscription_id) do update set pattern = excluded.pattern;
 
--- name: delete_filter
-delete from filters where subscription_id = %(id)s;
+-- name: delete_filters
+delete from filters where subscription_id = any (%(ids)s);
 
 -- name: delete_endpoints
 delete from endpoints where endpoint_id = any (%(ids)s);
@@ -137,5 +145,9 @@ delete from subscriptions where subscription_id = any (%(ids)s);
 select coalesce(max(revision), 0) as revision from revisions;
 
 -- name: apply_lock
--- Released with the transaction.
-select pg_advisory_xact_lock(hashtext('fanout.apply'));
+-- Of the session, because it must be held before the transaction begins: what was committed while it was waited for would
+-- not be seen otherwise.
+select pg_advisory_lock(hashtext('fanout.apply'));
+
+-- name: apply_unlock
+select pg_advisory_unlock(hashtext('fanout.apply'));

@@ -5,6 +5,7 @@ Runs in the command.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from subscriptions_db import connect
@@ -14,9 +15,18 @@ Kind = Literal["tenant", "customer", "endpoint", "subscription"]
 SECRET_KEPT = "***"  # noqa: S105  # what stands for a secret
 
 
-def document(connection: connect.Connection) -> dict[Kind, dict[str, dict[str, Any]]]:
-    """Return every row by kind and id."""
-    rows: dict[Kind, dict[str, dict[str, Any]]] = {
+Rows = dict[Kind, dict[str, dict[str, Any]]]
+
+
+def document(connection: connect.Connection) -> Rows:
+    """Return every row by kind and id, as of one moment."""
+    with connect.one_moment(connection):
+        return rows_of(connection)
+
+
+def rows_of(connection: connect.Connection) -> Rows:
+    """Return every row by kind and id. The caller's transaction must see one moment only, or parts lack their whole."""
+    rows: Rows = {
         "tenant": _by_id(connection, "document_tenants"),
         "customer": _by_id(connection, "document_customers"),
         "endpoint": _by_id(connection, "document_endpoints"),
@@ -36,6 +46,7 @@ def document(connection: connect.Connection) -> dict[Kind, dict[str, dict[str, A
         scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))
     for row_id, subscription in rows["subscription"].items():
         subscription["scopes"] = frozenset(scopes.get(row_id, ()))
+        subscription["filter"] = _parsed(subscription["filter"])
     return rows
 
 
@@ -43,6 +54,14 @@ def revision(connection: connect.Connection) -> int:
     """Return the number of the newest committed change."""
     row = connection.execute(query("revision")).fetchone()
     return 0 if row is None else int(row["revision"])
+
+
+def _parsed(pattern: str | None) -> Any:
+    """Return a filter; as the text that it is when no parser takes it, so that it can be seen and replaced."""
+    try:
+        return None if pattern is None else json.loads(pattern)
+    except (ValueError, RecursionError):
+        return pattern
 
 
 def _by_id(connection: connect.Connection, name: str) -> dict[str, dict[str, Any]]:

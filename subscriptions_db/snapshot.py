@@ -7,7 +7,7 @@ be used is quarantined: it is returned with its fault, and everybody else is ser
 from __future__ import annotations
 
 import collections
-import contextlib
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ Row = TypeVar("Row")
 
 def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
     """Return the whole registry; raise RegistryUnavailable."""
-    with _one_moment(connection):
+    with connect.one_moment(connection):
         return Snapshot(
             revision=_revisions(connection)[1],
             tenants=dict(_tenants(connection, None)),
@@ -55,7 +55,7 @@ def read_changes(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
 ) -> SnapshotChanges | None:
     """Return what changed after `since`, or None when the log does not reach back and all must be read."""
-    with _one_moment(connection):
+    with connect.one_moment(connection):
         oldest, newest = _revisions(connection)
         if newest < since or oldest > since + 1:
             return None
@@ -71,13 +71,6 @@ def read_changes(
             endpoints=_with_deleted(map(EndpointId, endpoints), _endpoints(connection, endpoints, ring, address_guard)),
             subscriptions=_with_deleted(map(SubscriptionId, subscriptions), _subscriptions(connection, subscriptions)),
         )
-
-
-@contextlib.contextmanager
-def _one_moment(connection: connect.Connection) -> Iterator[None]:
-    with connect.translating(), connection.transaction():
-        connection.execute("set transaction isolation level repeatable read, read only")
-        yield
 
 
 def _revisions(connection: connect.Connection) -> tuple[Revision, Revision]:
@@ -140,14 +133,15 @@ def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Ite
     shared: dict[Scope, Scope] = {}
     for row in connection.execute(query("subscriptions"), {"ids": ids}):
         scope = _scope(row["scope"], scopes[row["subscription_id"]])
+        pattern, fault = _pattern(row["pattern"])
         subscription = Subscription(
             subscription_id=SubscriptionId(row["subscription_id"]),
             endpoint_id=EndpointId(row["endpoint_id"]),
             event_type=sys.intern(row["event_type"]),
             scope=shared.setdefault(scope, scope),
-            filter_pattern=row["pattern"],
+            filter_pattern=pattern,
             status=SubscriptionStatus(row["status"]),
-            fault=_filter_fault(row["pattern"]),
+            fault=fault,
         )
         yield subscription.subscription_id, subscription
 
@@ -170,14 +164,18 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
     )
 
 
-def _filter_fault(pattern: dict[str, Any] | None) -> str | None:
-    if pattern is None:
-        return None
+def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the filter and what is wrong with it. A wrong one is left out: nested deeply, it would not even pickle."""
+    if text is None:
+        return None, None
     try:
+        pattern: dict[str, Any] = json.loads(text)
         filters.compile_pattern(pattern)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists in lists
+        return None, "filter: cannot be read as JSON"
     except errors.FilterError as exc:
-        return f"filter: {exc}"
-    return None
+        return None, f"filter: {exc}"
+    return pattern, None
 
 
 def _with_deleted(ids: Iterable[Id], rows: Iterable[tuple[Id, Row]]) -> dict[Id, Row | None]:

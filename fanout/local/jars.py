@@ -5,6 +5,7 @@ Runs in the command and on the driver, before Spark. Ivy comes inside pyspark, s
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from delivery import errors
 from fanout.local import java
 
 IVY_FILE = Path(__file__).parents[2] / "deploy" / "jars" / "ivy.xml"
+MARKER = "ivy.sha256"
+"""Holds the digest of the ivy.xml that the jars beside it were fetched by."""
 FETCH_TIMEOUT_S = 900
 
 
@@ -39,19 +42,31 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
     """Return the jars, fetching them when they are not there or `ivy_file` has changed since."""
     library = ivy_file.parent / "lib"
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()
-    marker = library / "ivy.sha256"
-    if not marker.is_file() or marker.read_text() != wanted:
-        say("fetching the Kafka connector and an embedded broker (about 55 MB, once) …")
-        with tempfile.TemporaryDirectory(dir=ivy_file.parent) as scratch:
-            fetched = Path(scratch) / "lib"
-            _fetch(ivy_file, fetched)
-            (fetched / marker.name).write_text(wanted)
-            shutil.rmtree(library, ignore_errors=True)
-            fetched.rename(library)  # whole or not at all: a broken-off download leaves no half folder
+    if not _holds(library, wanted):
+        with ivy_file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _holds(library, wanted):  # else another process has fetched them meanwhile
+                say("fetching the Kafka connector and an embedded broker (about 55 MB, once) …")
+                _replace(library, ivy_file, wanted)
     return Jars(
         connector=tuple(sorted((library / "connector").glob("*.jar"))),
         broker=tuple(sorted((library / "broker").glob("*.jar"))),
     )
+
+
+def _holds(library: Path, wanted: str) -> bool:
+    marker = library / MARKER
+    return marker.is_file() and marker.read_text() == wanted
+
+
+def _replace(library: Path, ivy_file: Path, digest: str) -> None:
+    """Fetch into a folder aside and move it into place: a broken-off download leaves no half folder."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        fetched = Path(scratch) / "lib"
+        _fetch(ivy_file, fetched)
+        (fetched / MARKER).write_text(digest)
+        shutil.rmtree(library, ignore_errors=True)
+        fetched.rename(library)
 
 
 def _fetch(ivy_file: Path, into: Path) -> None:

@@ -31,8 +31,8 @@ def major_version(banner: str) -> int | None:
 def find(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the `java` of JAVA_HOME or of the PATH; raise LocalStackError with one line when there is none that fits."""
     home = environ.get("JAVA_HOME")
-    named = f"{home}/bin/java" if home else shutil.which("java", path=environ.get("PATH"))
-    if named is None or not Path(named).is_file():
+    named = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH", ""))
+    if named is None:
         raise errors.LocalStackError(f"no Java found{f' in JAVA_HOME={home}' if home else ''}. {HELP}")
     banner = subprocess.run([named, "-version"], capture_output=True, text=True, check=False).stderr
     version = major_version(banner)

@@ -5,6 +5,7 @@ Runs in the command and the tests.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,11 +19,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from delivery import errors
-from fanout.local import jars, java
+from fanout.local import guardian, jars, java
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
-HEAP = "-Xmx512m"
+JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+BROKER_PASSWORD = "broker"  # noqa: S105  # for a broker that only this machine reaches
 PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -40,12 +42,15 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
+# After a crash the controller takes the broker back only when the old session has run out: 9 s by default.
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
 """
 SASL_PROPERTIES = """\
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-username="broker" password="broker" user_broker="broker" {users};
+username="broker" password="{password}" user_broker="{password}" {users};
 """
 
 
@@ -59,6 +64,7 @@ class EmbeddedKafka:
         self.port = port or free_port()
         self._controller_port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -77,8 +83,11 @@ class EmbeddedKafka:
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()
         if not (self._root / "data" / "meta.properties").exists():
-            self._java("kafka.tools.StorageTool", "format", "-t", uuid.uuid4().hex[:22], "-c", str(properties)).wait()
+            formatting = self._java("kafka.tools.StorageTool", "format", "-t", uuid.uuid4().hex[:22], "-c", str(properties))
+            if formatting.wait():
+                raise self._failure()
         self._process = self._java("kafka.Kafka", str(properties))
+        self._guardian = guardian.watch([self._process.pid])
         self._await_answer()
 
     def stop(self) -> None:
@@ -90,23 +99,23 @@ class EmbeddedKafka:
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals) -> None:
-        if self._process is None:
+        if self._process is None or self._guardian is None:
             return
+        guardian.dismiss(self._guardian)
         self._process.send_signal(how)
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process = None
+        self._process = self._guardian = None
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         classpath = os.pathsep.join(str(jar) for jar in self._libraries.broker)
         log = (self._root / "broker.log").open("ab")
         with log:
             return subprocess.Popen(
-                # Log4j's shutdown message on a missing configuration is noise; Kafka's own log goes to the file.
-                [str(java.find()), HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-cp", classpath, *arguments],
+                [str(java.find()), *JVM, "-cp", classpath, *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -120,30 +129,31 @@ class EmbeddedKafka:
         )
         if self._sasl_users:
             users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
-            text += SASL_PROPERTIES.format(users=users)
+            text += SASL_PROPERTIES.format(users=users, password=BROKER_PASSWORD)
         path = self._root / "server.properties"
         path.write_text(text)
         return path
 
     def _await_answer(self) -> None:
+        options: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+        if self._sasl_users:
+            login = {"sasl.mechanism": "PLAIN", "sasl.username": "broker", "sasl.password": BROKER_PASSWORD}
+            options |= login | {"security.protocol": "SASL_PLAINTEXT"}
+        admin = AdminClient(options)
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                break
-            if self._sasl_users:
-                if not is_free(self.port):
-                    return
-                time.sleep(0.2)
-                continue
-            admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-            try:
+        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(KafkaException):
                 admin.list_topics(timeout=1)
-            except KafkaException:
-                continue
-            return
-        log = self._root / "broker.log"
+                return
         self.kill()
-        raise errors.LocalStackError(f"the Kafka broker did not start; its last words are in {log}")
+        raise self._failure()
+
+    def _failure(self) -> errors.LocalStackError:
+        return errors.LocalStackError(f"the Kafka broker did not start; its last words are in {self._root / 'broker.log'}")
 
 
 def free_port() -> int:

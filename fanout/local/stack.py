@@ -13,18 +13,19 @@ import json
 import os
 import secrets
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from delivery import errors
-from fanout.local import guardian, jars, kafka, postgres
+from fanout.local import jars, kafka, postgres
 
 DEVELOPMENT = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_ports": []}
 """What the guard lets through on a developer's machine: receivers on this machine, without TLS, on any port."""
 
 
 class Stack:
-    """A context: both servers run inside it, and none is left behind, not even by SIGKILL."""
+    """A context: both servers run inside it."""
 
     def __init__(self, root: Path, *, kafka_port: int = 0) -> None:
         self._root = root.resolve()
@@ -44,13 +45,11 @@ class Stack:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 for started in [pool.submit(self.kafka.start), pool.submit(self.postgres.start)]:
                     started.result()
-            self._guardian = guardian.watch([self.kafka.pid, self.postgres.pid])
             self._exit = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exit.close()
-        guardian.dismiss(self._guardian)
 
 
 def write_local_settings(root: Path, stack: Stack) -> None:
@@ -67,8 +66,11 @@ def write_local_settings(root: Path, stack: Stack) -> None:
     for area, fields in document.items():
         lines.append(f"[{area}]")
         lines += [f"{name} = {toml(value)}" for name, value in fields.items()]
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write("\n".join(lines) + "\n")
+    fresh.replace(path)  # never half written: without its key the registry's secrets could not be opened
 
 
 def new_key() -> str:
@@ -79,12 +81,12 @@ def new_key() -> str:
 def toml(value: Any) -> str:
     """Write text, numbers, booleans, lists and flat tables; for these JSON's literals are TOML's."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Any:
+def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -58,7 +58,9 @@ create table secrets (
     sealed      bytea not null check (length(sealed) between 30 and 8192),
     created_at  timestamptz not null default clock_timestamp(),
     expires_at  timestamptz,
-    foreign key (endpoint_id, customer_id) references endpoints (endpoint_id, customer_id) on delete cascade on update cascade
+    -- Without `on update cascade` on purpose: a secret is sealed for its endpoint and customer and would not open elsewhere,
+    -- so an endpoint that has one keeps its id and its customer.
+    foreign key (endpoint_id, customer_id) references endpoints (endpoint_id, customer_id) on delete cascade
 );
 create index secrets_by_endpoint on secrets (endpoint_id);
 create index secrets_by_key on secrets (key_id);
@@ -110,17 +112,20 @@ create table revisions (
 -- Log a change and wake the readers. Runs deferred, just before the commit, under a lock that is held until the commit is
 -- done: so the order of the numbers is the order of the commits, and a reader that asks for what came after a number never
 -- misses one that commits later. Taking the lock at the first write instead would make every writer wait for the slowest.
-create function log_revision() returns trigger language plpgsql as $$
+-- A row that is a part of another (a scope of its subscription) is logged as an update of that one.
+-- The search path is that of the migration: a writer with another one must be able to commit.
+create function log_revision() returns trigger language plpgsql set search_path from current as $$
 declare
     changed jsonb := to_jsonb(coalesce(new, old));
+    is_part boolean := tg_table_name <> tg_argv[0] || 's';
 begin
     perform pg_advisory_xact_lock(hashtext('fanout.revisions'));
     insert into revisions (entity, entity_id, change)
-    values (tg_argv[0], changed ->> tg_argv[1], lower(tg_op));
+    values (tg_argv[0], changed ->> tg_argv[1], case when is_part then 'update' else lower(tg_op) end);
     -- The row may have moved: what it was before is changed as well.
     if tg_op = 'UPDATE' and to_jsonb(old) ->> tg_argv[1] is distinct from changed ->> tg_argv[1] then
         insert into revisions (entity, entity_id, change)
-        values (tg_argv[0], to_jsonb(old) ->> tg_argv[1], 'delete');
+        values (tg_argv[0], to_jsonb(old) ->> tg_argv[1], case when is_part then 'update' else 'delete' end);
     end if;
     notify fanout_registry;
     return null;

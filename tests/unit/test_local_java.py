@@ -1,5 +1,7 @@
 """Which Java is found, and what is said when none fits."""
 
+import os
+
 import pytest
 
 from delivery import errors
@@ -7,34 +9,64 @@ from fanout.local import java
 
 
 @pytest.mark.parametrize(
-    ("banner", "version"),
+    ("banner", "major"),
     [
+        ('java version "1.8.0_402"\nJava(TM) SE Runtime Environment (build 1.8.0_402-b06)', 8),  # until 8: 1.MAJOR
+        ('openjdk version "11.0.22" 2024-01-16\nOpenJDK Runtime Environment (build 11.0.22+7-post-Debian-1)', 11),
         ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)', 17),
-        ('openjdk version "21.0.3" 2024-04-16 LTS\nOpenJDK Runtime Environment Temurin-21.0.3+9', 21),
-        ('java version "1.8.0_402"', 8),
-        ('openjdk version "11.0.22" 2024-01-16', 11),
-        ('openjdk version "25" 2025-09-16', 25),
-        ('openjdk version "21-ea"', 21),
-        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "17" 2021-09-14', 17),
-        ("command not found", None),
+        ('openjdk version "21.0.5" 2024-10-15 LTS\nOpenJDK Runtime Environment Temurin-21.0.5+11 (build 21.0.5+11-LTS)', 21),
+        ('openjdk version "25" 2025-09-16 LTS\nOpenJDK Runtime Environment Temurin-25+36 (build 25+36-LTS)', 25),
+        ('openjdk version "21-ea" 2023-09-19\nOpenJDK Runtime Environment (build 21-ea+35-2513)', 21),
+        ('java version "21.0.2" 2024-01-16 LTS\nJava(TM) SE Runtime Environment Oracle GraalVM 21.0.2+13.1', 21),
+        ('Picked up JAVA_TOOL_OPTIONS: -Dfile.encoding=UTF-8\nopenjdk version "17.0.9" 2023-10-17', 17),
+        ('Picked up JAVA_TOOL_OPTIONS: -Dversion=11\nopenjdk version "17.0.9" 2023-10-17', 17),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),  # macOS, without one
+        ("", None),
     ],
-)  # fmt: skip
-def test_the_major_version_is_read_from_what_java_prints(banner, version):
-    assert java.major_version(banner) == version
+)
+def test_the_major_version_is_read_from_what_java_prints(banner, major):
+    assert java.major_version(banner) == major
 
 
-@pytest.mark.parametrize("environ", [{"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": "/usr/bin"}])
-def test_without_java_one_line_names_the_fix(environ):
-    with pytest.raises(errors.LocalStackError) as missing:
+@pytest.fixture
+def install(tmp_path):
+    """Make a `java` that calls itself that version; return its folder."""
+
+    def make(version):
+        folder = tmp_path / version / "bin"
+        folder.mkdir(parents=True)
+        program = folder / "java"
+        program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        program.chmod(0o755)
+        return folder
+
+    return make
+
+
+def test_java_home_goes_before_the_path(install):
+    home, on_path = install("21.0.5"), install("17.0.15")
+    assert java.find({"JAVA_HOME": str(home.parent), "PATH": str(on_path)}) == home / "java"
+    assert java.find({"PATH": os.pathsep.join(["/nowhere", str(on_path)])}) == on_path / "java"
+
+
+def test_a_java_home_without_java_is_said_rather_than_passed_over_since_spark_would_use_it(install, tmp_path):
+    environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(install("17.0.15"))}
+    with pytest.raises(errors.LocalStackError, match=r"no Java found in JAVA_HOME=.*gone\. Java 17 or 21 is needed: apt"):
         java.find(environ)
-    assert "apt install openjdk-17-jre-headless" in str(missing.value)
-    assert "\n" not in str(missing.value)
 
 
-def test_an_old_java_is_refused_with_its_version(tmp_path):
-    old = tmp_path / "bin" / "java"
-    old.parent.mkdir()
-    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.22\"' >&2\n")
-    old.chmod(0o755)
-    with pytest.raises(errors.LocalStackError, match=r"is Java 11\. Java 17 or 21 is needed"):
-        java.find({"JAVA_HOME": str(tmp_path)})
+def test_a_java_that_cannot_be_executed_is_none(install):
+    folder = install("17.0.15")
+    (folder / "java").chmod(0o644)
+    with pytest.raises(errors.LocalStackError, match="no Java found"):
+        java.find({"PATH": str(folder)})
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "25"])
+def test_another_version_is_refused_in_one_line_that_names_the_fix(install, version):
+    folder = install(version)
+    with pytest.raises(errors.LocalStackError) as refused:
+        java.find({"PATH": str(folder)})
+    major = version.removeprefix("1.").split(".")[0]
+    assert str(refused.value).startswith(f"{folder}/java is Java {major}. Java 17 or 21 is needed: apt install")
+    assert "\n" not in str(refused.value)

@@ -19,6 +19,9 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ({"tenants": [{"id": "a b"}]}, "tenants[0].id:"),
         ({"tenants": [{"id": "a"}, {"id": "a"}]}, "tenants[1].id: a stands at tenants[0] already"),
         ({"tenants": [{"id": True}]}, "tenants[0].id:"),
+        ({"tenants": [{"id": "a", "sub_tenants": ["b", "c d"]}]}, "tenants[0].sub_tenants[1].id:"),
+        ({"tenants": [{"id": "a", "sub_tenants": [{"id": "b", "nme": ""}]}]}, "tenants[0].sub_tenants[0].nme: Extra inputs"),
+        ({"subscriptions": [SUBSCRIPTION | {"everything": False, "sub_tenants": {2: []}}]}, "subscriptions[0].sub_tenants[2]:"),
         ({"endpoints": [ENDPOINT | {"url": "http://example.com/"}]}, "endpoints[0].url: must begin with https://"),
         ({"endpoints": [ENDPOINT | {"url": "https://10.0.0.1/"}]}, "endpoints[0].url: the address is not allowed"),
         ({"endpoints": [ENDPOINT | {"auth": {"kind": "basic", "secret": "x"}}]}, "endpoints[0].auth: basic takes secret and"),
@@ -44,9 +47,18 @@ def test_what_is_wrong_is_named_by_its_place(document, said):
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_is_not_yaml_is_named_by_its_line():
-    with pytest.raises(errors.RegistrationError, match="line 2: not YAML"):
-        manifest.load("tenants:\n\t- x", GUARD)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tenants:\n\t- x", "line 2: not YAML"),
+        ("tenants: [{id: a}]\ntenants: [{id: b}]", "line 2: not YAML: tenants stands here twice"),
+        ("tenants: [{id: 2024-13-01}]", "not YAML: month must be in 1..12"),
+        ("tenants: " + "[" * 5000, "not YAML"),
+    ],
+)
+def test_what_is_not_yaml_is_refused(text, said):
+    with pytest.raises(errors.RegistrationError, match=said):
+        manifest.load(text, GUARD)
 
 
 def test_an_empty_document_registers_nothing():
@@ -55,7 +67,7 @@ def test_an_empty_document_registers_nothing():
 
 def test_whole_numbers_are_ids():
     [row] = manifest.load("tenants: [{id: 2, sub_tenants: [100]}]", GUARD).tenants
-    assert (row.id, [department.id for department in row.departments()]) == ("2", ["100"])
+    assert (row.id, [department.id for department in row.sub_tenants]) == ("2", ["100"])
 
 
 def test_a_manifest_does_not_show_its_secrets():

@@ -79,6 +79,22 @@ def test_deleting_a_tenant_never_widens_a_subscription(connection):
     assert [row["subscription_id"] for row in kept] == ["s1", "s2"]
 
 
+@pytest.mark.parametrize("statement", ["update endpoints set customer_id = 'c2'", "update endpoints set endpoint_id = 'ep9'"])
+def test_an_endpoint_with_a_secret_keeps_its_id_and_its_customer_or_the_secret_would_not_open(connection, statement):
+    connection.execute("insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'signing', 'k', repeat('x', 60)::bytea)")
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        connection.execute(statement + " where endpoint_id = 'ep1'")
+
+
+def test_a_writer_with_another_search_path_can_commit(connection):
+    before = revisions(connection)[-1]["revision"]
+    with connection.transaction():
+        connection.execute("set local search_path = ''")
+        connection.execute("insert into public.tenants values ('t3')")
+    [row] = [row for row in revisions(connection) if row["revision"] > before]
+    assert (row["entity_id"], row["change"]) == ("t3", "insert")
+
+
 def test_truncate_is_refused_because_running_jobs_would_not_see_it(connection):
     with pytest.raises(psycopg.errors.RaiseException, match="would go unseen"):
         connection.execute("truncate filters")
@@ -92,16 +108,16 @@ def revisions(connection):
     ("statement", "logged"),
     [
         ("update tenants set status = 'suspended' where tenant_id = 't1'", ("tenant", "t1", "update")),
-        ("delete from sub_tenants", ("tenant", "t2", "delete")),
+        ("delete from sub_tenants", ("tenant", "t2", "update")),
         ("update customers set name = 'x' where customer_id = 'c1'", ("customer", "c1", "update")),
         ("update endpoints set status = 'paused' where endpoint_id = 'ep1'", ("endpoint", "ep1", "update")),
         (
             "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'signing', 'k', repeat('x', 60)::bytea)",
-            ("endpoint", "ep1", "insert"),
+            ("endpoint", "ep1", "update"),
         ),
         ("delete from subscriptions where subscription_id = 's2'", ("subscription", "s2", "delete")),
-        ("delete from scopes where tenant_id = 't1'", ("subscription", "s1", "delete")),
-        ("delete from filters", ("subscription", "s1", "delete")),
+        ("delete from scopes where tenant_id = 't1'", ("subscription", "s1", "update")),
+        ("delete from filters", ("subscription", "s1", "update")),
     ],
 )
 def test_every_change_raises_the_revision_and_notifies(connection, database, statement, logged):

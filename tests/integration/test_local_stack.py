@@ -1,0 +1,194 @@
+"""The embedded servers are real, survive a crash, and outlive nobody who started them."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from delivery import errors, settings
+from delivery.stages import topics
+from fanout.local import jars as local_jars
+from fanout.local import kafka as local_kafka
+from fanout.local import stack
+from tests.e2e.conftest import assert_eventually
+
+pytestmark = pytest.mark.integration
+
+
+def processes_of(folder):
+    """The living processes, guardians aside, that were started with a path below `folder`."""
+    return {
+        one.pid: one.info["name"]
+        for one in psutil.process_iter(["name", "cmdline", "status"])
+        if one.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in one.info["cmdline"] or ())
+    }
+
+
+@pytest.fixture
+def own_kafka(jars, tmp_path):
+    broker = local_kafka.EmbeddedKafka(tmp_path / "kafka", libraries=jars)
+    broker.start()
+    yield broker
+    broker.stop()
+    assert processes_of(tmp_path) == {}
+
+
+def test_what_a_killed_broker_had_confirmed_is_there_when_it_is_started_again_on_the_same_port(own_kafka):
+    servers = own_kafka.bootstrap_servers
+    topics.ensure(settings.Kafka(bootstrap_servers=servers), ["kept"], 1)
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce("kept", b"event")
+    assert producer.flush(30) == 0
+
+    own_kafka.kill()
+    own_kafka.start()
+
+    assert own_kafka.bootstrap_servers == servers
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["kept"])
+    try:
+        assert consumer.poll(60).value() == b"event"
+    finally:
+        consumer.close()
+
+
+def test_a_topic_exists_only_because_somebody_made_it(kafka):
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    assert admin.list_topics("nobody-made-it", timeout=30).topics["nobody-made-it"].error is not None
+    assert "nobody-made-it" not in admin.list_topics(timeout=30).topics
+
+
+def test_a_broker_that_cannot_start_says_where_its_last_words_are_and_has_said_some(jars, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")  # ours is node 1
+    broker = local_kafka.EmbeddedKafka(tmp_path, libraries=jars)
+    with pytest.raises(errors.LocalStackError, match=r"did not start; its last words are in .*broker\.log"):
+        broker.start()
+    assert "Stored node id 7" in (tmp_path / "broker.log").read_text()
+    assert processes_of(tmp_path) == {}
+
+
+def test_what_a_killed_postgres_had_committed_is_there_when_it_is_started_again(own_postgres, tmp_path):
+    url = own_postgres.url
+    with psycopg.connect(url) as connection:
+        connection.execute("create table kept as select 1 as one")
+    idle = psycopg.connect(url)  # its server process must not keep the data from being opened again
+
+    own_postgres.kill()
+    assert processes_of(tmp_path) == {}
+    own_postgres.start()
+
+    idle.close()
+    with psycopg.connect(own_postgres.url) as connection:
+        assert connection.execute("select one from kept").fetchone() == (1,)
+
+
+def test_a_process_that_has_got_the_number_of_a_crashed_postgres_is_not_taken_for_it(own_postgres, tmp_path):
+    own_postgres.kill()
+    left = tmp_path / "postgres" / "postmaster.pid"
+    left.write_text(left.read_text().replace(str(own_postgres.pid), str(os.getpid()), 1))
+    own_postgres.start()
+    with psycopg.connect(own_postgres.url) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
+HOLD_A_STACK = """
+import sys, threading
+from pathlib import Path
+from fanout.local import stack
+with stack.Stack(Path(sys.argv[1])):
+    print("up", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds a stack below `tmp_path`."""
+    command = [sys.executable, "-c", HOLD_A_STACK, str(tmp_path / "root")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_the_process_that_started_it(holder, tmp_path, how):
+    assert holder.stdout.readline() == "up\n"
+    assert set(processes_of(tmp_path / "root").values()) >= {"java", "postgres"}
+    holder.send_signal(how)
+    holder.wait(60)
+    assert_eventually(lambda: processes_of(tmp_path / "root"), lambda left: left == {})
+
+
+def test_no_server_outlives_a_process_that_was_killed_while_it_was_starting_them(holder, tmp_path):
+    """The guardian once began to watch when both servers answered: a broker that was not that far stayed for ever."""
+
+    def is_broker_guarded():
+        brokers = [str(pid) for pid in processes_of(tmp_path / "root" / "kafka" / "server.properties")]
+        guardians = [one.info["cmdline"][-1] for one in psutil.process_iter(["cmdline"]) if is_guardian(one.info["cmdline"])]
+        return set(brokers) & set(guardians)
+
+    def is_guardian(command):
+        return "fanout.local.guardian" in (command or ())
+
+    assert_eventually(is_broker_guarded, bool)
+    holder.kill()
+    holder.wait(60)
+    assert_eventually(lambda: processes_of(tmp_path / "root"), lambda left: left == {})
+
+
+def test_the_written_settings_are_ours_alone_to_read_and_keep_their_key(tmp_path):
+    path = tmp_path / "local.toml"
+    rings = []
+    with stack.Stack(tmp_path) as servers:
+        for _ in range(2):
+            stack.write_local_settings(tmp_path, servers)
+            assert path.stat().st_mode & 0o777 == 0o600
+            loaded = settings.load({}, path, root=tmp_path)
+            assert loaded.database.url.get_secret_value() == servers.postgres.url
+            assert loaded.kafka.bootstrap_servers == servers.kafka.bootstrap_servers
+            rings.append(loaded.keys)
+            path.chmod(0o644)  # as an editor might leave it
+    assert rings[0] == rings[1]
+    assert processes_of(tmp_path) == {}
+
+
+@pytest.fixture
+def fetched(tmp_path):
+    """An ivy.xml beside the jars that it stands for."""
+    ivy_file = tmp_path / "ivy.xml"
+    ivy_file.write_bytes(local_jars.IVY_FILE.read_bytes())
+    for name in ("connector/a-1.jar", "broker/kafka_2.13-1.jar"):
+        jar = tmp_path / "lib" / name
+        jar.parent.mkdir(parents=True)
+        jar.touch()
+    marker = tmp_path / "lib" / local_jars.MARKER
+    marker.write_text(hashlib.sha256(ivy_file.read_bytes()).hexdigest())
+    return ivy_file
+
+
+def test_jars_that_are_there_are_not_fetched_again(fetched):
+    said = []
+    found = local_jars.ensure(fetched, say=said.append)
+    assert [jar.name for jar in (*found.connector, *found.broker)] == ["a-1.jar", "kafka_2.13-1.jar"]
+    assert said == []
+
+
+def test_a_changed_declaration_is_fetched_and_a_failure_is_one_line_that_leaves_what_was_there(fetched, monkeypatch, tmp_path):
+    no_network = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=1 -Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=1"
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Divy.default.ivy.user.dir={tmp_path}/cache {no_network}")
+    fetched.write_text(fetched.read_text() + "<!-- changed -->\n")
+    said = []
+    with pytest.raises(errors.LocalStackError, match="could not be fetched from Maven Central: check the network") as failed:
+        local_jars.ensure(fetched, say=said.append)
+    assert "\n" not in str(failed.value)
+    assert len(said) == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["ivy.xml", "lib"]
+    assert (tmp_path / "lib" / "broker" / "kafka_2.13-1.jar").is_file()
