@@ -68,12 +68,13 @@ def apply(
         )
         _require_possible(changes, wanted, current)
         _write(connection, changes, wanted, secrets)
-    return Result(changes=changes, new_secrets=secrets.made)
+    return Result(changes=changes, new_secrets={} if dry_run else secrets.made)
 
 
 @contextlib.contextmanager
 def _alone(connection: connect.Connection) -> Iterator[None]:
     """Wait for another apply: each would compute its differences from a registry that the other is changing."""
+    connection.execute(query("take_the_time_needed"))
     connection.execute(query("apply_lock"))
     try:
         yield

@@ -37,14 +37,24 @@ def migrate(connection: connect.Connection, wanted: list[Migration] | None = Non
     """Apply what is missing and return its names. Two at once are safe: the second waits and finds nothing to do."""
     wanted = migrations() if wanted is None else wanted
     with connect.translating():
+        connection.execute(query("take_the_time_needed"))
         connection.execute(query("migration_lock"))
-        connection.execute(query("create_migrations"))
-        missing = _missing(connection, wanted)
-        for migration in missing:
-            with connection.transaction():
-                connection.execute(migration.statements)
-                connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
+        try:
+            missing = _apply_missing(connection, wanted)
+        finally:
+            if not connection.broken:  # the lock ends with the session
+                connection.execute(query("migration_unlock"))
     return [migration.name for migration in missing]
+
+
+def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:
+    connection.execute(query("create_migrations"))
+    missing = _missing(connection, wanted)
+    for migration in missing:
+        with connection.transaction():
+            connection.execute(migration.statements)
+            connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
+    return missing
 
 
 def require_current(connection: connect.Connection) -> None:

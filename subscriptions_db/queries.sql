@@ -1,8 +1,15 @@
 -- Every statement of the registry's code, by name. Loaded by subscriptions_db/sql.py.
 
+-- name: take_the_time_needed
+-- A migration, and the copy of a large registration, may take longer than a statement of the job is given.
+set statement_timeout = 0;
+
 -- name: migration_lock
--- Waits for another migrator; released with the session.
+-- Waits for another migrator.
 select pg_advisory_lock(hashtext('fanout.migrations'));
+
+-- name: migration_unlock
+select pg_advisory_unlock(hashtext('fanout.migrations'));
 
 -- name: create_migrations
 create table if not exists migrations (

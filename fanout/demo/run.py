@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -95,12 +94,11 @@ class _Scene:
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> reconcile.Account:
     """Run the demo and return the account of every due delivery."""
     began = time.monotonic()
-    shutil.rmtree(ROOT, ignore_errors=True)
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
     console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
     with (
-        stack.Stack(ROOT) as servers,
+        stack.Stack(ROOT, is_fresh=True) as servers,
         receiver.Receiver(
             secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
             on_received=received.append,

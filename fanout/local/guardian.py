@@ -33,7 +33,10 @@ def main() -> None:
     sys.stdin.read()
     for pid in map(int, sys.argv[1:]):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)  # for Postgres a fast shutdown; for a JVM the same as SIGTERM
+            os.kill(pid, signal.SIGINT)  # what Postgres calls a fast shutdown
+            os.kill(
+                pid, signal.SIGTERM
+            )  # for a JVM whose SIGINT is ignored, as a shell does it to what it puts in the background
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Self
 from delivery import errors
 from fanout.local import jars, kafka, postgres
 
+LOCK = "stack.lock"
 DEVELOPMENT = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_ports": []}
 """What the guard lets through on a developer's machine: receivers on this machine, without TLS, on any port."""
 
@@ -27,15 +29,18 @@ DEVELOPMENT = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_por
 class Stack:
     """A context: both servers run inside it."""
 
-    def __init__(self, root: Path, *, kafka_port: int = 0) -> None:
+    def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
         self._root = root.resolve()
         self._kafka_port = kafka_port
+        self._is_fresh = is_fresh
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
             self._root.mkdir(parents=True, exist_ok=True)
-            undo.enter_context(_locked(self._root / "stack.lock"))
+            undo.enter_context(_locked(self._root / LOCK))
+            if self._is_fresh:
+                _empty(self._root)  # under the lock: not while another one is using it
             if self._kafka_port:
                 kafka.require_free(self._kafka_port, "kafka")
             self.kafka = kafka.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
@@ -83,6 +88,14 @@ def toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
 
 
 @contextlib.contextmanager

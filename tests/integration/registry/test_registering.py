@@ -121,7 +121,8 @@ class TestApply:
         assert read.endpoints["ep1"].auth.secret == Secret(b"tiger")
 
     def test_a_dry_run_tells_the_differences_and_makes_none(self, connection, ring):
-        assert len(applied(connection, ring, DOCUMENT, dry_run=True).changes) == 8
+        tried = applied(connection, ring, DOCUMENT, dry_run=True)
+        assert (len(tried.changes), tried.new_secrets) == (8, {})  # a secret that is stored nowhere must not be shown
         assert len(applied(connection, ring, DOCUMENT, dry_run=True).changes) == 8
 
     def test_what_the_document_does_not_name_stays_unless_pruning_is_asked_for(self, connection, ring):
