@@ -12,7 +12,6 @@ import functools
 import ipaddress
 import re
 import socket
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,44 +39,45 @@ DENIED = (
     "203.0.113.0/24",  # documentation
     "224.0.0.0/4",  # multicast
     "240.0.0.0/4",  # reserved, and 255.255.255.255
-    "::/128",  # unspecified; reaches the local host
-    "::1/128",  # loopback
-    "64:ff9b:1::/48",  # local-use NAT64: what is behind it is for the operator to say
-    "100::/64",  # discard
-    "100:0:0:1::/64",  # dummy prefix
+    # Of IPv6, 2000::/3 alone is handed out for global unicast; what lies outside is refused whole.
+    "::/3",  # unspecified, loopback, IPv4-compatible, IPv4-translated (SIIT), local-use NAT64, discard and dummy prefix
     "2001::/23",  # IETF protocol assignments, Teredo and ORCHID among them
     "2001:db8::/32",  # documentation
     "3fff::/20",  # documentation
-    "5f00::/16",  # segment routing
-    "fc00::/7",  # unique local
-    "fe80::/10",  # link-local
-    "fec0::/10",  # site-local, deprecated
-    "ff00::/8",  # multicast
+    "4000::/2",  # unassigned, and segment routing (5f00::/16)
+    "8000::/1",  # unassigned, and unique local, link-local, site-local, multicast
 )
 EMBEDDING = (
-    ("::ffff:0:0/96", 0),  # IPv4-mapped
-    ("::/96", 0),  # IPv4-compatible, deprecated
-    ("64:ff9b::/96", 0),  # NAT64
-    ("2002::/16", 80),  # 6to4: the IPv4 address stands right behind the prefix
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
+    (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4: the IPv4 address stands right behind the prefix
 )
 """IPv6 networks that carry an IPv4 address, and how many bits stand right of it: what counts is where that leads."""
 
-INTERNAL_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion")
+INTERNAL_NAMES = frozenset(
+    {"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion"}
+)
 """Last labels of names that mean something inside a network only."""
 
 MAX_URL_CHARS = 2048
+MAX_PORT = 65_535
 MAX_HEADERS = 32
 MAX_HEADER_NAME_CHARS = 128
 MAX_HEADER_VALUE_CHARS = 4096
-_FRAMING = ("content-length", "transfer-encoding", "content-encoding", "content-type", "trailer", "te", "expect")
-"""With a length or coding of the customer's, the body would be lost, or end where they say (request smuggling)."""
-_HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "proxy-connection", "via", "host")
+_FRAMING = ("transfer-encoding", "trailer", "te", "expect")
+"""With a length (`content-`, below) or coding of the customer's, the body would be lost, or end where they say."""
+_HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "via", "host")
 """RFC 9110, section 7.6.1, and whom the request is for."""
 _OURS = ("accept", "accept-encoding", "user-agent", "cookie", "range")
 DENIED_HEADERS = frozenset((*_FRAMING, *_HOP_BY_HOP, *_OURS))
-DENIED_HEADER_PREFIXES = ("webhook-", "svix-", "ce-", "sec-", "proxy-", ":")
+DENIED_HEADER_PREFIXES = ("content-", "webhook-", "svix-", "ce-", "sec-", "proxy-")
 
 _NOT_ALLOWED = "the address is not allowed: an endpoint is a public https address"
+_DEFAULT_PORTS = {"https": 443, "http": 80}
+_NOT_IN_URLS = frozenset(' \\"<>^`{|}')
+_AUTHORITY_ENDS = re.compile(r"[/?#]")
+_AUTHORITY = re.compile(r"(\[(?P<v6>[^\[\]]*:[^\[\]]*)\]|(?P<name>[^\[\]:]+))(:(?P<port>[0-9]{0,5}))?")
+"""Host and port, so narrow that no two parsers read them differently: what is checked here, another parser connects to."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
@@ -93,29 +93,38 @@ class Guard:
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Empty: any."""
 
+    def __post_init__(self) -> None:
+        # Here, at the start, and not inside aiohttp at the first connection.
+        try:
+            _networks(self.allow_networks)
+        except ValueError as exc:
+            raise errors.SettingsError(f"setting delivery.allow_networks: {exc}; write networks such as 127.0.0.0/8") from None
+
     def check_url(self, url: str) -> None:
         """Raise TargetRefused when `url` must not be an endpoint's. One text for all addresses, so that nobody can probe."""
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"is longer than {MAX_URL_CHARS} characters")
-        if not url.isascii() or not url.isprintable() or any(character in url for character in ' \\"<>^`{|}'):
+        if not (url.isascii() and url.isprintable() and _NOT_IN_URLS.isdisjoint(url)):
             raise errors.TargetRefused("url", "holds a character that no URL has; write it percent-encoded")
-        try:
-            parts = urllib.parse.urlsplit(url)
-            port = parts.port
-        except ValueError:
-            raise errors.TargetRefused("url", "is not a URL") from None
-        if parts.scheme not in ({"https", "http"} if self.allow_http else {"https"}):
+        scheme, _, rest = url.partition("://")
+        if scheme.lower() not in ({"https", "http"} if self.allow_http else {"https"}):
             raise errors.TargetRefused("url", "must begin with https://")
-        if parts.username is not None or parts.password is not None:
+        authority = _AUTHORITY_ENDS.split(rest, maxsplit=1)[0]
+        if not authority:
+            raise errors.TargetRefused("url", "has no host")
+        if "@" in authority:
             raise errors.TargetRefused("url", "must not hold a user name or password; use auth")
         if "#" in url:
             raise errors.TargetRefused("url", "must not have a fragment")
-        if not parts.hostname:
-            raise errors.TargetRefused("url", "has no host")
-        effective_port = port if port is not None else (443 if parts.scheme == "https" else 80)
-        if effective_port == 0 or (self.allow_ports and effective_port not in self.allow_ports):
-            raise errors.TargetRefused("url", f"the port must be one of {', '.join(map(str, self.allow_ports))}")
-        if not self._is_host_allowed(parts.hostname):
+        parts = _AUTHORITY.fullmatch(authority)
+        if parts is None:
+            raise errors.TargetRefused("url", "is not a URL")
+        port = int(parts["port"] or _DEFAULT_PORTS[scheme.lower()])
+        if not 0 < port <= MAX_PORT or (self.allow_ports and port not in self.allow_ports):
+            raise errors.TargetRefused(
+                "url", f"the port must be one of {', '.join(map(str, self.allow_ports)) or '1 to 65535'}"
+            )
+        if not self._is_host_allowed((parts["v6"] or parts["name"]).lower()):
             raise errors.TargetRefused("url", _NOT_ALLOWED)
 
     def is_allowed(self, address: str) -> bool:
@@ -123,7 +132,7 @@ class Guard:
         return _is_allowed(address, self.allow_networks)
 
     def socket_factory(self, addr_info: Sequence[Any]) -> socket.socket:
-        """Make the socket for a connection; raise AddressBlocked. For `aiohttp.TCPConnector(socket_factory=…)`.
+        """Make the socket for a connection; raise BlockedSocket. For `aiohttp.TCPConnector(socket_factory=…)`.
 
         aiohttp calls it with the very address that it connects to, for names and literals alike. Of a name with several
         addresses only those that are allowed are used.
@@ -139,10 +148,12 @@ class Guard:
     def _is_host_allowed(self, host: str) -> bool:
         """1. A literal address is judged as one. 2. What a resolver might take for a number is refused. 3. Names."""
         try:
-            return self.is_allowed(str(ipaddress.ip_address(host)))
+            ipaddress.ip_address(host)
         except ValueError:
             pass
-        labels = host.lower().split(".")
+        else:
+            return self.is_allowed(host)
+        labels = host.split(".")
         if len(labels) > 1 and labels[-1] == "":
             return False  # a trailing dot escapes comparisons with names
         if _LOOKS_NUMERIC.fullmatch(labels[-1]):
@@ -155,7 +166,11 @@ class Guard:
 
 
 class BlockedSocket(OSError):
-    """How the guard refuses inside aiohttp, which tries a name's next address after an OSError only."""
+    """How the guard refuses inside aiohttp, which tries a name's next address after an OSError only.
+
+    It comes out as the `os_error` of a ClientConnectorError, but only while all texts are the same: aiohttp merges errors that
+    differ into a plain OSError. So the text never holds the address.
+    """
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
@@ -172,7 +187,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         if len(value) > MAX_HEADER_VALUE_CHARS:
             raise errors.TargetRefused(path, f"its value is longer than {MAX_HEADER_VALUE_CHARS} characters")
         if not value or not (value.isascii() and value.isprintable()) or value != value.strip():
-            raise errors.TargetRefused(path, "its value must be printable ASCII without spaces at its ends")
+            raise errors.TargetRefused(path, "its value must be printable ASCII, not empty, without spaces at its ends")
 
 
 @functools.cache
@@ -201,9 +216,7 @@ def _is_in(address: IpAddress, networks: tuple[IpNetwork, ...]) -> bool:
 
 
 def _embedded(address: IpAddress) -> ipaddress.IPv4Address | None:
-    if address.version == 4 or int(address) <= 1:  # noqa: PLR2004  # ::  and ::1 lie in ::/96 without meaning an IPv4 address
-        return None
-    for cidr, bits_right in EMBEDDING:
-        if address in ipaddress.ip_network(cidr):
+    for network, bits_right in EMBEDDING:
+        if address.version == network.version and address in network:
             return ipaddress.IPv4Address(int(address) >> bits_right & 0xFFFFFFFF)
     return None
