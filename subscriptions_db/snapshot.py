@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -35,6 +36,8 @@ from delivery.webhooks import filters, guard, target
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring
 from subscriptions_db.sql import query
+
+log = logging.getLogger(__name__)
 
 Id = TypeVar("Id", bound=str)
 Row = TypeVar("Row")
@@ -100,6 +103,10 @@ def _endpoints(
             target.prepare(endpoint, address_guard)
         except (errors.SealError, errors.TargetRefused) as exc:
             endpoint = replace(endpoint, fault=str(exc))
+        except Exception:
+            # A surprise in one row must not keep the registry from everybody: the job would hold, or never start.
+            log.exception("endpoint %s cannot be used in an unforeseen way", endpoint.endpoint_id)
+            endpoint = replace(endpoint, fault="cannot be used; the log says why")
         yield endpoint.endpoint_id, endpoint
 
 
