@@ -25,6 +25,7 @@ from delivery.model import (
     EndpointStatus,
     Revision,
     Scope,
+    SigningKey,
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
@@ -123,7 +124,7 @@ def _endpoint(row: dict[str, Any]) -> Endpoint:
 
 def _with_secrets(endpoint: Endpoint, rows: list[dict[str, Any]], ring: keyring.KeyRing) -> Endpoint:
     opened = [(row["purpose"], ring.open(row["key_id"], row["sealed"], keyring.place_of(row))) for row in rows]
-    signing_keys = tuple(secret for purpose, secret in opened if purpose == "signing")
+    signing_keys = tuple(SigningKey(secret=secret) for purpose, secret in opened if purpose == "signing")
     if not signing_keys:
         raise errors.SealError("has no signing secret")
     secret = next((secret for purpose, secret in opened if purpose == "auth"), None)

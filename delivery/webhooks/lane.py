@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from delivery import errors
-from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
+from delivery.model import ContentMode, Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
 from delivery.webhooks import dispatch, envelope, matching, message
 
 RECORDS_BETWEEN_IO = 32
@@ -84,21 +84,21 @@ def _require_active(event: Event, router: matching.Router) -> None:
 
 
 def _due(event: Event, router: matching.Router) -> list[tuple[Delivery, SkipReason | None]]:
-    matches = router.matches(event)
-    body = message.body(event) if matches else b""
-    return [
-        (
-            Delivery(
-                event=event,
-                subscription=match.subscription,
-                endpoint=match.endpoint,
-                webhook_id=message.webhook_id(event, match.subscription.subscription_id),
-                body=body,
-            ),
-            matching.skip_reason(match),
+    contents: dict[ContentMode, message.Content] = {}
+    due: list[tuple[Delivery, SkipReason | None]] = []
+    for match in router.matches(event):
+        mode = match.endpoint.content_mode
+        content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
+        delivery = Delivery(
+            event=event,
+            subscription=match.subscription,
+            endpoint=match.endpoint,
+            webhook_id=message.webhook_id(event, match.subscription.subscription_id),
+            body=content.body,
+            content_headers=content.headers,
         )
-        for match in matches
-    ]
+        due.append((delivery, matching.skip_reason(match)))
+    return due
 
 
 def _receipt(results: Results, record: Record, revision: Revision) -> Receipt:

@@ -79,6 +79,5 @@ class Sender:
 
 def _headers(delivery: Delivery, timestamp_s: int) -> bytes:
     signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.body)
-    return (
-        f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
-    ).encode("ascii")
+    own = f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
+    return own.encode("ascii") + delivery.content_headers

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable
 
 from delivery import errors
+from delivery.model import SigningKey
 from delivery.secret import Secret
 
 PREFIX = "whsec_"
@@ -19,11 +20,13 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 """The bounds of Standard Webhooks 1.0 for a symmetric key."""
 
 
-def sign(keys: Iterable[Secret], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`: one `v1` signature per key, newest key first, parted by spaces."""
+def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the value of `webhook-signature`: one for each key that holds at `timestamp_s`, in order."""
     content = b"%s.%d." % (webhook_id.encode(), timestamp_s) + body
     return " ".join(
-        "v1," + binascii.b2a_base64(hmac.digest(key.reveal(), content, "sha256"), newline=False).decode() for key in keys
+        "v1," + binascii.b2a_base64(hmac.digest(key.secret.reveal(), content, "sha256"), newline=False).decode()
+        for key in keys
+        if key.expires_at_s is None or timestamp_s < key.expires_at_s
     )
 
 

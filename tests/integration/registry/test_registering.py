@@ -220,7 +220,7 @@ class TestSnapshot:
         assert two.filter_pattern == {"data": {"a": [1]}}
         endpoint = read.endpoints["ep1"]
         assert (endpoint.auth.kind, endpoint.auth.username, endpoint.auth.secret) == (AuthKind.BASIC, "ann", Secret(b"hunter2"))
-        assert endpoint.signing_keys == (Secret(b"0123456789abcdef0123456789abcdef"),)
+        assert [key.secret for key in endpoint.signing_keys] == [Secret(b"0123456789abcdef0123456789abcdef")]
         assert read.quarantined() == {}
 
     def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(self, connection, ring):
@@ -229,7 +229,7 @@ class TestSnapshot:
         rotated = DOCUMENT["endpoints"][0] | {"signing_secrets": [newer, SIGNING]}
         applied(connection, ring, {"endpoints": [rotated]})
         keys = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
-        assert [key.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
+        assert [key.secret.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
 
     def test_an_expired_signing_key_signs_no_more(self, connection, ring):
         applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
