@@ -29,10 +29,12 @@ def direct(
     steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _DEFAULTS.steady_per_s,
     steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _DEFAULTS.steady_s,
     folder: Annotated[Path | None, typer.Option(help="Keep data and logs here; it is emptied first.")] = None,
+    replaced: Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")] = None,
 ) -> None:
     """Deliver single events to 100 endpoints at full speed, then at a steady pace."""
     scenario = direct_scenario.Scenario(events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s)
-    _finish(direct_scenario.run(scenario, _say, folder), json_file)
+    overrides = dict(pair.split("=", 1) for pair in replaced or ())
+    _finish(direct_scenario.run(scenario, _say, folder=folder, overrides=overrides), json_file)
 
 
 def _say(text: str) -> None:

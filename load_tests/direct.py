@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ TENANTS = 100
 EVENT_TYPES = [f"load.{number}" for number in range(10)]
 PARTITIONS = 2
 EVENT_BYTES = 450
-FIRST_DELIVERY_TIMEOUT_S = 60
+FIRST_DELIVERY_TIMEOUT_S = 120
 IDLE_S = 30
 
 
@@ -46,8 +46,10 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, say: Callable[[str], None], folder: Path | None = None) -> dict[str, Any]:
-    """Run it and return the figures."""
+def run(
+    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run it, with settings of the job replaced by `overrides` (`area.field` → value), and return the figures."""
     say("starting Kafka, Postgres and the receiver …")
     with platform.started(folder) as stage, receiver.Receiver() as customers:
         stage.register(registry(scenario, customers.url))
@@ -56,7 +58,7 @@ def run(scenario: Scenario, say: Callable[[str], None], folder: Path | None = No
         _publish(stage.config, filled)
         say(f"filled {len(EVENT_TYPES)} topics with {len(filled):,} events of {EVENT_BYTES} bytes")
         began = time.monotonic()
-        with stage.job() as job:
+        with stage.job(overrides or {}) as job:
             meter = usage.Meter(job.pid)
 
             def reached(count: int) -> Callable[[], bool]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,14 @@ class Platform:
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
 
     @contextlib.contextmanager
-    def job(self, **overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the job; `overrides` are `FANOUT_…` variables. At the end it is stopped in order."""
+    def job(self, overrides: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the job with settings (`area.field`) replaced by `overrides`. At the end it is stopped in order."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}
         with (self.folder / "job.log").open("ab") as log:
             job = subprocess.Popen(
                 [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run"],
                 cwd=self.folder,
-                env=clean | overrides,
+                env=clean | {settings.PREFIX + name.replace(".", "_").upper(): value for name, value in overrides.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
