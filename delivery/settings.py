@@ -132,6 +132,9 @@ class Delivery(Area):
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2
     """Wait before the second attempt; doubles with each further one, ±20 %."""
+    max_retry_after_s: Seconds = 86_400
+    """An endpoint's longer `Retry-After` counts as this. What it asks for beyond the lane's deadline is not tried again within
+    the lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16

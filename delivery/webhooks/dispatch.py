@@ -129,7 +129,7 @@ class Dispatcher:
             queue.accepting_since = self._clock()
             self._end(pending, OutcomeKind.DELIVERED, None)
             return
-        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class)
+        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class, attempt.retry_after_s)
         if wait_s is None:
             self._end(pending, OutcomeKind.DEAD_LETTERED, attempt.error_class)
         else:

@@ -88,6 +88,7 @@ def _attempt(attempt: Attempt, *, with_response: bool) -> dict[str, Any]:
         "status": attempt.status,
         "error_class": attempt.error_class,
         "detail": attempt.detail,
+        "retry_after_s": attempt.retry_after_s,
     }
     if with_response:
         entry["response"] = attempt.response.decode(errors="replace")

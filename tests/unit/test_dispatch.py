@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import dataclasses
 
 import pytest
 
@@ -103,6 +104,28 @@ def test_an_endpoint_that_keeps_accepting_is_never_given_up_however_long_it_take
     sender = fakes.FakeSender(lambda *_: None, clock, seconds_per_attempt=2.0)
     outcomes = run(sender, deliveries(100), clock, max_in_flight_per_endpoint=1, lane_deadline_s=3.0)
     assert {o.kind for o in outcomes} == {OutcomeKind.DELIVERED}
+
+
+def test_a_retry_after_that_the_lane_has_time_for_is_waited_for_and_a_longer_one_ends_the_delivery():
+    clock = fakes.Clock()
+    asked_s = {"soon": 0.02, "late": 60.0}
+    began = {}
+
+    class Sender(fakes.FakeSender):
+        async def attempt(self, delivery, number):
+            endpoint_id = delivery.endpoint.endpoint_id
+            began.setdefault(endpoint_id, []).append(asyncio.get_running_loop().time())
+            attempt = await super().attempt(delivery, number)
+            return dataclasses.replace(attempt, retry_after_s=asked_s[endpoint_id])
+
+    sender = Sender(lambda _, number: retry.THROTTLED if number == 1 else None, clock)
+    outcomes = run(sender, deliveries(1, "soon") + deliveries(1, "late"), clock)
+    assert {o.delivery.endpoint.endpoint_id: (o.kind, o.reason) for o in outcomes} == {
+        "soon": (OutcomeKind.DELIVERED, None),
+        "late": (OutcomeKind.DEAD_LETTERED, "throttled"),
+    }
+    first, second = began["soon"]
+    assert second - first >= asked_s["soon"]
 
 
 def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_delivery():
