@@ -23,6 +23,7 @@ def of(config: settings.Settings) -> worker.Plan:
             time_path=_path(source.time_field),
             topic_prefix=source.topic_prefix,
             max_bytes=source.max_event_bytes,
+            tenant_of_topic=source.tenant_of_topic,
         ),
         limits=dispatch.Limits(
             max_in_flight=lane.max_in_flight,

@@ -1,6 +1,7 @@
 """A Kafka record becomes an event, or is rejected with a reason; the payload stays the bytes that came."""
 
 import base64
+import dataclasses
 
 import orjson
 import pytest
@@ -223,3 +224,27 @@ def test_a_record_whose_time_is_beyond_all_calendars_is_rejected_unless_the_even
     assert rejected.value.reason == "bad_attribute"
     record = builders.record(value=b'{"tenant_id":"t1","time":"2026-01-01T00:00:00Z"}', appended_at_ms=appended_at_ms)
     assert envelope.parse(record, LAYOUT).time == "2026-01-01T00:00:00Z"
+
+
+class TestTopicsOfOneTenant:
+    LAYOUT = envelope.Layout(tenant_of_topic=r"events\.of\.([^.]+)\..+")
+
+    @pytest.mark.parametrize(
+        ("value", "headers"),
+        [
+            pytest.param(b'{"tenant_id":"t2"}', (), id="plain"),
+            pytest.param(b"{}", BINARY, id="binary"),
+            pytest.param(structured(), STRUCTURED, id="structured"),
+        ],
+    )
+    def test_an_event_of_another_tenant_is_rejected_there_and_its_own_is_not(self, value, headers):
+        own = builders.record(topic="events.of.t2.orders", value=value, headers=headers)
+        assert envelope.parse(own, self.LAYOUT).tenant_id == "t2"
+        with pytest.raises(errors.EventRejected) as rejected:
+            envelope.parse(dataclasses.replace(own, topic="events.of.t1.orders"), self.LAYOUT)
+        assert rejected.value.reason == "tenant_mismatch"
+        assert rejected.value.detail == "the topic belongs to tenant t1; the event names t2"
+
+    @pytest.mark.parametrize("topic", ["events.orders", "other.events.of.t1.orders", "events.of.t1"])
+    def test_a_topic_that_does_not_match_belongs_to_nobody(self, topic):
+        assert envelope.parse(builders.record(topic=topic, value=b'{"tenant_id":"t2"}'), self.LAYOUT).tenant_id == "t2"
