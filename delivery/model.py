@@ -234,6 +234,8 @@ class Attempt:
     """For a person: the error's text, without secrets and without the full URL."""
     response: bytes = b""
     """The first bytes of the response body."""
+    retry_after_s: float | None = None
+    """How long the response asked to wait, up to the cap; None when it did not say."""
 
 
 class OutcomeKind(enum.StrEnum):

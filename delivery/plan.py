@@ -23,14 +23,18 @@ def of(config: settings.Settings) -> worker.Plan:
             time_path=_path(source.time_field),
             topic_prefix=source.topic_prefix,
             max_bytes=source.max_event_bytes,
+            tenant_of_topic=source.tenant_of_topic,
         ),
         limits=dispatch.Limits(
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
             lane_deadline_s=lane.lane_deadline_s,
         ),
-        quick_retry=retry.QuickRetry(max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s),
+        quick_retry=retry.QuickRetry(
+            max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s
+        ),
         attempt_timeout_s=lane.attempt_timeout_s,
+        max_retry_after_s=lane.max_retry_after_s,
     )
 
 

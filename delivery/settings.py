@@ -10,6 +10,7 @@ names the nearest known one. docs/configuration.md is generated from the docstri
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,16 @@ def _pairs(value: object) -> object:
     if not isinstance(value, str):
         return value
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+
+
+def _with_one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as exc:
+        raise ValueError(f"is not a regular expression: {exc}") from None
+    if pattern and groups != 1:
+        raise ValueError("must have exactly one group: the tenant's id")
+    return pattern
 
 
 class Area(pydantic.BaseModel):
@@ -99,6 +110,9 @@ class Source(Area):
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """A larger record is rejected to the operator's topic. A dead letter carries the event in base64, which takes a third
     more, and must itself fit into Kafka's 1 MiB."""
+    tenant_of_topic: Annotated[str, pydantic.AfterValidator(_with_one_group)] = ""
+    """Python's regular expression for topics that belong to one tenant each; its one group is the tenant's id, as in
+    `events\\.([^.]+)\\..+`. An event of another tenant is rejected there. A topic that does not match belongs to nobody."""
     id_field: str = "id"
     """Plain JSON: dotted path of the event id. Without one, the id is made of topic, partition and offset."""
     type_field: str = "type"
@@ -132,6 +146,9 @@ class Delivery(Area):
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2
     """Wait before the second attempt; doubles with each further one, ±20 %."""
+    max_retry_after_s: Seconds = 86_400
+    """An endpoint's longer `Retry-After` counts as this. What it asks for beyond the lane's deadline is not tried again within
+    the lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16

@@ -202,9 +202,9 @@ def _below(parent: str) -> Iterator[None]:
 
 def _check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
     address_guard.check_url(endpoint.url)
-    if endpoint.auth.header is not None and endpoint.auth.secret is not None:
+    if endpoint.auth.secret is not None and endpoint.auth.kind != "basic":  # which is sent in base64
         with _below("auth"):
-            guard.check_headers({endpoint.auth.header: endpoint.auth.secret.get_secret_value()})
+            guard.check_headers({endpoint.auth.header or "authorization": endpoint.auth.secret.get_secret_value()})
     for number, text in enumerate(endpoint.signing_secrets or ()):
         with _below(f"signing_secrets[{number}]"):
             signing.from_text(text.get_secret_value())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from delivery import errors
 from delivery.model import Attempt, Delivery, EndpointId, Outcome, OutcomeKind
 from delivery.webhooks import retry
 
@@ -89,6 +90,8 @@ class Dispatcher:
 
     def _enqueue(self, pending: _Pending) -> None:
         queue = self._queues[pending.delivery.endpoint.endpoint_id]
+        if not queue.waiting and not queue.in_flight:
+            queue.accepting_since = None  # it had nothing to accept meanwhile
         queue.waiting.append(pending)
         self._give_turn(queue)
         # A runner takes one delivery after another, so a task is made per slot, not per delivery.
@@ -112,9 +115,11 @@ class Dispatcher:
             pending = queue.waiting.popleft()
             queue.in_flight += 1
             self._give_turn(queue)
-            queue.accepting_since = queue.accepting_since or self._clock()
+            started_at = self._clock()
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
             queue.in_flight -= 1
+            if attempt.error_class != errors.LocalFailure.error_class:  # else the endpoint was not asked
+                queue.accepting_since = queue.accepting_since or started_at
             self._settle(queue, _Pending(pending.delivery, (*pending.attempts, attempt)), attempt)
             self._give_turn(queue)
 
@@ -129,7 +134,7 @@ class Dispatcher:
             queue.accepting_since = self._clock()
             self._end(pending, OutcomeKind.DELIVERED, None)
             return
-        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class)
+        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class, attempt.retry_after_s)
         if wait_s is None:
             self._end(pending, OutcomeKind.DEAD_LETTERED, attempt.error_class)
         else:

@@ -16,6 +16,7 @@ import orjson
 import yarl
 
 from delivery.model import Attempt, Outcome, OutcomeKind, Record
+from delivery.webhooks import envelope
 from delivery.webhooks.lane import Receipt, Rejection, Results
 
 MAX_REJECTED_BYTES = 64 * 1024
@@ -88,6 +89,7 @@ def _attempt(attempt: Attempt, *, with_response: bool) -> dict[str, Any]:
         "status": attempt.status,
         "error_class": attempt.error_class,
         "detail": attempt.detail,
+        "retry_after_s": attempt.retry_after_s,
     }
     if with_response:
         entry["response"] = attempt.response.decode(errors="replace")
@@ -132,11 +134,11 @@ def _receipt_entry(receipt: Receipt) -> dict[str, Any]:
 
 
 def _headers(record: Record, max_bytes: int | None = None) -> list[dict[str, str]]:
-    """Return the record's headers, as many as fit into `max_bytes`."""
+    """Return the record's headers, as many as fit into `max_bytes`. A value is any bytes, so it is kept in base64."""
     kept, size = [], 0
     for name, value in record.headers:
-        size += len(name) + len(value)
+        size += envelope.header_bytes(name, value)
         if max_bytes is not None and size > max_bytes:
             break
-        kept.append({"name": name, "value": value.decode(errors="replace")})
+        kept.append({"name": name, "value_base64": base64.b64encode(value).decode()})
     return kept

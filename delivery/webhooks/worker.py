@@ -30,6 +30,7 @@ class Plan:
     limits: dispatch.Limits = field(default_factory=dispatch.Limits)
     quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
     attempt_timeout_s: float = 2.0
+    max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
 
 
 class SnapshotSource(Protocol):
@@ -64,6 +65,7 @@ class Worker:
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=time.time,
+            max_retry_after_s=self._plan.max_retry_after_s,
         )
 
     def deliver(self, records: Iterable[Record], source: SnapshotSource) -> lane.Results:

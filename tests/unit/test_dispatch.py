@@ -2,9 +2,11 @@
 
 import asyncio
 import collections
+import dataclasses
 
 import pytest
 
+from delivery import errors
 from delivery.model import OutcomeKind
 from delivery.webhooks import dispatch, retry
 from tests import builders, fakes
@@ -103,6 +105,52 @@ def test_an_endpoint_that_keeps_accepting_is_never_given_up_however_long_it_take
     sender = fakes.FakeSender(lambda *_: None, clock, seconds_per_attempt=2.0)
     outcomes = run(sender, deliveries(100), clock, max_in_flight_per_endpoint=1, lane_deadline_s=3.0)
     assert {o.kind for o in outcomes} == {OutcomeKind.DELIVERED}
+
+
+def test_our_own_exhaustion_is_never_counted_against_the_endpoint():
+    """Thirty attempts of a second each are far beyond the lane's deadline, and the endpoint was not asked once."""
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: errors.LocalFailure.error_class, clock, seconds_per_attempt=1.0)
+    outcomes = run(sender, deliveries(10), clock, max_in_flight_per_endpoint=1, lane_deadline_s=3.0)
+    assert collections.Counter((o.reason, len(o.attempts)) for o in outcomes) == {("local", 3): 10}
+
+
+def test_an_endpoint_that_had_nothing_to_accept_for_a_while_is_not_given_up_unasked():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+
+    async def main():
+        dispatcher = dispatch.Dispatcher(sender, dispatch.Limits(lane_deadline_s=3.0), retry.QuickRetry(), clock=clock)
+        first, second = deliveries(2)
+        dispatcher.submit(first)
+        await dispatcher.finish()
+        clock.now += 10.0  # the micro-batch was busy with others
+        dispatcher.submit(second)
+        return await dispatcher.finish()
+
+    assert [outcome.kind for outcome in asyncio.run(main())] == [OutcomeKind.DELIVERED] * 2
+
+
+def test_a_retry_after_that_the_lane_has_time_for_is_waited_for_and_a_longer_one_ends_the_delivery():
+    clock = fakes.Clock()
+    asked_s = {"soon": 0.02, "late": 60.0}
+    began = {}
+
+    class Sender(fakes.FakeSender):
+        async def attempt(self, delivery, number):
+            endpoint_id = delivery.endpoint.endpoint_id
+            began.setdefault(endpoint_id, []).append(asyncio.get_running_loop().time())
+            attempt = await super().attempt(delivery, number)
+            return dataclasses.replace(attempt, retry_after_s=asked_s[endpoint_id])
+
+    sender = Sender(lambda _, number: retry.THROTTLED if number == 1 else None, clock)
+    outcomes = run(sender, deliveries(1, "soon") + deliveries(1, "late"), clock)
+    assert {o.delivery.endpoint.endpoint_id: (o.kind, o.reason) for o in outcomes} == {
+        "soon": (OutcomeKind.DELIVERED, None),
+        "late": (OutcomeKind.DEAD_LETTERED, "throttled"),
+    }
+    first, second = began["soon"]
+    assert second - first >= asked_s["soon"]
 
 
 def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_delivery():

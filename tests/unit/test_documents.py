@@ -8,9 +8,9 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.model import ContentMode
-from delivery.webhooks import guard, message, signing
+from delivery.webhooks import guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import manifest
@@ -51,6 +51,14 @@ def test_the_contracts_example_body_is_what_is_sent():
         content=wanted["data"],
     )
     assert list(orjson.loads(message.content(event, ContentMode.STANDARD).body).items()) == list(wanted.items())
+
+
+def test_the_contract_names_the_class_of_every_failure():
+    text = (ROOT / "docs" / "delivery-contract.md").read_text()
+    by_status = {retry.error_class_of(status) for status in range(700)} - {None}
+    classes = by_status | {failure.error_class for failure in errors.AttemptFailed.__subclasses__()}
+    for error_class in classes | {retry.CONFIGURATION, retry.LANE_DEADLINE}:
+        assert f"`{error_class}`" in text, error_class
 
 
 def test_the_contracts_way_to_verify_verifies():

@@ -5,6 +5,7 @@ import pytest
 from delivery import errors
 from delivery.webhooks import guard
 from subscriptions_db import manifest
+from tests import addresses
 
 GUARD = guard.Guard()
 ENDPOINT = {"id": "ep1", "customer": "c1", "url": "https://example.com/"}
@@ -30,6 +31,10 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
             {"endpoints": [ENDPOINT | {"auth": {"kind": "api_key", "header": "Host", "secret": "x"}}]},
             "endpoints[0].auth.headers.Host: is set by the platform",
         ),
+        (
+            {"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2\r\ntransfer-encoding: chunked"}}]},
+            "endpoints[0].auth.headers.authorization: its value must be printable ASCII",
+        ),
         ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing secret is"),
         ({"subscriptions": [SUBSCRIPTION | {"event_type": "order*"}]}, "subscriptions[0].event_type:"),
         ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: says either everything"),
@@ -45,6 +50,15 @@ def test_what_is_wrong_is_named_by_its_place(document, said):
         manifest.check(document, GUARD)
     assert said in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+def test_every_address_that_leads_inside_is_refused_with_the_same_words():
+    said = set()
+    for host in [*addresses.INSIDE, *addresses.NAMES]:
+        with pytest.raises(errors.RegistrationError) as refused:
+            manifest.check({"endpoints": [ENDPOINT | {"url": addresses.url_of(host)}]}, GUARD)
+        said.add(str(refused.value))
+    assert said == {"endpoints[0].url: the address is not allowed: an endpoint is a public https address"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from delivery.webhooks.snapshot import updated
 from fanout.local import stack
 from subscriptions_db import apply, connect, keyring, manifest, migrate, registry, snapshot
 from subscriptions_db.sql import query
+from tests import addresses
 
 pytestmark = pytest.mark.integration
 
@@ -254,6 +255,18 @@ class TestSnapshot:
         assert fault in read.quarantined()[row]
         assert "hunter2" not in str(read.quarantined())
         assert (len(read.endpoints), len(read.subscriptions)) == (2, 2)
+
+    def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words_whatever_its_form(self, connection, ring):
+        urls = {f"inside-{number}": addresses.url_of(host) for number, host in enumerate([*addresses.INSIDE, *addresses.NAMES])}
+        endpoints = [{"id": row_id, "customer": "c1", "url": "https://example.com/"} for row_id in urls]
+        applied(connection, ring, DOCUMENT | {"endpoints": [*DOCUMENT["endpoints"], *endpoints]})
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "update endpoints set url = %s where endpoint_id = %s", [(url, row_id) for row_id, url in urls.items()]
+            )
+        quarantined = snapshot.read_full(connection, ring, GUARD).quarantined()
+        assert quarantined.keys() == {f"endpoint {row_id}" for row_id in urls}
+        assert set(quarantined.values()) == {"url: the address is not allowed: an endpoint is a public https address"}
 
     @pytest.mark.parametrize("pattern", UNREADABLE)
     def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(self, connection, ring, pattern):
