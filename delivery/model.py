@@ -148,7 +148,8 @@ class Endpoint:
 
     endpoint_id: EndpointId
     customer_id: CustomerId
-    url: str
+    url: str = field(repr=False)
+    """Not shown: its path and query may carry tokens."""
     status: EndpointStatus = EndpointStatus.ACTIVE
     mode: DeliveryMode = DeliveryMode.DIRECT
     signing_keys: tuple[SigningKey, ...] = ()

@@ -88,10 +88,11 @@ class Kafka(Area):
     """PEM file of the authorities to trust; empty: the system's."""
     ssl_keystore_file: str = ""
     """PEM file with the client's key and certificates, for mutual TLS."""
-    spark_options: dict[str, str] = {}
-    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`)."""
-    command_options: dict[str, str] = {}
-    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use."""
+    spark_options: dict[str, SecretStr] = {}
+    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`). Never
+    shown: it may be a password."""
+    command_options: dict[str, SecretStr] = {}
+    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use. Never shown."""
 
     _from_text = pydantic.field_validator("spark_options", "command_options", mode="before")(_pairs)
 
@@ -191,8 +192,9 @@ class Spark(Area):
     """Heap of the driver's JVM."""
     ui: bool = False
     """Whether to serve Spark's own web UI."""
-    conf: dict[str, str] = {}
-    """Any other Spark configuration."""
+    conf: dict[str, SecretStr] = {}
+    """Any other Spark configuration. Never shown by us, but Spark writes it on the JVM's command line: give secrets to Spark in
+    another way."""
 
     _from_text = pydantic.field_validator("conf", mode="before")(_pairs)
 
@@ -204,15 +206,21 @@ class Logs(Area):
     """DEBUG, INFO, WARNING or ERROR."""
     format: Annotated[str, Field(pattern="^(text|json)$")] = "text"
     """`text` for people, `json` for machines: one object a line."""
+    attempt_sample: Annotated[float, Field(ge=0, le=1)] = 0
+    """Share of all attempts that the workers log, 0 to 1. Failed ones are logged besides, up to 10 a second and worker."""
 
 
 class Metrics(Area):
-    """Metrics of the driver, for Prometheus."""
+    """How the job is seen from outside: metrics for Prometheus, and probes."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of `/metrics`; 0 serves none."""
+    """Port of `/metrics`, `/healthz` and `/readyz`; 0 serves none."""
     host: str = "127.0.0.1"
     """Address to serve on; `0.0.0.0` in a container."""
+    lag_interval_s: Seconds = 10
+    """How often Kafka is asked how many records wait."""
+    stalled_after_s: Seconds = 300
+    """Unhealthy after so long with records waiting and none committed; must be longer than any micro-batch."""
 
 
 class Settings(Area):

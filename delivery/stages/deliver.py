@@ -6,21 +6,27 @@ when it failed or its process was killed, because Spark runs the whole task agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.webhooks import rows, worker
+from delivery.webhooks import lane, rows, worker
 
 SCHEMA = "topic string, key binary, value binary"
 _ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-def deliver(records: DataFrame, plan: worker.Plan, source: worker.SnapshotSource, parallelism: int) -> DataFrame:
-    """Deliver `records`; return what to write to Kafka.
+def deliver(
+    records: DataFrame,
+    plan: worker.Plan,
+    source: worker.SnapshotSource,
+    parallelism: int,
+    observe: Callable[[lane.Results], None],
+) -> DataFrame:
+    """Deliver `records`; return what to write to Kafka. `observe` is told, in the worker, of each Arrow batch.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
     several Kafka partitions one after another, and there are as many tasks as can run at once.
@@ -28,7 +34,7 @@ def deliver(records: DataFrame, plan: worker.Plan, source: worker.SnapshotSource
     return (
         records.select("topic", "partition", "offset", "appended_at_ms", "value", "headers")
         .coalesce(parallelism)
-        .mapInArrow(DeliverPartition(plan=plan, source=source), SCHEMA)
+        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe), SCHEMA)
     )
 
 
@@ -55,11 +61,13 @@ class DeliverPartition:
 
     plan: worker.Plan
     source: worker.SnapshotSource
+    observe: Callable[[lane.Results], None]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = worker.of(self.plan)
         for batch in batches:
             results = here.deliver(records(batch), self.source)
+            self.observe(results)
             written = list(rows.rows(results, self.plan.topics))
             columns = zip(*written, strict=True) if written else ((), (), ())
             arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]

@@ -73,6 +73,7 @@ class Dispatcher:
         self._outcomes: list[Outcome] = []
         self._settled = asyncio.Event()
         self._failure: BaseException | None = None
+        self.most_in_flight = 0
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery; it is attempted when its endpoint's turn comes."""
@@ -98,6 +99,7 @@ class Dispatcher:
         if self._turns and len(self._runners) < self._limits.max_in_flight:
             runner = asyncio.create_task(self._run())
             self._runners.add(runner)
+            self.most_in_flight = max(self.most_in_flight, len(self._runners))
             runner.add_done_callback(self._runner_ended)
 
     def _give_turn(self, queue: _Queue) -> None:

@@ -47,6 +47,8 @@ class Results:
     outcomes: list[Outcome] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     receipts: dict[tuple[str, int], Receipt] = field(default_factory=dict)
+    most_in_flight: int = 0
+    """Requests under way at once."""
 
 
 async def deliver(
@@ -72,6 +74,7 @@ async def deliver(
         if count % RECORDS_BETWEEN_IO == 0:
             await asyncio.sleep(0)
     results.outcomes += await dispatcher.finish()
+    results.most_in_flight = dispatcher.most_in_flight
     return results
 
 

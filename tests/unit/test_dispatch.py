@@ -50,6 +50,19 @@ def test_no_bound_on_what_is_under_way_is_passed():
     assert sender.most_in_flight == {"a": 4, "b": 4}
 
 
+def test_the_most_that_was_under_way_is_told():
+    sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
+
+    async def main():
+        dispatcher = dispatch.Dispatcher(sender, dispatch.Limits(max_in_flight=10), retry.QuickRetry(), clock=fakes.Clock())
+        for delivery in deliveries(3, "a") + deliveries(4, "b"):
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.most_in_flight
+
+    assert asyncio.run(main()) == sum(sender.most_in_flight.values()) == 7
+
+
 def test_endpoints_take_turns_however_much_one_of_them_has_waiting():
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: None, clock)

@@ -28,10 +28,15 @@ def test_the_configuration_document_is_the_settings():
     assert (ROOT / "docs" / "configuration.md").read_text() == documents.configuration(), "run `make docs`"
 
 
-def test_the_configuration_example_is_accepted(tmp_path):
-    [example] = blocks("docs/configuration.md", "toml")
+def test_the_metrics_document_is_the_declarations():
+    assert (ROOT / "docs" / "metrics.md").read_text() == documents.metrics_table(), "run `make docs`"
+
+
+@pytest.mark.parametrize("path", ["docs/configuration.md", "docs/operations.md"])
+def test_the_examples_of_settings_are_accepted(path, tmp_path):
+    [example] = blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
-    assert settings.load({}, root=tmp_path).source.topic_pattern == r"events\..+"
+    assert settings.load({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():
@@ -84,8 +89,10 @@ def test_every_link_inside_the_project_leads_somewhere(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-def test_every_command_that_the_readme_names_exists():
-    for line in "\n".join(blocks("README.md", "sh")).splitlines():
+@pytest.mark.parametrize("path", ["README.md", "docs/operations.md"])
+def test_every_command_that_a_document_names_exists(path):
+    named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
+    for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
             command = words[1:3] if words[1] in {"db", "keys"} else words[1:2]
