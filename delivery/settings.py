@@ -154,6 +154,9 @@ class Delivery(Area):
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
+    rate_wait_s: Seconds = 30
+    """How long a delivery waits when its endpoint has more than its `max_per_second`; what would wait longer becomes a dead
+    letter. The micro-batch waits with it."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False

@@ -25,7 +25,8 @@ ALWAYS = {
     r"|keys?[._]ring|database[._]url",
     # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # The first records are on their way while the rest is being read.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",

@@ -5,7 +5,6 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -42,79 +41,103 @@ class Receipt:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """Everything that came of some records."""
+    """What came of some records."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    receipts: dict[tuple[str, int], Receipt] = field(default_factory=dict)
+    receipts: list[Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
 
 
-async def deliver(
-    records: Iterable[Record], router: matching.Router, dispatcher: dispatch.Dispatcher, layout: envelope.Layout
-) -> Results:
-    """Return what came of each record: it is rejected, or each of its due deliveries is skipped, delivered or dead-lettered."""
-    results = Results()
-    for count, record in enumerate(records, start=1):
-        receipt = _receipt(results, record, router.revision)
-        try:
-            event = envelope.parse(record, layout)
-            _require_active(event, router)
-        except errors.EventRejected as exc:
-            receipt.rejected += 1
-            results.rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
-        else:
-            for delivery, skip in _due(event, router):
-                receipt.due += 1
-                if skip is None:
-                    dispatcher.submit(delivery)
-                else:
-                    results.outcomes.append(Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=skip))
-        if count % RECORDS_BETWEEN_IO == 0:
-            await asyncio.sleep(0)
-    results.outcomes += await dispatcher.finish()
-    results.most_in_flight = dispatcher.most_in_flight
-    return results
+class Lane:
+    """Deliver the records of one micro-batch partition, as they are read. Used once.
 
+    Every record is rejected, or each of its due deliveries is skipped, delivered or dead-lettered: what `take` has not returned
+    yet, `finish` does.
+    """
 
-def _require_active(event: Event, router: matching.Router) -> None:
-    status = router.tenant_status(event.tenant_id)
-    if status is None:
-        raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
-    if status is TenantStatus.SUSPENDED:
-        raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
+    def __init__(self, router: matching.Router, dispatcher: dispatch.Dispatcher, layout: envelope.Layout) -> None:
+        self._router = router
+        self._dispatcher = dispatcher
+        self._layout = layout
+        self._receipts: dict[tuple[str, int], Receipt] = {}
 
+    async def take(self, records: Iterable[Record]) -> Results:
+        """Begin to deliver `records`; return what has come meanwhile, of these and of those before."""
+        results = Results()
+        for count, record in enumerate(records, start=1):
+            receipt = self._receipt(record)
+            try:
+                event = envelope.parse(record, self._layout)
+                self._require_active(event)
+            except errors.EventRejected as exc:
+                receipt.rejected += 1
+                results.rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
+            else:
+                receipt.due += self._route(event, results)
+            if count % RECORDS_BETWEEN_IO == 0:
+                await self._dispatcher.room()
+        results.outcomes += self._dispatcher.ended()
+        return results
 
-def _due(event: Event, router: matching.Router) -> list[tuple[Delivery, SkipReason | None]]:
-    contents: dict[ContentMode, message.Content] = {}
-    due: list[tuple[Delivery, SkipReason | None]] = []
-    for match in router.matches(event):
-        mode = match.endpoint.content_mode
-        content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
-        delivery = Delivery(
-            event=event,
-            subscription=match.subscription,
-            endpoint=match.endpoint,
-            webhook_id=message.webhook_id(event, match.subscription.subscription_id),
-            body=content.body,
-            content_headers=content.headers,
+    async def finish(self) -> Results:
+        """Wait for all that is under way; return what is left, with the receipts."""
+        await self._dispatcher.finish()
+        return Results(
+            outcomes=self._dispatcher.ended(),
+            receipts=list(self._receipts.values()),
+            most_in_flight=self._dispatcher.most_in_flight,
         )
-        due.append((delivery, matching.skip_reason(match)))
-    return due
+
+    def abandon(self) -> None:
+        """Stop sending: nobody will take the results."""
+        self._dispatcher.abandon()
+
+    def _require_active(self, event: Event) -> None:
+        status = self._router.tenant_status(event.tenant_id)
+        if status is None:
+            raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
+        if status is TenantStatus.SUSPENDED:
+            raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
+
+    def _route(self, event: Event, results: Results) -> int:
+        """Submit each delivery that is due, or skip it; return how many are."""
+        matches = self._router.matches(event)
+        contents: dict[ContentMode, message.Content] = {}
+        for match in matches:
+            mode = match.endpoint.content_mode
+            content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
+            delivery = Delivery(
+                event=event,
+                subscription=match.subscription,
+                endpoint=match.endpoint,
+                webhook_id=message.webhook_id(event, match.subscription.subscription_id),
+                body=content.body,
+                content_headers=content.headers,
+            )
+            skip = matching.skip_reason(match)
+            if skip is None:
+                self._dispatcher.submit(delivery)
+            else:
+                results.outcomes.append(_skipped(delivery, skip))
+        return len(matches)
+
+    def _receipt(self, record: Record) -> Receipt:
+        key = (record.topic, record.partition)
+        receipt = self._receipts.get(key)
+        if receipt is None:
+            receipt = self._receipts[key] = Receipt(
+                topic=record.topic,
+                partition=record.partition,
+                revision=self._router.revision,
+                first_offset=record.offset,
+                last_offset=record.offset,
+            )
+        receipt.last_offset = record.offset
+        receipt.records += 1
+        return receipt
 
 
-def _receipt(results: Results, record: Record, revision: Revision) -> Receipt:
-    key = (record.topic, record.partition)
-    receipt = results.receipts.get(key)
-    if receipt is None:
-        receipt = results.receipts[key] = Receipt(
-            topic=record.topic,
-            partition=record.partition,
-            revision=revision,
-            first_offset=record.offset,
-            last_offset=record.offset,
-        )
-    receipt.last_offset = record.offset
-    receipt.records += 1
-    return receipt
+def _skipped(delivery: Delivery, reason: SkipReason) -> Outcome:
+    return Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=reason)

@@ -26,6 +26,8 @@ UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 LANE_DEADLINE = "lane_deadline"
 """The reason of a dead letter whose endpoint accepted nothing for a whole lane deadline."""
+RATE_LIMITED = "rate_limited"
+"""The reason of a dead letter that its endpoint's own rate kept waiting for too long."""
 CONFIGURATION = "configuration"
 """The endpoint's own settings make no request (a refused URL or header)."""
 

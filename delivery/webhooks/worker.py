@@ -7,17 +7,23 @@ pickled or survives a fork. Spark starts one worker per core, forks it once and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+import cachetools
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, matching, retry, rows, sender, transport
+from delivery.webhooks import dispatch, envelope, guard, lane, limits, matching, retry, rows, sender, transport
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+
+MAX_PACES = 20_000
+"""Endpoints whose pace is remembered; more than have one."""
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +33,7 @@ class Plan:
     topics: rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
     layout: envelope.Layout = field(default_factory=envelope.Layout)
-    limits: dispatch.Limits = field(default_factory=dispatch.Limits)
+    limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
     attempt_timeout_s: float = 2.0
     max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
@@ -53,11 +59,12 @@ class Worker:
         self._plan = plan
         self._base_id: str | None = None
         self._router: matching.Router | None = None
+        self._paces: dispatch.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True).start()
-        self._sender = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        self._sender = self._wait_for(self._open())
 
     async def _open(self) -> sender.Sender:
         return sender.Sender(
@@ -68,18 +75,31 @@ class Worker:
             max_retry_after_s=self._plan.max_retry_after_s,
         )
 
-    def deliver(self, records: Iterable[Record], source: SnapshotSource) -> lane.Results:
-        """Deliver `records` by the registry in `source`; return when each has its outcome.
+    def deliver(self, batches: Iterable[Iterable[Record]], source: SnapshotSource) -> Iterator[lane.Results]:
+        """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
-        Called from the task's thread, by one task at a time.
+        Called from the task's thread, by one task at a time. While it reads the next batch, what was begun goes on.
         """
-        return asyncio.run_coroutine_threadsafe(self._deliver(records, source), self._loop).result()
+        begun = self._wait_for(self._begin(source))
+        try:
+            for records in batches:
+                yield self._wait_for(begun.take(records))
+            yield self._wait_for(begun.finish())
+        finally:  # done, or nobody reads the results any more
+            self._loop.call_soon_threadsafe(begun.abandon)
 
-    async def _deliver(self, records: Iterable[Record], source: SnapshotSource) -> lane.Results:
+    def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _begin(self, source: SnapshotSource) -> lane.Lane:
         dispatcher = dispatch.Dispatcher(
-            self._sender, self._plan.limits, self._plan.quick_retry, clock=asyncio.get_running_loop().time
+            self._sender,
+            self._plan.limits,
+            self._plan.quick_retry,
+            paces=self._paces,
+            clock=asyncio.get_running_loop().time,
         )
-        return await lane.deliver(records, self._routed_by(source), dispatcher, self._plan.layout)
+        return lane.Lane(self._routed_by(source), dispatcher, self._plan.layout)
 
     def _routed_by(self, source: SnapshotSource) -> matching.Router:
         """Return the router at the revision of `source`, or a later one.
@@ -88,6 +108,9 @@ class Worker:
         """
         if self._router is None or self._base_id != source.base_id:
             self._router, self._base_id = matching.Router(source.base()), source.base_id
+            # The registry stays for long and holds no cycles: the collector need not walk through it again and again.
+            gc.collect()
+            gc.freeze()
         changes = source.changes()
         if changes is not None and changes.revision > self._router.revision:
             self._router.apply(changes)

@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import collections
-import dataclasses
 
 import orjson
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import TenantId, TenantStatus
-from delivery.webhooks import dispatch, envelope, lane, matching, retry, rows
+from delivery.webhooks import dispatch, envelope, lane, limits, matching, retry, rows
 from tests import builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
@@ -77,8 +76,12 @@ def deliver(batch, layout):
     sender = fakes.FakeSender(lambda *_: retry.REFUSED, clock)
 
     async def main():
-        dispatcher = dispatch.Dispatcher(sender, dispatch.Limits(), retry.QuickRetry(), clock=clock)
-        return await lane.deliver(batch, matching.Router(SNAPSHOT), dispatcher, layout)
+        dispatcher = dispatch.Dispatcher(sender, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
+        begun = lane.Lane(matching.Router(SNAPSHOT), dispatcher, layout)
+        first, rest = await begun.take(batch), await begun.finish()
+        return lane.Results(
+            outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
+        )
 
     return asyncio.run(main())
 
@@ -93,14 +96,14 @@ def deliver(batch, layout):
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 690_000))])
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 340_000), headers=(("a", b"\xff" * 340_000),))])
 def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(batch):
-    batch = [dataclasses.replace(record, offset=offset) for offset, record in enumerate(batch)]
+    batch = [record._replace(offset=offset) for offset, record in enumerate(batch)]
     results = deliver(batch, envelope.Layout(max_bytes=700_000))  # the most that can be set
     rejected = collections.Counter(rejection.record.offset for rejection in results.rejections)
     due = collections.Counter(outcome.delivery.event.record.offset for outcome in results.outcomes)
     for record in batch:
         assert (rejected[record.offset], due[record.offset] > 0) in {(1, False), (0, True)}
-    assert sum(receipt.records for receipt in results.receipts.values()) == len(batch)
-    assert sum(receipt.rejected for receipt in results.receipts.values()) == len(results.rejections)
+    assert sum(receipt.records for receipt in results.receipts) == len(batch)
+    assert sum(receipt.rejected for receipt in results.receipts) == len(results.rejections)
     written = list(rows.rows(results, TOPICS))
     assert max((len(row.key) + len(row.value) for row in written), default=0) < MAX_KAFKA_BYTES
     letters = [orjson.loads(row.value) for row in written if row.topic == "rejected"]

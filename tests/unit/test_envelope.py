@@ -1,7 +1,6 @@
 """A Kafka record becomes an event, or is rejected with a reason; the payload stays the bytes that came."""
 
 import base64
-import dataclasses
 
 import orjson
 import pytest
@@ -241,7 +240,7 @@ class TestTopicsOfOneTenant:
         own = builders.record(topic="events.of.t2.orders", value=value, headers=headers)
         assert envelope.parse(own, self.LAYOUT).tenant_id == "t2"
         with pytest.raises(errors.EventRejected) as rejected:
-            envelope.parse(dataclasses.replace(own, topic="events.of.t1.orders"), self.LAYOUT)
+            envelope.parse(own._replace(topic="events.of.t1.orders"), self.LAYOUT)
         assert rejected.value.reason == "tenant_mismatch"
         assert rejected.value.detail == "the topic belongs to tenant t1; the event names t2"
 
