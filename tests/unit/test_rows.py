@@ -86,10 +86,11 @@ def test_a_dead_letter_tells_the_whole_story_and_no_secret():
 
 def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
     outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
-    assert [(topic, entry.get("kind")) for topic, _, entry in written(outcomes=[outcome])] == [
-        ("attempts", "dead_lettered"),
-        ("dead", None),
-    ]
+    (logged_in, _, row), (topic, _, letter) = written(outcomes=[outcome])
+    assert (logged_in, [(entry["kind"], entry["reason"]) for entry in row["entries"]]) == (
+        "attempts", [("dead_lettered", "lane_deadline")],
+    )  # fmt: skip
+    assert (topic, letter["reason"], letter["attempts"]) == ("dead", "lane_deadline", [])
 
 
 def test_a_rejected_record_keeps_its_bytes_for_the_operator():
