@@ -207,12 +207,18 @@ def _sub_tenant(value: Any) -> SubTenantId | None:
 
 
 def _rfc3339(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _second(epoch_s: int) -> str:
+    """Return one second; thousands of events share it, and to write it takes as long as to parse one."""
     try:
-        moment = dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)
+        return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
     except (ValueError, OverflowError, OSError) as exc:
         # Producers set a record's time as they like: in microseconds, say, which is in the year 55,000.
         raise errors.EventRejected("bad_attribute", "the event has no time, and its record's is beyond the year 9999") from exc
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _raw_member(value: bytes, name: str) -> bytes:
