@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from delivery import errors, health, metrics, settings
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+_OF_A_STACK = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames))")
 Registry = TypeVar("Registry")
 
 
@@ -94,9 +96,8 @@ class Lane(Generic[Registry]):
         failure = query.exception()
         if failure is not None and not self._handed_back:
             self._watched.entered(health.Phase.ENDED)
-            cause = str(failure).partition("=== Streaming Query ===")[0].strip().splitlines()
             raise errors.LaneFailed(
-                f"lane {self._name} ended: {cause[-1] if cause else type(failure).__name__}. "
+                f"lane {self._name} ended: {cause_of(str(failure)) or type(failure).__name__}. "
                 "What was committed is kept: mend the cause, and start again"
             ) from failure
 
@@ -104,6 +105,13 @@ class Lane(Generic[Registry]):
         """Tell whether the last batch that began is committed: progress is reported after the commit."""
         progress = query.lastProgress
         return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))
+
+
+def cause_of(failure: str) -> str:
+    """Return the line of a failed query's text that says why: the last one that is no line of a JVM's stack."""
+    told = failure.partition("=== Streaming Query ===")[0].splitlines()
+    lines = [line.strip() for line in told if line.strip() and not _OF_A_STACK.match(line)]
+    return lines[-1] if lines else ""
 
 
 def _positions(progress: StreamingQueryProgress) -> health.Positions:

@@ -5,6 +5,7 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,10 @@ from delivery import errors
 from delivery.model import ContentMode, Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
 from delivery.webhooks import dispatch, envelope, matching, message
 
+log = logging.getLogger(__name__)
+
+UNFORESEEN = "unforeseen"
+"""The reason of a rejection that is a fault of ours."""
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
 
@@ -69,13 +74,18 @@ class Lane:
         for count, record in enumerate(records, start=1):
             receipt = self._receipt(record)
             try:
-                event = envelope.parse(record, self._layout)
-                self._require_active(event)
+                due = self._due(record)
             except errors.EventRejected as exc:
                 receipt.rejected += 1
                 results.rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
+            except Exception:
+                # A surprise in one record must hurt that record alone. Raised, it would fail everybody's micro-batch for ever.
+                log.exception("a record failed in an unforeseen way", extra={"topic": record.topic, "offset": record.offset})
+                receipt.rejected += 1
+                results.rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
             else:
-                receipt.due += self._route(event, results)
+                receipt.due += len(due)
+                self._begin(due, results)
             if count % RECORDS_BETWEEN_IO == 0:
                 await self._dispatcher.room()
         results.outcomes += self._dispatcher.ended()
@@ -94,18 +104,13 @@ class Lane:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
 
-    def _require_active(self, event: Event) -> None:
-        status = self._router.tenant_status(event.tenant_id)
-        if status is None:
-            raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
-        if status is TenantStatus.SUSPENDED:
-            raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
-
-    def _route(self, event: Event, results: Results) -> int:
-        """Submit each delivery that is due, or skip it; return how many are."""
-        matches = self._router.matches(event)
+    def _due(self, record: Record) -> list[tuple[Delivery, SkipReason | None]]:
+        """Return what is due of a record, with the reason to skip it if there is one; raise EventRejected for no event."""
+        event = envelope.parse(record, self._layout)
+        self._require_active(event)
         contents: dict[ContentMode, message.Content] = {}
-        for match in matches:
+        due: list[tuple[Delivery, SkipReason | None]] = []
+        for match in self._router.matches(event):
             mode = match.endpoint.content_mode
             content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
             delivery = Delivery(
@@ -116,12 +121,22 @@ class Lane:
                 body=content.body,
                 content_headers=content.headers,
             )
-            skip = matching.skip_reason(match)
+            due.append((delivery, matching.skip_reason(match)))
+        return due
+
+    def _begin(self, due: list[tuple[Delivery, SkipReason | None]], results: Results) -> None:
+        for delivery, skip in due:
             if skip is None:
                 self._dispatcher.submit(delivery)
             else:
-                results.outcomes.append(_skipped(delivery, skip))
-        return len(matches)
+                results.outcomes.append(Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=skip))
+
+    def _require_active(self, event: Event) -> None:
+        status = self._router.tenant_status(event.tenant_id)
+        if status is None:
+            raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
+        if status is TenantStatus.SUSPENDED:
+            raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
 
     def _receipt(self, record: Record) -> Receipt:
         key = (record.topic, record.partition)
@@ -137,7 +152,3 @@ class Lane:
         receipt.last_offset = record.offset
         receipt.records += 1
         return receipt
-
-
-def _skipped(delivery: Delivery, reason: SkipReason) -> Outcome:
-    return Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=reason)

@@ -113,3 +113,19 @@ def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(ba
         assert kept == (None if value is None else value[: rows.MAX_REJECTED_BYTES])
         headers = [(header["name"], base64.b64decode(header["value_base64"])) for header in letter["headers"]]
         assert headers == list(rejection.record.headers)[: len(headers)]
+
+
+def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+    healthy, broken = builders.record(value=b'{"tenant_id":"t1"}'), builders.record(offset=8, value=b'{"tenant_id":"t1","n":1}')
+    parse = envelope.parse
+
+    def with_a_bug(record, layout):
+        if record.offset == 8:
+            raise RuntimeError("a bug")
+        return parse(record, layout)
+
+    monkeypatch.setattr(envelope, "parse", with_a_bug)
+    results = deliver([healthy, broken], envelope.Layout())
+    assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(8, lane.UNFORESEEN)]
+    assert {outcome.delivery.event.record.offset for outcome in results.outcomes} == {7}
+    assert "unforeseen" in caplog.text

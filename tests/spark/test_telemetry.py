@@ -25,7 +25,7 @@ def value(name, **labels):
 def source(spark):
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     base = builders.snapshot(builders.endpoint(), paused)
-    published = snapshot.Published(base_id="base", base=base, changes=None, confirmed_at=0.0)
+    published = snapshot.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
     return snapshot.Broadcaster(spark.sparkContext).source(published)
 
 
@@ -37,7 +37,7 @@ def records(spark, count, partitions):
         "id AS offset",
         "id AS appended_at_ms",
         """CAST(IF(id % 2 = 0, '{"tenant_id":"t1"}', 'not JSON') AS BINARY) AS value""",
-        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+        "CAST(NULL AS STRING) AS headers",
     )
 
 
