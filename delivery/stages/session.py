@@ -30,7 +30,6 @@ ALWAYS = {
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
-    "spark.log.level": "WARN",
 }
 
 
@@ -52,4 +51,6 @@ def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    return spark

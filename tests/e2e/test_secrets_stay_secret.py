@@ -14,6 +14,21 @@ from tests.e2e.conftest import SECRET, assert_eventually
 pytestmark = pytest.mark.e2e
 
 
+TALKATIVE = """
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+logger.spark.name = org.apache.spark
+logger.spark.level = info
+logger.kafka.name = org.apache.kafka
+logger.kafka.level = info
+"""
+
+
 def canary(name):
     return f"canary-{name}-{uuid.uuid4().hex}"
 
@@ -46,6 +61,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         bearer = {"kind": "bearer", "secret": secrets["bearer"]}
         platform.register([{}], auth=bearer, url=f"{platform.receiver.url}/ep1/{secrets['path']}")
         (tmp_path / "events").mkdir()
+        (tmp_path / "log4j2.properties").write_text(TALKATIVE)
         ui, own = local_kafka.free_port(), local_kafka.free_port()
         job = platform.start(
             # A dead letter does not fit, so that the job ends with an error that Spark tells at length.
@@ -58,7 +74,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
                 "ui": True,
                 "conf": {
                     "spark.ui.port": str(ui),
-                    "spark.log.level": "INFO",
+                    "spark.driver.extraJavaOptions": f"-Dlog4j.configurationFile=file://{tmp_path}/log4j2.properties",
                     "spark.eventLog.enabled": "true",
                     "spark.eventLog.compress": "false",
                     "spark.eventLog.dir": f"file://{tmp_path}/events",
@@ -87,6 +103,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
     assert "spark.redaction.regex" in told["/environment"]
     assert "SparkListenerSQLExecutionStart" in told["event log"]
     assert "sasl.jaas.config" in told["event log"] + told["log"]
+    assert "INFO ProducerConfig" in told["log"]
     assert "RecordTooLargeException" in told["log"]
     assert '"event":"delivery.attempted"' in told["log"]
     found = [
