@@ -4,7 +4,6 @@ import pytest
 
 from delivery.stages import query
 
-
 JVM = """[STREAM_FAILED] it ended: Task failed
 \tat a.b.C(D.java:1)
 Caused by: java.lang.ArithmeticException: long overflow
