@@ -100,3 +100,10 @@ def test_every_command_that_a_document_names_exists(path):
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.output, line
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat-model.md").read_text()))
+    defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert named
+    assert named <= defined
