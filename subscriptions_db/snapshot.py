@@ -18,6 +18,7 @@ from delivery import errors
 from delivery.model import (
     Auth,
     AuthKind,
+    ContentMode,
     CustomerId,
     DeliveryMode,
     Endpoint,
@@ -25,17 +26,18 @@ from delivery.model import (
     EndpointStatus,
     Revision,
     Scope,
-    SigningKey,
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
     SubTenantId,
     TenantId,
     TenantStatus,
+    Tls,
 )
-from delivery.webhooks import filters, guard, target
+from delivery.webhooks import filters, guard
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
-from subscriptions_db import connect, keyring
+from subscriptions_db import checks, connect, endpoint_secrets, keyring
+from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
@@ -98,11 +100,13 @@ def _endpoints(
     for row in connection.execute(query("secrets"), {"ids": ids}):
         secrets[row["endpoint_id"]].append(row)
     for row in connection.execute(query("endpoints"), {"ids": ids}):
-        endpoint = _endpoint(row)
+        endpoint = Endpoint(
+            endpoint_id=EndpointId(row["endpoint_id"]), customer_id=CustomerId(row["customer_id"]), url=row["url"]
+        )
         try:
-            endpoint = _with_secrets(endpoint, secrets[endpoint.endpoint_id], ring)
-            target.prepare(endpoint, address_guard)
-        except (errors.SealError, errors.TargetRefused) as exc:
+            endpoint = _with_secrets(_with_columns(endpoint, row), secrets[endpoint.endpoint_id], ring)
+            checks.check_endpoint(endpoint, address_guard)
+        except (errors.SealError, errors.RegistrationError) as exc:
             endpoint = replace(endpoint, fault=str(exc))
         except Exception:
             # A surprise in one row must not keep the registry from everybody: the job would hold, or never start.
@@ -111,24 +115,46 @@ def _endpoints(
         yield endpoint.endpoint_id, endpoint
 
 
-def _endpoint(row: dict[str, Any]) -> Endpoint:
-    return Endpoint(
-        endpoint_id=EndpointId(row["endpoint_id"]),
-        customer_id=CustomerId(row["customer_id"]),
-        url=row["url"],
+def _with_columns(endpoint: Endpoint, row: dict[str, Any]) -> Endpoint:
+    return replace(
+        endpoint,
         status=EndpointStatus(row["status"]),
         mode=DeliveryMode(row["mode"]),
-        auth=Auth(kind=AuthKind(row["auth_kind"]), username=row["auth_username"], header=row["auth_header"]),
+        auth=Auth(
+            kind=AuthKind(row["auth_kind"]),
+            username=row["auth_username"],
+            header=row["auth_header"],
+            client_id=row["auth_client_id"],
+            token_url=row["auth_token_url"],
+            token_scope=row["auth_token_scope"],
+        ),
+        content_mode=ContentMode(row["content_mode"]),
+        headers=() if row["headers"] == "{}" else tuple(json.loads(row["headers"]).items()),
+        tls=_tls(row),
+        max_in_flight=row["max_in_flight"],
+        max_per_second=row["max_per_second"],
     )
 
 
+def _tls(row: dict[str, Any]) -> Tls | None:
+    # Thousands of endpoints share the certificates of few authorities; shared texts are pickled and kept once.
+    authorities, certificate = (pem and sys.intern(pem) for pem in (row["tls_authorities"], row["tls_certificate"]))
+    return Tls(authorities=authorities, certificate=certificate) if authorities or certificate else None
+
+
 def _with_secrets(endpoint: Endpoint, rows: list[dict[str, Any]], ring: keyring.KeyRing) -> Endpoint:
-    opened = [(row["purpose"], ring.open(row["key_id"], row["sealed"], keyring.place_of(row))) for row in rows]
-    signing_keys = tuple(SigningKey(secret=secret) for purpose, secret in opened if purpose == "signing")
+    opened = [Opened.from_row(row, ring) for row in rows]
+    by_purpose = {secret.purpose: secret.secret for secret in opened}
+    signing_keys = tuple(secret.signing_key() for secret in opened if secret.purpose in endpoint_secrets.SCHEME_OF)
     if not signing_keys:
-        raise errors.SealError("has no signing secret")
-    secret = next((secret for purpose, secret in opened if purpose == "auth"), None)
-    return replace(endpoint, signing_keys=signing_keys, auth=replace(endpoint.auth, secret=secret))
+        raise errors.SealError("has no signing secret that has not expired")
+    tls, tls_key = endpoint.tls, by_purpose.get(endpoint_secrets.TLS_KEY)
+    return replace(
+        endpoint,
+        signing_keys=signing_keys,
+        auth=replace(endpoint.auth, secret=by_purpose.get(endpoint_secrets.AUTH)),
+        tls=tls if tls_key is None else replace(tls or Tls(), key=tls_key),
+    )
 
 
 def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Iterator[tuple[SubscriptionId, Subscription]]:

@@ -9,6 +9,7 @@ from tests import addresses
 
 GUARD = guard.Guard()
 ENDPOINT = {"id": "ep1", "customer": "c1", "url": "https://example.com/"}
+OAUTH2 = {"kind": "oauth2", "client_id": "us", "secret": "hunter2", "token_url": "https://login.example.com/"}
 SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everything": True}
 
 
@@ -33,9 +34,24 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ),
         (
             {"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2\r\ntransfer-encoding: chunked"}}]},
-            "endpoints[0].auth.headers.authorization: its value must be printable ASCII",
+            "endpoints[0].headers.authorization: a header value is printable ASCII",
         ),
-        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing secret is"),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing"),
+        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"username": "x"}}]}, "endpoints[0].auth: oauth2 takes client_id"),
+        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_scope": "a  b"}}]}, "endpoints[0].auth.token_scope:"),
+        (
+            {"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_url": "https://127.0.0.1/"}}]},
+            "endpoints[0].auth.token_url: the address is not allowed",
+        ),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hünter2"}}]}, "endpoints[0].auth: the secret is not"),
+        ({"endpoints": [ENDPOINT | {"headers": {"Host": "x"}}]}, "endpoints[0].headers.Host: is set by the platform"),
+        ({"endpoints": [ENDPOINT | {"headers": {"X-A": 1}}]}, "endpoints[0].headers.X-A: Input should be a valid string"),
+        ({"endpoints": [ENDPOINT | {"content_mode": "xml"}]}, "endpoints[0].content_mode:"),
+        ({"endpoints": [ENDPOINT | {"max_in_flight": 0}]}, "endpoints[0].max_in_flight:"),
+        ({"endpoints": [ENDPOINT | {"max_per_second": float("nan")}]}, "endpoints[0].max_per_second:"),
+        ({"endpoints": [ENDPOINT | {"tls": {"key": "hunter2"}}]}, "endpoints[0].tls: certificate and key go together"),
+        ({"endpoints": [ENDPOINT | {"tls": {"authorities": "x" * 65_537}}]}, "endpoints[0].tls.authorities:"),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["whsec_" + "QUFB" * 8] * 6}]}, "endpoints[0].signing_secrets:"),
         ({"subscriptions": [SUBSCRIPTION | {"event_type": "order*"}]}, "subscriptions[0].event_type:"),
         ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: says either everything"),
         ({"subscriptions": [SUBSCRIPTION | {"tenants": ["t1"]}]}, "subscriptions[0]: says either everything"),
