@@ -83,19 +83,22 @@ class _PatternIndex:
             for key in _scope_keys(rule.subscription.scope):
                 self._by_scope[key].append(rule)
 
-    def matching(self, event: Event, document: Mapping[str, Any]) -> Iterator[_Rule]:
-        """Yield the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
+    def matching(self, event: Event) -> list[_Rule]:
+        """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
+        found: list[_Rule] = []
         for key in (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id)):
-            rules = self._by_scope.get(key, ())
+            rules = self._by_scope.get(key)
+            if rules is None:
+                continue
+            document = filter_document(event)
             if len(rules) < MIN_INDEXED_RULES:
-                for rule in rules:
-                    if rule.filter is None or rule.filter.matches(document):
-                        yield rule
-            else:
-                if key not in self._indexed:
-                    self._indexed[key] = _IndexedRules(rules)
-                yield from self._indexed[key].matching(document)
+                found += [rule for rule in rules if rule.filter is None or rule.filter.matches(document)]
+                continue
+            if key not in self._indexed:
+                self._indexed[key] = _IndexedRules(rules)
+            found += self._indexed[key].matching(document)
+        return found
 
 
 class _IndexedRules:
@@ -138,11 +141,10 @@ class Router:
 
     def matches(self, event: Event) -> list[Match]:
         """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
-        document = filter_document(event)
         return [
             Match(rule.subscription, self._endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
-            for rule in index.matching(event, document)
+            for rule in index.matching(event)
             if not (rule.has_exclusions and _is_excluded(event, rule.subscription))
         ]
 
