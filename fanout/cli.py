@@ -83,7 +83,7 @@ def db_migrate(context: typer.Context) -> None:
 @app.command()
 def apply(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML document; see docs/configuration.md.")],
+    file: Annotated[Path, typer.Argument(help="YAML document; see docs/registering.md.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     prune: Annotated[bool, typer.Option(help="Delete what the file's customers have and the file does not name.")] = False,
     as_json: AsJson = False,

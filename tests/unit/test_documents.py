@@ -1,11 +1,13 @@
 """The examples in the documents hold, and what is generated is current."""
 
 import re
+import textwrap
 import time
 from pathlib import Path
 
 import orjson
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from delivery import errors, settings
@@ -14,7 +16,7 @@ from delivery.webhooks import guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import manifest
-from tests import builders
+from tests import builders, pki
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
@@ -43,6 +45,36 @@ def test_the_readmes_manifest_is_accepted():
     [example] = blocks("README.md", "yaml")
     development = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert len(manifest.load(example, development).subscriptions) == 2
+
+
+def registering():
+    """The document with every field, with certificates for the reader's dots."""
+    [example] = blocks("docs/registering.md", "yaml")
+    for kind, pem in (("CERTIFICATE", pki.certificate()), ("PRIVATE KEY", pki.key())):
+        dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
+        example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
+    return example
+
+
+def test_the_document_with_every_field_is_accepted():
+    assert len(manifest.load(registering(), guard.Guard()).endpoints) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "type_"),
+    [
+        ("tenants", None, manifest.Tenant),
+        ("customers", None, manifest.Customer),
+        ("endpoints", None, manifest.Endpoint),
+        ("endpoints", "auth", manifest.Auth),
+        ("endpoints", "tls", manifest.Tls),
+        ("subscriptions", None, manifest.Subscription),
+    ],
+)
+def test_the_document_with_every_field_leaves_none_out(kind, part, type_):
+    rows = yaml.safe_load(registering())[kind]
+    shown = {name for row in rows for name in (row.get(part, {}) if part else row)}
+    assert shown == set(type_.model_fields)
 
 
 def test_the_contracts_example_body_is_what_is_sent():
@@ -89,13 +121,13 @@ def test_every_link_inside_the_project_leads_somewhere(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md"])
 def test_every_command_that_a_document_names_exists(path):
     named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
     for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
-            command = words[1:3] if words[1] in {"db", "keys"} else words[1:2]
+            command = words[1:3] if words[1] in {"db", "endpoints", "keys"} else words[1:2]
             shown = CliRunner().invoke(cli.app, [*command, "--help"])
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):

@@ -415,6 +415,7 @@ class TestSnapshot:
 class TestSecrets:
     def test_no_table_holds_a_secret_in_the_clear(self, connection, ring):
         applied(connection, ring, DOCUMENT)
+        applied(connection, ring, {"endpoints": [WHOLE]})
         every_row = "select to_jsonb(row)::text as line from {} row"
         tables = connection.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
         dump = "".join(
@@ -423,7 +424,7 @@ class TestSecrets:
             for row in connection.execute(sql.SQL(every_row).format(sql.Identifier(table["tablename"])))
         )
         assert "https://example.com/1" in dump
-        for secret in (b"hunter2", b"0123456789abcdef0123456789abcdef"):
+        for secret in (b"hunter2", b"0123456789abcdef0123456789abcdef", b"e" * 32, pki.key().splitlines()[1].encode()):
             for form in (secret.decode(), secret.hex(), base64.b64encode(secret).decode()):
                 assert form not in dump
 
@@ -435,6 +436,11 @@ class TestSecrets:
         )
         read = snapshot.read_full(connection, ring, GUARD)
         assert list(read.quarantined()) == ["endpoint ep1"]
+
+    def test_a_secret_is_no_key_of_another_scheme(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
+        assert "does not open" in snapshot.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
 
     def test_after_a_rotation_the_old_key_is_needed_no_more(self, connection):
         old, new = stack.new_key(), stack.new_key()
