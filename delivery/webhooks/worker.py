@@ -63,17 +63,26 @@ class Worker:
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True).start()
-        self._sender = self._wait_for(self._open())
-
-    async def _open(self) -> sender.Sender:
-        return sender.Sender(
-            transport.Transport(self._plan.guard),
+        self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
+        self._thread.start()
+        self._network = self._wait_for(self._open())
+        self._sender = sender.Sender(
+            self._network,
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=time.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
+
+    async def _open(self) -> transport.Transport:
+        return transport.Transport(self._plan.guard)
+
+    def close(self) -> None:
+        """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
+        self._wait_for(self._network.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def deliver(self, batches: Iterable[Iterable[Record]], source: SnapshotSource) -> Iterator[lane.Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.

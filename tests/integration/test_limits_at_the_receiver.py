@@ -1,6 +1,7 @@
 """An endpoint's own limits, as its receiver sees them: over two workers, on real connections."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,8 @@ class Customer:
         self._loop = asyncio.new_event_loop()
 
     def __enter__(self):
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
         return self
@@ -34,6 +36,8 @@ class Customer:
     def __exit__(self, *_):
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def _serve(self):
         app = web.Application()
@@ -77,7 +81,8 @@ def deliver(customer, events, **own):
             builders.record(offset=number, value=orjson.dumps({"id": f"e{number}", "tenant_id": "t1"}))
             for number in range(first, first + events)
         ]
-        results = list(worker.Worker(plan).deliver([records], source))
+        with contextlib.closing(worker.Worker(plan)) as here:
+            results = list(here.deliver([records], source))
         return sum(outcome.kind == "delivered" for part in results for outcome in part.outcomes)
 
     with ThreadPoolExecutor(WORKERS) as pool:
