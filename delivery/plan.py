@@ -31,6 +31,7 @@ def of(config: settings.Settings) -> worker.Plan:
         ),
         quick_retry=retry.QuickRetry(max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s),
         attempt_timeout_s=lane.attempt_timeout_s,
+        max_connections=lane.max_connections,
     )
 
 

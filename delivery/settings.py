@@ -136,6 +136,9 @@ class Delivery(Area):
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
+    max_connections: Annotated[int, Field(ge=0)] = 0
+    """At most so many open connections in one worker process, idle ones included; beyond it the longest unused are closed.
+    0: half of the files that the process may open (`ulimit -n`)."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False

@@ -30,6 +30,8 @@ class Plan:
     limits: dispatch.Limits = field(default_factory=dispatch.Limits)
     quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
     attempt_timeout_s: float = 2.0
+    max_connections: int = 0
+    """0: half of the files that the process may open."""
 
 
 class SnapshotSource(Protocol):
@@ -60,7 +62,7 @@ class Worker:
 
     async def _open(self) -> sender.Sender:
         return sender.Sender(
-            transport.Transport(self._plan.guard),
+            transport.Transport(self._plan.guard, max_connections=self._plan.max_connections),
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=time.time,
