@@ -73,6 +73,11 @@ class Connection(client_proto.ResponseHandler):
         self.has_spoken = True
         super().data_received(data)
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
+        # Called at the end of each body, paused or not, and then a twentieth of a request's cost.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
 
 class _Connector(aiohttp.TCPConnector):
     def __init__(self, address_guard: guard.Guard, names: resolver.Resolver) -> None:
