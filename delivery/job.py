@@ -1,7 +1,7 @@
 """The job's table of contents: source → route → deliver → results. Runs on the driver.
 
     Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
-    Postgres ─► snapshot ─────────▲
+    Postgres ─► snapshot or look-up ─▲
 
 The command `fanout run` calls `run`; each name below is a file in `delivery/stages/`.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from delivery import metrics, plan, settings
-from delivery.stages import deliver, query, session, sink, snapshot, source, topics
+from delivery.stages import deliver, lookup, query, session, sink, snapshot, source, topics
+from delivery.webhooks import routing
 
 log = logging.getLogger(__name__)
 
@@ -26,23 +27,24 @@ def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
     metrics.serve(config.metrics)
-    registry = snapshot.Follower(config, stop=stop)
-    registry.start()
+    registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
     spark = session.start(config.spark, jars)
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
     told = plan.of(config)
 
-    def handle(records: DataFrame, published: snapshot.Published) -> None:
-        results = deliver.deliver(records, told, broadcaster.source(published), config.spark.parallelism)
+    def hold() -> routing.Source | None:
+        return registry.source(spark.sparkContext)
+
+    def handle(records: DataFrame, known: routing.Source) -> None:
+        results = deliver.deliver(records, told, known, config.spark.parallelism)
         sink.write(results, config.kafka)
 
     try:
-        published = registry.current()
-        if published is not None:
-            handle(deliver.no_records(spark, config.spark.parallelism), published)
+        known = hold()
+        if known is not None:
+            handle(deliver.no_records(spark, config.spark.parallelism), known)
             records = source.read(spark, config.kafka, config.source)
-            lane = query.Lane("direct", hold=registry.current, handle=handle, stop=stop)
+            lane = query.Lane("direct", hold=hold, handle=handle, stop=stop)
             lane.run(records, config.spark, once=once)
     finally:
         stop.set()

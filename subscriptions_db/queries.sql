@@ -64,7 +64,16 @@ where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
 -- name: scopes
 select subscription_id, effect, tenant_id, sub_tenant_id from scopes
-where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
+where (%(ids)s::text[] is null or subscription_id = any (%(ids)s))
+  and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s);
+
+-- name: about_everything
+select subscription_id, endpoint_id from subscriptions
+where scope = 'everything' and event_type = any (%(patterns)s);
+
+-- name: naming_the_tenant
+select distinct subscription_id, endpoint_id from scopes join subscriptions using (subscription_id)
+where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s);
 
 -- name: secrets_to_reseal
 -- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is

@@ -1,7 +1,7 @@
-"""Read the registry for the job: all of it, or what changed since a revision. Always whole, never a half.
+"""Read the registry for the job: all of it, what changed since a revision, or what an event can be due to. Never a half.
 
-Runs on the driver. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ, read only). A row that cannot
-be used is quarantined: it is returned with its fault, and everybody else is served.
+Runs on the driver, and in executors that look up. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ,
+read only). A row that cannot be used is quarantined: it is returned with its fault, and everybody else is served.
 """
 
 from __future__ import annotations
@@ -76,6 +76,37 @@ def read_changes(
         )
 
 
+def read_candidates(
+    connection: connect.Connection,
+    ring: keyring.KeyRing,
+    address_guard: guard.Guard,
+    *,
+    event_type: str,
+    tenant_id: TenantId | None,
+) -> Snapshot:
+    """Return the tenant and the subscriptions that name it; without a tenant, those about everything.
+
+    Of those, what can match the event type, with their endpoints. Of each scope, the tenant's part. In a pipeline: each round
+    trip that is saved is an event that waits less.
+    """
+    with connection.pipeline(), connect.one_moment(connection):
+        asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
+        rows = connection.execute(query("about_everything" if tenant_id is None else "naming_the_tenant"), asked).fetchall()
+        endpoints = sorted({row["endpoint_id"] for row in rows})
+        return Snapshot(
+            revision=_revisions(connection)[1],
+            tenants=dict(_tenants(connection, [] if tenant_id is None else [tenant_id])),
+            endpoints=dict(_endpoints(connection, endpoints, ring, address_guard)),
+            subscriptions=dict(_subscriptions(connection, [row["subscription_id"] for row in rows], tenant_id)),
+        )
+
+
+def _patterns(event_type: str) -> list[str]:
+    """Return every event type pattern that matches: the type itself, and the wildcards, which end at a dot."""
+    prefixes = [event_type[: place + 1] for place, letter in enumerate(event_type) if letter == "."]
+    return [event_type, "*", *(f"{prefix}*" for prefix in prefixes)]
+
+
 def _revisions(connection: connect.Connection) -> tuple[Revision, Revision]:
     row = connection.execute(query("current_revision")).fetchone() or {"oldest": 0, "newest": 0}
     return Revision(row["oldest"]), Revision(row["newest"])
@@ -130,11 +161,13 @@ def _with_secrets(endpoint: Endpoint, rows: list[dict[str, Any]], ring: keyring.
     return replace(endpoint, signing_keys=signing_keys, auth=replace(endpoint.auth, secret=secret))
 
 
-def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Iterator[tuple[SubscriptionId, Subscription]]:
+def _subscriptions(
+    connection: connect.Connection, ids: list[str] | None, tenant_id: TenantId | None = None
+) -> Iterator[tuple[SubscriptionId, Subscription]]:
     if ids == []:
         return
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for row in connection.execute(query("scopes"), {"ids": ids}):
+    for row in connection.execute(query("scopes"), {"ids": ids, "tenant_id": tenant_id}):
         scopes[row["subscription_id"]].append(row)
     # Thousands of subscriptions share few scopes and event types; shared objects are pickled and kept once.
     shared: dict[Scope, Scope] = {}

@@ -13,13 +13,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.webhooks import rows, worker
+from delivery.webhooks import routing, rows, worker
 
 SCHEMA = "topic string, key binary, value binary"
 _ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-def deliver(records: DataFrame, plan: worker.Plan, source: worker.SnapshotSource, parallelism: int) -> DataFrame:
+def deliver(records: DataFrame, plan: worker.Plan, source: routing.Source, parallelism: int) -> DataFrame:
     """Deliver `records`; return what to write to Kafka.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
@@ -54,7 +54,7 @@ class DeliverPartition:
     """The partition function: Arrow batches of records in, Arrow batches of rows out."""
 
     plan: worker.Plan
-    source: worker.SnapshotSource
+    source: routing.Source
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = worker.of(self.plan)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import tenacity
 from pyspark import Broadcast, SparkContext
 
-from delivery import errors, metrics, plan, settings
+from delivery import metrics, plan, settings
 from delivery.model import Revision
+from delivery.webhooks import routing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring, migrate
 from subscriptions_db import snapshot as registry
@@ -101,16 +102,10 @@ class Follower:
         return 0.0 if self._published is None else self._clock() - self._published.confirmed_at
 
     def _follow(self) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
-            wait=tenacity.wait_exponential(multiplier=0.2, max=5),
-            sleep=tenacity.sleep_using_event(self._stop),
-            stop=tenacity.stop_when_event_set(self._stop),
-            before_sleep=_log_absence,
-        )
+        patiently = connect.patiently(self._stop)
         while not self._stop.is_set():
             try:
-                retrying(self._follow_one_connection)
+                patiently(self._follow_one_connection)
             except tenacity.RetryError:
                 return  # asked to stop
             except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
@@ -165,11 +160,6 @@ def _report(base: Snapshot) -> None:
         log.warning("quarantined: %s: %s", row, fault)
 
 
-def _log_absence(state: tenacity.RetryCallState) -> None:
-    if state.outcome is not None:
-        log.warning("registry not read: %s", state.outcome.exception())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastSnapshot:
     """What a task gets: a handle to the broadcast, and the delta by value."""
@@ -178,13 +168,12 @@ class BroadcastSnapshot:
     broadcast: Broadcast[Snapshot]
     delta: SnapshotChanges | None
 
-    def base(self) -> Snapshot:
-        """Return the full snapshot; each worker process unpickles it once."""
-        return self.broadcast.value
-
-    def changes(self) -> SnapshotChanges | None:
-        """Return all that changed since the base."""
-        return self.delta
+    def registry(self, last: routing.Registry | None) -> routing.Registry:
+        """Return `last` with the delta applied, or a new one: each worker process unpickles a broadcast once."""
+        if not isinstance(last, routing.WholeRegistry) or last.base_id != self.base_id:
+            last = routing.WholeRegistry(self.base_id, self.broadcast.value)
+        last.advance(self.delta)
+        return last
 
 
 class Broadcaster:
@@ -202,3 +191,20 @@ class Broadcaster:
                 self._broadcast.destroy()  # micro-batches come one after the other: nobody uses it any more
             self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
         return BroadcastSnapshot(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
+
+
+class Broadcasts:
+    """Give each micro-batch the newest registry, as a broadcast and what has changed since. Follows from when it is made."""
+
+    def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
+        self._follower = Follower(config, stop=stop)
+        self._follower.start()
+        self._broadcaster: Broadcaster | None = None
+
+    def source(self, context: SparkContext) -> BroadcastSnapshot | None:
+        """Return what the tasks of the next micro-batch get, waiting for it; None when the job is to stop."""
+        published = self._follower.current()
+        if published is None:
+            return None
+        self._broadcaster = self._broadcaster or Broadcaster(context)
+        return self._broadcaster.source(published)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from delivery import errors
 from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
-from delivery.webhooks import dispatch, envelope, matching, message
+from delivery.webhooks import dispatch, envelope, matching, message, routing
 
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
@@ -50,14 +50,15 @@ class Results:
 
 
 async def deliver(
-    records: Iterable[Record], router: matching.Router, dispatcher: dispatch.Dispatcher, layout: envelope.Layout
+    records: Iterable[Record], registry: routing.Registry, dispatcher: dispatch.Dispatcher, layout: envelope.Layout
 ) -> Results:
     """Return what came of each record: it is rejected, or each of its due deliveries is skipped, delivered or dead-lettered."""
     results = Results()
     for count, record in enumerate(records, start=1):
-        receipt = _receipt(results, record, router.revision)
+        receipt = _receipt(results, record, registry.revision)
         try:
             event = envelope.parse(record, layout)
+            router = await registry.router_for(event)
             _require_active(event, router)
         except errors.EventRejected as exc:
             receipt.rejected += 1
@@ -75,7 +76,7 @@ async def deliver(
     return results
 
 
-def _require_active(event: Event, router: matching.Router) -> None:
+def _require_active(event: Event, router: routing.Router) -> None:
     status = router.tenant_status(event.tenant_id)
     if status is None:
         raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
@@ -83,7 +84,7 @@ def _require_active(event: Event, router: matching.Router) -> None:
         raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
 
 
-def _due(event: Event, router: matching.Router) -> list[tuple[Delivery, SkipReason | None]]:
+def _due(event: Event, router: routing.Router) -> list[tuple[Delivery, SkipReason | None]]:
     matches = router.matches(event)
     body = message.body(event) if matches else b""
     return [

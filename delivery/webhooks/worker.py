@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, matching, retry, rows, sender, transport
-from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+from delivery.webhooks import dispatch, envelope, guard, lane, retry, routing, rows, sender, transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +30,12 @@ class Plan:
     attempt_timeout_s: float = 2.0
 
 
-class SnapshotSource(Protocol):
-    """Where a worker finds the registry. See delivery.stages.snapshot.BroadcastSnapshot."""
-
-    @property
-    def base_id(self) -> str:
-        """Which full snapshot this is; the same for all sources that differ in `changes` only."""
-
-    def base(self) -> Snapshot: ...
-
-    def changes(self) -> SnapshotChanges | None:
-        """Return all that changed since the base, or None."""
-
-
 class Worker:
     """One event loop on a thread of its own, and what lives in it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._base_id: str | None = None
-        self._router: matching.Router | None = None
+        self._registry: routing.Registry | None = None
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
@@ -66,30 +50,19 @@ class Worker:
             clock=time.time,
         )
 
-    def deliver(self, records: Iterable[Record], source: SnapshotSource) -> lane.Results:
+    def deliver(self, records: Iterable[Record], source: routing.Source) -> lane.Results:
         """Deliver `records` by the registry in `source`; return when each has its outcome.
 
         Called from the task's thread, by one task at a time.
         """
         return asyncio.run_coroutine_threadsafe(self._deliver(records, source), self._loop).result()
 
-    async def _deliver(self, records: Iterable[Record], source: SnapshotSource) -> lane.Results:
+    async def _deliver(self, records: Iterable[Record], source: routing.Source) -> lane.Results:
         dispatcher = dispatch.Dispatcher(
             self._sender, self._plan.limits, self._plan.quick_retry, clock=asyncio.get_running_loop().time
         )
-        return await lane.deliver(records, self._routed_by(source), dispatcher, self._plan.layout)
-
-    def _routed_by(self, source: SnapshotSource) -> matching.Router:
-        """Return the router at the revision of `source`, or a later one.
-
-        A task that Spark runs again may bring an older snapshot than this worker has seen; the newer one stays.
-        """
-        if self._router is None or self._base_id != source.base_id:
-            self._router, self._base_id = matching.Router(source.base()), source.base_id
-        changes = source.changes()
-        if changes is not None and changes.revision > self._router.revision:
-            self._router.apply(changes)
-        return self._router
+        self._registry = source.registry(self._registry)
+        return await lane.deliver(records, self._registry, dispatcher, self._plan.layout)
 
 
 _workers: dict[Plan, Worker] = {}
