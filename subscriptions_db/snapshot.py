@@ -7,6 +7,7 @@ read only). A row that cannot be used is quarantined: it is returned with its fa
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import logging
 import sys
@@ -39,6 +40,8 @@ from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
 
+_NONE: frozenset[Any] = frozenset()
+"""Most subscriptions exclude nobody. Each empty set of its own would take 216 bytes, as Python has not only one."""
 Id = TypeVar("Id", bound=str)
 Row = TypeVar("Row")
 
@@ -86,19 +89,25 @@ def read_candidates(
 ) -> Snapshot:
     """Return the tenant and the subscriptions that name it; without a tenant, those about everything.
 
-    Of those, what can match the event type, with their endpoints. Of each scope, the tenant's part. In a pipeline: each round
-    trip that is saved is an event that waits less.
+    Of those, what can match the event type, with their endpoints. Of each scope, the tenant's part. For most pairs of tenant
+    and type there is nobody, which is known after one statement; the others' rows are as of one moment, of that revision or
+    a later one.
     """
+    asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
+    statement = query("about_everything" if tenant_id is None else "naming_the_tenant")
+    with connect.translating():
+        [found] = connection.execute(statement, asked).fetchall()
+    status = found["tenant_status"]
+    known = Snapshot(
+        revision=Revision(found["revision"]),
+        tenants={} if tenant_id is None or status is None else {tenant_id: TenantStatus(status)},
+    )
+    if not found["subscription_ids"]:
+        return known
     with connection.pipeline(), connect.one_moment(connection):
-        asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
-        rows = connection.execute(query("about_everything" if tenant_id is None else "naming_the_tenant"), asked).fetchall()
-        endpoints = sorted({row["endpoint_id"] for row in rows})
-        return Snapshot(
-            revision=_revisions(connection)[1],
-            tenants=dict(_tenants(connection, [] if tenant_id is None else [tenant_id])),
-            endpoints=dict(_endpoints(connection, endpoints, ring, address_guard)),
-            subscriptions=dict(_subscriptions(connection, [row["subscription_id"] for row in rows], tenant_id)),
-        )
+        subscriptions = dict(_subscriptions(connection, found["subscription_ids"], tenant_id))
+        used: list[str] = sorted({row.endpoint_id for row in subscriptions.values()})
+        return replace(known, subscriptions=subscriptions, endpoints=dict(_endpoints(connection, used, ring, address_guard)))
 
 
 def _patterns(event_type: str) -> list[str]:
@@ -167,16 +176,17 @@ def _subscriptions(
     if ids == []:
         return
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for row in connection.execute(query("scopes"), {"ids": ids, "tenant_id": tenant_id}):
+    for row in connection.execute(query("snapshot_scopes"), {"ids": ids, "tenant_id": tenant_id}):
         scopes[row["subscription_id"]].append(row)
-    # Thousands of subscriptions share few scopes and event types; shared objects are pickled and kept once.
+    # Thousands of subscriptions share few scopes, filters and event types; shared objects are pickled and kept once.
     shared: dict[Scope, Scope] = {}
+    read_pattern = functools.cache(_pattern)
     for row in connection.execute(query("subscriptions"), {"ids": ids}):
-        scope = _scope(row["scope"], scopes[row["subscription_id"]])
-        pattern, fault = _pattern(row["pattern"])
+        scope = _scope(row["scope"], scopes.pop(row["subscription_id"], []))
+        pattern, fault = read_pattern(row["pattern"])
         subscription = Subscription(
             subscription_id=SubscriptionId(row["subscription_id"]),
-            endpoint_id=EndpointId(row["endpoint_id"]),
+            endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
             event_type=sys.intern(row["event_type"]),
             scope=shared.setdefault(scope, scope),
             filter_pattern=pattern,
@@ -187,20 +197,20 @@ def _subscriptions(
 
 
 def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
-    tenants: dict[str, set[TenantId]] = {"include": set(), "exclude": set()}
-    sub_tenants: dict[str, set[tuple[TenantId, SubTenantId]]] = {"include": set(), "exclude": set()}
+    tenants: dict[str, Iterable[TenantId]] = {}
+    sub_tenants: dict[str, Iterable[tuple[TenantId, SubTenantId]]] = {}
     for row in rows:
-        tenant_id = TenantId(sys.intern(row["tenant_id"]))
-        if row["sub_tenant_id"] is None:
-            tenants[row["effect"]].add(tenant_id)
-        else:
-            sub_tenants[row["effect"]].add((tenant_id, SubTenantId(sys.intern(row["sub_tenant_id"]))))
+        tenants[row["effect"]] = map(TenantId, map(sys.intern, row["tenants"] or ()))
+        sub_tenants[row["effect"]] = (
+            (TenantId(sys.intern(tenant_id)), SubTenantId(sys.intern(sub_tenant_id)))
+            for tenant_id, sub_tenant_id in row["sub_tenants"] or ()
+        )
     return Scope(
         everything=kind == "everything",
-        tenants=frozenset(tenants["include"]),
-        sub_tenants=frozenset(sub_tenants["include"]),
-        without_tenants=frozenset(tenants["exclude"]),
-        without_sub_tenants=frozenset(sub_tenants["exclude"]),
+        tenants=tuple(sorted(tenants.get("include", ()))),
+        sub_tenants=tuple(sorted(sub_tenants.get("include", ()))),
+        without_tenants=frozenset(tenants.get("exclude", ())) or _NONE,
+        without_sub_tenants=frozenset(sub_tenants.get("exclude", ())) or _NONE,
     )
 
 

@@ -1,8 +1,8 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
-Runs on the driver; `BroadcastSnapshot` is what crosses to the executors. The full registry is broadcast once; what changes
-after that travels with each micro-batch as a small delta, until the deltas are worth a new broadcast. So a change costs as
-much as it changes, not as much as the registry holds.
+Runs on the driver; delivery.webhooks.routing.BroadcastSource is what crosses to the executors. The full registry is broadcast
+once; what changes after that travels with each micro-batch as a small delta, until the deltas are worth a new broadcast. So a
+change costs as much as it changes, not as much as the registry holds.
 """
 
 from __future__ import annotations
@@ -160,22 +160,6 @@ def _report(base: Snapshot) -> None:
         log.warning("quarantined: %s: %s", row, fault)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastSnapshot:
-    """What a task gets: a handle to the broadcast, and the delta by value."""
-
-    base_id: str
-    broadcast: Broadcast[Snapshot]
-    delta: SnapshotChanges | None
-
-    def registry(self, last: routing.Registry | None) -> routing.Registry:
-        """Return `last` with the delta applied, or a new one: each worker process unpickles a broadcast once."""
-        if not isinstance(last, routing.WholeRegistry) or last.base_id != self.base_id:
-            last = routing.WholeRegistry(self.base_id, self.broadcast.value)
-        last.advance(self.delta)
-        return last
-
-
 class Broadcaster:
     """Make broadcasts of what the follower publishes; keep the one in use, release the one before."""
 
@@ -184,13 +168,13 @@ class Broadcaster:
         self._base_id = ""
         self._broadcast: Broadcast[Snapshot] | None = None
 
-    def source(self, published: Published) -> BroadcastSnapshot:
+    def source(self, published: Published) -> routing.BroadcastSource:
         """Return what the tasks of the next micro-batch get."""
         if self._broadcast is None or self._base_id != published.base_id:
             if self._broadcast is not None:
                 self._broadcast.destroy()  # micro-batches come one after the other: nobody uses it any more
             self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
-        return BroadcastSnapshot(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
+        return routing.BroadcastSource(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
 
 
 class Broadcasts:
@@ -201,7 +185,7 @@ class Broadcasts:
         self._follower.start()
         self._broadcaster: Broadcaster | None = None
 
-    def source(self, context: SparkContext) -> BroadcastSnapshot | None:
+    def source(self, context: SparkContext) -> routing.BroadcastSource | None:
         """Return what the tasks of the next micro-batch get, waiting for it; None when the job is to stop."""
         published = self._follower.current()
         if published is None:

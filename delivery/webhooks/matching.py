@@ -19,6 +19,7 @@ from delivery.model import (
     EndpointStatus,
     Event,
     Revision,
+    Scope,
     SkipReason,
     Subscription,
     SubscriptionId,
@@ -27,7 +28,7 @@ from delivery.model import (
     TenantId,
     TenantStatus,
 )
-from delivery.webhooks import filters
+from delivery.webhooks import filters, scope_index
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
 MAX_INDEXED_TYPES = 10_000
@@ -50,28 +51,16 @@ class _Rule(NamedTuple):
 class _TypeIndex:
     """The subscriptions that can match one event type. No event meets the same one twice."""
 
-    __slots__ = ("by_sub_tenant", "by_tenant", "everywhere")
+    __slots__ = ("_by_scope",)
 
     def __init__(self, rules: Iterator[_Rule]) -> None:
-        self.everywhere: list[_Rule] = []
-        self.by_tenant: defaultdict[TenantId, list[_Rule]] = defaultdict(list)
-        self.by_sub_tenant: defaultdict[tuple[TenantId, SubTenantId], list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            scope = rule.subscription.scope
-            if scope.everything:
-                self.everywhere.append(rule)
-                continue
-            for tenant_id in scope.tenants:
-                self.by_tenant[tenant_id].append(rule)
-            for key in scope.sub_tenants:
-                if key[0] not in scope.tenants:  # else the tenant already leads here
-                    self.by_sub_tenant[key].append(rule)
+        self._by_scope = scope_index.ScopeIndex((key, rule) for rule in rules for key in _scope_keys(rule.subscription.scope))
 
     def candidates(self, tenant_id: TenantId, sub_tenant_id: SubTenantId | None) -> Iterator[_Rule]:
-        yield from self.everywhere
-        yield from self.by_tenant.get(tenant_id, ())
+        yield from self._by_scope.get(None)
+        yield from self._by_scope.get(tenant_id)
         if sub_tenant_id is not None:
-            yield from self.by_sub_tenant.get((tenant_id, sub_tenant_id), ())
+            yield from self._by_scope.get((tenant_id, sub_tenant_id))
 
 
 class Router:
@@ -114,8 +103,11 @@ class Router:
         _overlay(self._tenants, changes.tenants)
         _overlay(self._endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
-            before = self._subscriptions.pop(subscription_id, None)
+            before = self._subscriptions.get(subscription_id)
+            if before == subscription:
+                continue  # a delta holds all since the base, and most of it was taken before: its indexes are to stay
             if before is not None:
+                del self._subscriptions[subscription_id]
                 del self._by_type[before.event_type][subscription_id]
                 self._forget(before.event_type)
             if subscription is not None:
@@ -183,6 +175,15 @@ def _rule(subscription: Subscription) -> _Rule:
     )
 
 
+def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
+    if scope.everything:
+        yield None
+        return
+    yield from scope.tenants
+    # Where the whole tenant is included, its key leads here already.
+    yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
+
+
 def _is_excluded(event: Event, subscription: Subscription) -> bool:
     scope = subscription.scope
     return event.tenant_id in scope.without_tenants or (
@@ -194,5 +195,5 @@ def _overlay(rows: dict[Any, Any], changed: Mapping[Any, Any]) -> None:
     for key, row in changed.items():
         if row is None:
             rows.pop(key, None)
-        else:
+        elif rows.get(key) != row:  # else the known object stays: the sender knows an unchanged endpoint by it
             rows[key] = row

@@ -6,6 +6,7 @@ Runs in the executors. Must not import pyspark or psycopg. The other registry is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from delivery.model import Event, Revision, TenantId, TenantStatus
@@ -64,3 +65,33 @@ class WholeRegistry:
         """
         if changes is not None and changes.revision > self.revision:
             self._router.apply(changes)
+
+
+class Broadcast(Protocol):
+    """Spark's handle to a value that was sent to each executor once."""
+
+    @property
+    def value(self) -> Snapshot:
+        """Return the value; each worker process unpickles it at its first question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastSource:
+    """What a task gets: a handle to the broadcast, and the delta by value.
+
+    It stands here and not beside the driver's code that makes it, because a worker that unpickles it imports its module:
+    psycopg and pydantic would take 26 MB of each worker.
+    """
+
+    base_id: str
+    """Which broadcast it is; the same for all sources that differ in `delta` only."""
+    broadcast: Broadcast
+    delta: SnapshotChanges | None
+    """All that has changed since the broadcast."""
+
+    def registry(self, last: Registry | None) -> Registry:
+        """Return `last` with the delta applied, or a new one when there is a new broadcast."""
+        if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
+            last = WholeRegistry(self.base_id, self.broadcast.value)
+        last.advance(self.delta)
+        return last
