@@ -5,6 +5,10 @@ Runs on the driver and in the command. Pure. What it returns holds the password:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pydantic import SecretStr
+
 from delivery.settings import Kafka
 
 
@@ -21,7 +25,7 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka.ssl_ca_file}
     if kafka.ssl_keystore_file:
         options |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": kafka.ssl_keystore_file}
-    return {f"kafka.{name}": value for name, value in (options | kafka.spark_options).items()}
+    return {f"kafka.{name}": value for name, value in (options | _revealed(kafka.spark_options)).items()}
 
 
 def for_command(kafka: Kafka) -> dict[str, str | int | float | bool]:
@@ -41,7 +45,11 @@ def for_command(kafka: Kafka) -> dict[str, str | int | float | bool]:
         options["ssl.ca.location"] = kafka.ssl_ca_file
     if kafka.ssl_keystore_file:
         options |= {"ssl.certificate.location": kafka.ssl_keystore_file, "ssl.key.location": kafka.ssl_keystore_file}
-    return options | kafka.command_options
+    return options | _revealed(kafka.command_options)
+
+
+def _revealed(options: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in options.items()}
 
 
 def _jaas(kafka: Kafka) -> str:

@@ -1,6 +1,7 @@
 """Set up logging: lines for people or JSON for machines, on standard error.
 
-Runs on the driver and in the command. Fields given as `extra=` become keys of the JSON object.
+Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow
+the text.
 """
 
 from __future__ import annotations
@@ -27,18 +28,29 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        entry |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        entry |= _extra(record)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(entry, default=str).decode()
 
 
+class TextFormatter(logging.Formatter):
+    """One line for a person, with the fields behind it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        return " ".join([super().formatMessage(record), *(f"{key}={value}" for key, value in _extra(record).items())])
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
 def configure(config: settings.Logs) -> None:
     """Send all logs to standard error in the chosen form."""
     handler = logging.StreamHandler(sys.stderr)
-    if config.format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     logging.basicConfig(level=config.level, handlers=[handler], force=True)
     logging.getLogger("py4j").setLevel(logging.WARNING)

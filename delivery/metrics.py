@@ -1,33 +1,112 @@
-"""Every metric, with its meaning. Labels come from closed sets only.
+"""Every metric, with its meaning. Labels come from closed sets only, and from the operator's topics: never from tenants.
 
-Runs on the driver; the workers' own numbers are in the attempts topic. Served for Prometheus when `metrics.port` is set.
+Runs on the driver, for all workers: theirs arrive as tallies (docs/adr/0008). docs/metrics.md is generated from this file.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter as Count
+from collections.abc import Iterator, Mapping
+
 import prometheus_client
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-from delivery import errors, settings
+from delivery.model import OutcomeKind
+from delivery.webhooks.tally import LATENCY_BUCKETS_S, NONE, Tally
 
-RECORDS = prometheus_client.Counter("fanout_records", "Records handled in committed micro-batches.", ["lane"])
-MICRO_BATCH_SECONDS = prometheus_client.Histogram(
+
+class _MergedHistogram(Collector):
+    """A histogram that is fed with counts of buckets; prometheus_client's own takes one observation at a time."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._by_lane: Mapping[str, tuple[Count[float], float]] = {}
+        prometheus_client.REGISTRY.register(self)
+
+    def add(self, lane: str, counts: Count[float], sum_: float) -> None:
+        before, sum_before = self._by_lane.get(lane, (Count(), 0.0))
+        # A new mapping, so that a scrape on another thread sees all of it or nothing.
+        self._by_lane = {**self._by_lane, lane: (before + counts, sum_before + sum_)}
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=["lane"])
+        for lane, (counts, sum_) in self._by_lane.items():
+            running = itertools.accumulate(counts[bound] for bound in LATENCY_BUCKETS_S)
+            buckets = [
+                ("+Inf" if bound == math.inf else str(bound), count)
+                for bound, count in zip(LATENCY_BUCKETS_S, running, strict=True)
+            ]
+            family.add_metric([lane], buckets=buckets, sum_value=sum_)
+        yield family
+
+
+RECORDS = Counter("fanout_records", "Records handled in committed micro-batches; those not rejected are events.", ["lane"])
+REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
+DELIVERIES = Counter(
+    "fanout_deliveries",
+    "Deliveries by outcome (delivered, dead_lettered, skipped) and reason.",
+    ["lane", "outcome", "reason"],
+)
+ATTEMPTS = Counter(
+    "fanout_attempts", "Requests to endpoints by error class, `none` for those accepted.", ["lane", "error_class"]
+)
+RETRIES = Counter("fanout_retries", "Attempts that were not a delivery's first.", ["lane"])
+LATENCY_SECONDS = _MergedHistogram(
+    "fanout_latency_seconds", "Of accepted deliveries: from Kafka's append of the event to the endpoint's response."
+)
+IN_FLIGHT_PEAK = Gauge(
+    "fanout_in_flight_peak",
+    "Most requests under way at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
+    ["lane"],
+)
+MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
     "How long a micro-batch with records took, from its offsets to its commit.",
     ["lane"],
     buckets=(0.25, 0.5, 1, 2, 5, 10, 30, 60),
 )
-REGISTRY_REVISION = prometheus_client.Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
-REGISTRY_CONFIRMED = prometheus_client.Gauge(
+LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
+SOURCE_UP = Gauge("fanout_source_up", "1 when Kafka answered the last time it was asked, else 0.")
+CPU_SECONDS = Counter(
+    "fanout_cpu_seconds",
+    "CPU time of all worker processes (workers), the driver's JVM (jvm) and the driver's Python (driver).",
+    ["process"],
+)
+REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
+REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
 )
-REGISTRY_QUARANTINED = prometheus_client.Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+REGISTRY_ROWS = Gauge(
+    "fanout_registry_rows", "Size of the snapshot that is being routed by: tenants, endpoints, subscriptions.", ["kind"]
+)
+REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 
-def serve(config: settings.Metrics) -> None:
-    """Serve `/metrics` from a thread, if it is asked for."""
-    if not config.port:
-        return
-    try:
-        prometheus_client.start_http_server(config.port, config.host)
-    except OSError as exc:
-        raise errors.SettingsError(f"setting metrics.port: {config.port} is in use; choose another") from exc
+def account(lane: str, tally: Tally) -> None:
+    """Add what the workers told."""
+    for kind in OutcomeKind:
+        DELIVERIES.labels(lane, kind.value, NONE)  # zero from the start, so that the first one counts as an increase
+    for (outcome, reason), count in tally.deliveries.items():
+        DELIVERIES.labels(lane, outcome, reason).inc(count)
+    for reason, count in tally.rejected.items():
+        REJECTED.labels(lane, reason).inc(count)
+    for error_class, count in tally.attempts.items():
+        ATTEMPTS.labels(lane, error_class).inc(count)
+    RETRIES.labels(lane).inc(tally.retries)
+    LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
+    IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
+    CPU_SECONDS.labels("workers").inc(tally.cpu_s)
+
+
+def declared() -> dict[str, str]:
+    """Return each metric of ours, by the name under which it is scraped, with its meaning."""
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family.documentation
+        for family in prometheus_client.REGISTRY.collect()
+        if family.name.startswith("fanout_")
+    }

@@ -1,13 +1,14 @@
 """The values that flow: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
 Runs on the driver and in the executors. Imports the standard library only, so that shipping these values costs nothing.
+What is made for every event is a NamedTuple: a frozen dataclass takes two to three times as long to make (1.3 to 2.7 µs).
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 from delivery.secret import Secret
 
@@ -21,8 +22,7 @@ Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """One Kafka record as it was read."""
 
     topic: str
@@ -35,8 +35,7 @@ class Record:
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened at a tenant."""
 
     event_id: EventId
@@ -79,6 +78,27 @@ class AuthKind(enum.StrEnum):
     BASIC = "basic"
     BEARER = "bearer"
     API_KEY = "api_key"
+    OAUTH2 = "oauth2"
+
+
+class ContentMode(enum.StrEnum):
+    """How an event is laid out in a request."""
+
+    STANDARD = "standard"
+    """The body of Standard Webhooks 1.0: the event's attributes, and the payload under `data`."""
+    CLOUDEVENTS_BINARY = "cloudevents_binary"
+    """CloudEvents HTTP binding, binary mode: attributes as `ce-` headers, the payload as the body."""
+    CLOUDEVENTS_STRUCTURED = "cloudevents_structured"
+    """CloudEvents HTTP binding, structured mode: one JSON document, the payload under `data`."""
+
+
+class SignatureScheme(enum.StrEnum):
+    """The signature identifiers of Standard Webhooks 1.0."""
+
+    HMAC = "v1"
+    """HMAC-SHA256; the customer holds the same key."""
+    ED25519 = "v1a"
+    """ed25519; the customer holds the public key only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +111,34 @@ class Auth:
     header: str | None = None
     """For `api_key`: the name of the header that carries it."""
     secret: Secret | None = None
-    """Password, token or key."""
+    """Password, token or key; for `oauth2` the client secret."""
+    client_id: str | None = None
+    """For `oauth2`, as the two below: who asks for a token, by the client credentials grant (RFC 6749, section 4.4)."""
+    token_url: str | None = None
+    token_scope: str | None = None
+    """Scopes to ask for, parted by spaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningKey:
+    """A key that signs what an endpoint receives. Several at once while a rotation lasts."""
+
+    secret: Secret
+    """For `v1` the raw HMAC key, for `v1a` the 32 bytes of the ed25519 seed."""
+    scheme: SignatureScheme = SignatureScheme.HMAC
+    expires_at_s: float | None = None
+    """Seconds since the epoch from which on it signs no more; None: until it is taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What differs from the system's defaults in connections to one endpoint. PEM texts."""
+
+    authorities: str | None = None
+    """Certificates to trust instead of the system's; verification itself is never turned off."""
+    certificate: str | None = None
+    """Client certificate, its chain after it, for mutual TLS; with `key`."""
+    key: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +147,21 @@ class Endpoint:
 
     endpoint_id: EndpointId
     customer_id: CustomerId
-    url: str
+    url: str = field(repr=False)
+    """Not shown: its path and query may carry tokens."""
     status: EndpointStatus = EndpointStatus.ACTIVE
     mode: DeliveryMode = DeliveryMode.DIRECT
-    signing_keys: tuple[Secret, ...] = ()
-    """Raw HMAC keys, newest first; several while a rotation lasts. Each signs every request."""
+    signing_keys: tuple[SigningKey, ...] = ()
+    """Newest first. Each that has not expired signs every request."""
     auth: Auth = field(default_factory=Auth)
+    content_mode: ContentMode = ContentMode.STANDARD
+    headers: tuple[tuple[str, str], ...] = ()
+    """Names and values that the customer wants in each request; not for secrets, those are `auth`'s."""
+    tls: Tls | None = None
+    max_in_flight: int | None = None
+    """At most so many requests under way to it at once, over all workers; None: the operator's bound for each worker."""
+    max_per_second: float | None = None
+    """At most so many requests a second, over all workers; None: no bound."""
     fault: str | None = None
     """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
 
@@ -142,8 +198,7 @@ class Subscription:
     """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
 
     event: Event
@@ -152,7 +207,9 @@ class Delivery:
     webhook_id: str
     """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
     body: bytes
-    """What is signed and sent; deliveries of one event share it."""
+    """What is signed and sent; deliveries of one event in one content mode share it."""
+    content_headers: bytes = b""
+    """The header lines that describe the body, each ended by CRLF; shared like it."""
 
 
 class SkipReason(enum.StrEnum):
@@ -164,8 +221,7 @@ class SkipReason(enum.StrEnum):
     QUARANTINED = "quarantined"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One request and what came of it."""
 
     number: int
@@ -180,6 +236,8 @@ class Attempt:
     """For a person: the error's text, without secrets and without the full URL."""
     response: bytes = b""
     """The first bytes of the response body."""
+    retry_after_s: float | None = None
+    """How long the response asked to wait, up to the cap; None when it did not say."""
 
 
 class OutcomeKind(enum.StrEnum):
@@ -188,8 +246,7 @@ class OutcomeKind(enum.StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a delivery ended in this lane. A failed delivery is data, not an exception."""
 
     delivery: Delivery

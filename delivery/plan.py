@@ -6,7 +6,7 @@ Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 from __future__ import annotations
 
 from delivery import settings
-from delivery.webhooks import dispatch, envelope, guard, retry, rows, worker
+from delivery.webhooks import envelope, guard, limits, retry, rows, worker
 
 
 def of(config: settings.Settings) -> worker.Plan:
@@ -23,14 +23,20 @@ def of(config: settings.Settings) -> worker.Plan:
             time_path=_path(source.time_field),
             topic_prefix=source.topic_prefix,
             max_bytes=source.max_event_bytes,
+            tenant_of_topic=source.tenant_of_topic,
         ),
-        limits=dispatch.Limits(
+        limits=limits.Limits(
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
             lane_deadline_s=lane.lane_deadline_s,
+            rate_wait_s=lane.rate_wait_s,
+            workers=config.spark.parallelism,
         ),
-        quick_retry=retry.QuickRetry(max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s),
+        quick_retry=retry.QuickRetry(
+            max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s
+        ),
         attempt_timeout_s=lane.attempt_timeout_s,
+        max_retry_after_s=lane.max_retry_after_s,
     )
 
 

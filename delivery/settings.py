@@ -11,6 +11,7 @@ names the nearest known one. docs/configuration.md is generated from the docstri
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,16 @@ def _pairs(value: object) -> object:
     if not isinstance(value, str):
         return value
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+
+
+def _with_one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as exc:
+        raise ValueError(f"is not a regular expression: {exc}") from None
+    if pattern and groups != 1:
+        raise ValueError("must have exactly one group: the tenant's id")
+    return pattern
 
 
 class Area(pydantic.BaseModel):
@@ -78,10 +89,11 @@ class Kafka(Area):
     """PEM file of the authorities to trust; empty: the system's."""
     ssl_keystore_file: str = ""
     """PEM file with the client's key and certificates, for mutual TLS."""
-    spark_options: dict[str, str] = {}
-    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`)."""
-    command_options: dict[str, str] = {}
-    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use."""
+    spark_options: dict[str, SecretStr] = {}
+    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`). Never
+    shown: it may be a password."""
+    command_options: dict[str, SecretStr] = {}
+    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use. Never shown."""
 
     _from_text = pydantic.field_validator("spark_options", "command_options", mode="before")(_pairs)
 
@@ -100,6 +112,9 @@ class Source(Area):
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """A larger record is rejected to the operator's topic. A dead letter carries the event in base64, which takes a third
     more, and must itself fit into Kafka's 1 MiB."""
+    tenant_of_topic: Annotated[str, pydantic.AfterValidator(_with_one_group)] = ""
+    """Python's regular expression for topics that belong to one tenant each; its one group is the tenant's id, as in
+    `events\\.([^.]+)\\..+`. An event of another tenant is rejected there. A topic that does not match belongs to nobody."""
     id_field: str = "id"
     """Plain JSON: dotted path of the event id. Without one, the id is made of topic, partition and offset."""
     type_field: str = "type"
@@ -140,10 +155,16 @@ class Delivery(Area):
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2
     """Wait before the second attempt; doubles with each further one, ±20 %."""
+    max_retry_after_s: Seconds = 86_400
+    """An endpoint's longer `Retry-After` counts as this. What it asks for beyond the lane's deadline is not tried again within
+    the lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
+    rate_wait_s: Seconds = 30
+    """How long a delivery waits when its endpoint has more than its `max_per_second`; what would wait longer becomes a dead
+    letter. The micro-batch waits with it."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False
@@ -182,8 +203,9 @@ class Spark(Area):
     """Heap of the driver's JVM."""
     ui: bool = False
     """Whether to serve Spark's own web UI."""
-    conf: dict[str, str] = {}
-    """Any other Spark configuration."""
+    conf: dict[str, SecretStr] = {}
+    """Any other Spark configuration. Never shown by us, but Spark writes it on the JVM's command line: give secrets to Spark in
+    another way."""
 
     _from_text = pydantic.field_validator("conf", mode="before")(_pairs)
 
@@ -195,15 +217,21 @@ class Logs(Area):
     """DEBUG, INFO, WARNING or ERROR."""
     format: Annotated[str, Field(pattern="^(text|json)$")] = "text"
     """`text` for people, `json` for machines: one object a line."""
+    attempt_sample: Annotated[float, Field(ge=0, le=1)] = 0
+    """Share of all attempts that the workers log, 0 to 1. Failed ones are logged besides, up to 10 a second and worker."""
 
 
 class Metrics(Area):
-    """Metrics of the driver, for Prometheus."""
+    """How the job is seen from outside: metrics for Prometheus, and probes."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of `/metrics`; 0 serves none."""
+    """Port of `/metrics`, `/healthz` and `/readyz`; 0 serves none."""
     host: str = "127.0.0.1"
     """Address to serve on; `0.0.0.0` in a container."""
+    lag_interval_s: Seconds = 10
+    """How often Kafka is asked how many records wait."""
+    stalled_after_s: Seconds = 300
+    """Unhealthy after so long with records waiting and none committed; must be longer than any micro-batch."""
 
 
 class Settings(Area):

@@ -19,6 +19,7 @@ import rich.table
 import typer
 
 from delivery import errors, logs, settings
+from delivery.model import SignatureScheme
 
 app = typer.Typer(
     help="Event delivery: events from Kafka to every subscribed customer, by signed webhook.",
@@ -27,7 +28,9 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The registry's schema in Postgres.", no_args_is_help=True)
 keys = typer.Typer(help="The key ring that seals customers' secrets.", no_args_is_help=True)
+endpoints = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
 app.add_typer(db, name="db")
+app.add_typer(endpoints, name="endpoints")
 app.add_typer(keys, name="keys")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -80,7 +83,7 @@ def db_migrate(context: typer.Context) -> None:
 @app.command()
 def apply(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML document; see docs/configuration.md.")],
+    file: Annotated[Path, typer.Argument(help="YAML document; see docs/registering.md.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     prune: Annotated[bool, typer.Option(help="Delete what the file's customers have and the file does not name.")] = False,
     as_json: AsJson = False,
@@ -109,7 +112,32 @@ def get(
     if as_json:
         _print_json(rows)
     else:
-        _print_table(rows)
+        _print_table(registering.shortened(rows))
+
+
+@endpoints.command("rotate-secret")
+def endpoints_rotate_secret(
+    context: typer.Context,
+    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    overlap: Annotated[str, typer.Option(help="How long the secrets before it go on to sign: 30s, 15m, 24h, 7d.")] = "24h",
+    scheme: Annotated[SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519, with a public key for the customer.")] = (
+        SignatureScheme.HMAC
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Give an endpoint a new signing secret, shown once. Until the overlap ends, old and new ones both sign.
+
+    Doing it again makes another secret and gives none of the others more time; five may hold at once. With `--overlap 0s` the
+    others end now. What a document of `fanout apply` names under `signing_secrets` is rotated there instead.
+    """
+    from fanout import registering  # noqa: PLC0415
+
+    config, time = _settings(context), registering.overlap_of(overlap)
+    rotated = registering.rotate_secret(config, endpoint_id, scheme=scheme, overlap=time)
+    if as_json:
+        _print_json(rotated)
+    else:
+        registering.show_rotation(console, rotated)
 
 
 @keys.command("generate")

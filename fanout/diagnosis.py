@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import orjson
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -18,6 +21,8 @@ from delivery import errors, kafka_options, plan, settings
 from delivery.stages import topics
 from fanout.local import jars, java
 from subscriptions_db import connect, keyring, migrate, snapshot
+
+JOB_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ def examine(config: settings.Settings) -> list[Finding]:
         "registry": _registry,
         "checkpoint": _checkpoint,
         "guard": _guard,
+        "job": _job,
     }
     return list(_findings(config, checks))
 
@@ -122,6 +128,20 @@ def _checkpoint(config: settings.Settings) -> str:
     except OSError as exc:
         raise errors.SettingsError(f"{place} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
     return f"{place} can be written"
+
+
+def _job(config: settings.Settings) -> str:
+    """Ask the job on this machine, if one runs, whether it is ready."""
+    if not config.metrics.port:
+        return "not asked: metrics.port is 0"
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{config.metrics.port}/readyz", timeout=JOB_TIMEOUT_S).close()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            raise errors.LaneFailed(f"not ready: {orjson.loads(exc.read())['reason']}") from exc
+    except OSError:
+        return f"none answers on port {config.metrics.port} of this machine"
+    return "ready"
 
 
 def _guard(config: settings.Settings) -> str:

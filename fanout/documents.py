@@ -1,6 +1,6 @@
-"""Write the documents that are generated from the code: docs/configuration.md.
+"""Write the documents that are generated from the code: docs/configuration.md and docs/metrics.md.
 
-Run: `python -m fanout.documents docs`. A test fails when the file and the code differ.
+Run: `python -m fanout.documents docs`. A test fails when a file and the code differ.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from delivery import settings
+from delivery import metrics, settings
 
 HEAD = """\
 # Configuration
@@ -34,6 +34,20 @@ topic_pattern = "events\\\\..+"
 Secrets (`database.url`, `keys.ring`, `kafka.sasl_password`) are best given by the environment, from a secret store.
 """
 
+METRICS_HEAD = """\
+# Metrics
+
+<!-- Generated from delivery/metrics.py by `make docs`. -->
+
+What `/metrics` serves of the driver and of all workers. [Operations](operations.md) says what to watch, and
+`deploy/grafana/fanout.json` shows it. Labels are of closed sets, and of the operator's topics; never a tenant, endpoint or URL.
+What workers do is counted when their task has finished and the micro-batch's results are written: what a failed task had sent
+is not, and its second run is. Counters begin at zero with each start of the job.
+
+| metric | meaning |
+|---|---|
+"""
+
 
 def configuration() -> str:
     """Return docs/configuration.md."""
@@ -48,9 +62,15 @@ def configuration() -> str:
     return "".join(parts)
 
 
+def metrics_table() -> str:
+    """Return docs/metrics.md."""
+    return METRICS_HEAD + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in metrics.declared().items())
+
+
 def main(folder: Path) -> None:
     """Write the documents into `folder`."""
     (folder / "configuration.md").write_text(configuration())
+    (folder / "metrics.md").write_text(metrics_table())
 
 
 if __name__ == "__main__":

@@ -44,20 +44,26 @@ class Ledger:
         """Add one row; `kind` is the topic's role: attempts, dead_letters or rejected."""
         if kind == "rejected":
             self.rejected.append(entry)
-            return
-        if kind == "attempts" and entry["kind"] == "receipt":
+        elif kind == "dead_letters":
+            self.dead_letters[_pair(entry)] = entry
+        elif entry["kind"] == "receipt":
             self.receipts.setdefault((entry["topic"], entry["partition"]), []).append(entry)
-            return
-        pair = (entry["event_id"], entry["subscription_id"])
-        if kind == "dead_letters":
-            self.dead_letters[pair] = entry
-        elif entry["kind"] == "skipped":
-            self.skipped[pair] = entry["reason"]
+        else:
+            for logged in entry["entries"]:
+                self._take_outcome(logged)
+
+    def _take_outcome(self, entry: dict[str, Any]) -> None:
+        if entry["kind"] == "skipped":
+            self.skipped[_pair(entry)] = entry["reason"]
         elif entry["kind"] == "attempt":
             self.attempts += 1
             if entry["error_class"] is None:
                 finished_ms = entry["started_at_ms"] + entry["duration_ms"]
-                self.delivered.setdefault(pair, finished_ms - entry["appended_at_ms"])
+                self.delivered.setdefault(_pair(entry), finished_ms - entry["appended_at_ms"])
+
+
+def _pair(entry: dict[str, Any]) -> tuple[str, str]:
+    return entry["event_id"], entry["subscription_id"]
 
 
 class Reader:

@@ -1,18 +1,26 @@
-"""The commands that register: apply, get, keys rotate.
+"""The commands that register: apply, get, endpoints rotate-secret, keys rotate.
 
 Runs in the command.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
 import rich.console
 
 from delivery import errors, plan, settings
-from subscriptions_db import apply, connect, keyring, manifest, migrate, registry
+from delivery.model import SignatureScheme
+from delivery.webhooks import signing
+from subscriptions_db import apply, connect, keyring, manifest, migrate, registry, rotation
 
+MAX_OVERLAP = dt.timedelta(days=30)
+_OVERLAP = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 KINDS = {"tenants": "tenant", "customers": "customer", "endpoints": "endpoint", "subscriptions": "subscription"}
 
 
@@ -42,7 +50,7 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
         console.print(f"{marks[change.action]} {change.kind} {change.id}")
         if change.action == "update":
             for name, before, after in change.fields:
-                console.print(f"    {name}: {_plain(before)} → {_plain(after)}", markup=False)
+                console.print(f"    {name}: {_short(_plain(before))} → {_short(_plain(after))}", markup=False)
     done = "would change" if dry_run else "changed"
     console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
     if result.new_secrets and not dry_run:
@@ -79,6 +87,51 @@ def get(config: settings.Settings, kind: str, row_id: str | None) -> list[dict[s
     return [{"id": key, **{name: _plain(value) for name, value in row.items()}} for key, row in sorted(rows.items())]
 
 
+def shortened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows for a person: certificates by their digest, and no column that is empty in all of them."""
+    names = [name for name in (rows or [{}])[0] if any(row[name] not in (None, {}, []) for row in rows)]
+    return [{name: _short(row[name]) for name in names} for row in rows]
+
+
+def rotate_secret(
+    config: settings.Settings, endpoint_id: str, *, scheme: SignatureScheme, overlap: dt.timedelta
+) -> dict[str, Any]:
+    """Give an endpoint a new signing secret and return what its customer needs, for machines."""
+    ring = keyring.KeyRing.from_settings(config.keys)
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        rotated = rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+    # Of an ed25519 key only the public part ever leaves the registry.
+    is_public = scheme is SignatureScheme.ED25519
+    return {
+        "endpoint": endpoint_id,
+        "scheme": scheme.value,
+        "secret": None if is_public else signing.to_text(rotated.key),
+        "public_key": signing.public_text(rotated.key) if is_public else None,
+        "others_end_at": [end.astimezone(dt.UTC).isoformat(timespec="seconds") for end in rotated.others_end_at],
+    }
+
+
+def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
+    """Print what the customer must be told."""
+    if rotated["public_key"]:
+        console.print(f"{rotated['endpoint']} signs with a new key as well. Its customer verifies with the public key:")
+    else:
+        console.print(f"{rotated['endpoint']} signs with a new secret as well. Give it to its customer; it is not shown again:")
+    console.print(f"  {rotated['public_key'] or rotated['secret']}")
+    ends = rotated["others_end_at"]
+    console.print(f"Secrets before it that still sign: {len(ends)}" + (f", the last until {ends[-1]}" if ends else ""))
+
+
+def overlap_of(text: str) -> dt.timedelta:
+    """Return the time that a text such as `24h` means."""
+    parts = _OVERLAP.fullmatch(text)
+    overlap = dt.timedelta(**{_UNITS[parts["unit"]]: int(parts["number"])}) if parts else None
+    if overlap is None or overlap > MAX_OVERLAP:
+        raise errors.RegistrationError("--overlap", f"is a number with s, m, h or d, such as 24h, up to {MAX_OVERLAP.days}d")
+    return overlap
+
+
 def rotate_keys(config: settings.Settings) -> int:
     """Seal every secret under the active key."""
     with connect.connect(config.database) as connection:
@@ -87,3 +140,8 @@ def rotate_keys(config: settings.Settings) -> int:
 
 def _plain(value: Any) -> Any:
     return sorted(map(list, value), key=str) if isinstance(value, frozenset) else value
+
+
+def _short(value: Any) -> Any:
+    is_pem = isinstance(value, str) and "-----BEGIN" in value
+    return f"PEM, sha256 {hashlib.sha256(value.encode()).hexdigest()[:16]}" if is_pem else value

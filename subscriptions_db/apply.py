@@ -7,8 +7,6 @@ Runs in the command. Applying the same manifest twice changes nothing. What the 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,9 +14,9 @@ from typing import Any, Literal
 from psycopg.types.json import Jsonb
 
 from delivery import errors
-from delivery.secret import Secret
 from delivery.webhooks import signing
-from subscriptions_db import connect, keyring, manifest, registry
+from subscriptions_db import connect, endpoint_secrets, keyring, manifest, registry
+from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
 KINDS: tuple[registry.Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
@@ -59,7 +57,7 @@ def apply(
 
     Rows that plain SQL changes at the same time raise RegistryUnavailable, with nothing written: do it again.
     """
-    with connect.translating(), _alone(connection), connection.transaction(force_rollback=dry_run):
+    with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
         current = registry.rows_of(connection)
         secrets = _Secrets(connection, ring)
@@ -72,7 +70,7 @@ def apply(
 
 
 @contextlib.contextmanager
-def _alone(connection: connect.Connection) -> Iterator[None]:
+def alone(connection: connect.Connection) -> Iterator[None]:
     """Wait for another apply: each would compute its differences from a registry that the other is changing."""
     connection.execute(query("take_the_time_needed"))
     connection.execute(query("apply_lock"))
@@ -110,25 +108,21 @@ class _Secrets:
         self.made: dict[str, str] = {}
         self._rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in connection.execute(query("secrets"), {"ids": None}):
-            self._rows.setdefault((row["endpoint_id"], row["purpose"]), []).append(row)
+            self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.Endpoint) -> dict[str, Any]:
         """Return what stands for the secrets in the comparison: a word that is the registry's when they are the same."""
-        return {
-            "auth_secret": self._mark(endpoint.id, "auth", _auth_secrets(endpoint)),
-            "signing_secrets": self._mark(endpoint.id, "signing", manifest.signing_keys(endpoint)),
-        }
+        return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
-    def _mark(self, endpoint_id: str, purpose: str, wanted: list[Secret] | None) -> str | None:
+    def _mark(self, endpoint_id: str, name: str, wanted: list[Opened] | None) -> str | None:
         if wanted == []:
             return None
-        is_kept = (endpoint_id, purpose) in self._rows if wanted is None else wanted == self._opened(endpoint_id, purpose)
+        is_kept = (endpoint_id, name) in self._rows if wanted is None else wanted == self._opened(endpoint_id, name)
         return registry.SECRET_KEPT if is_kept else "*** (new)"
 
-    def _opened(self, endpoint_id: str, purpose: str) -> list[Secret] | None:
-        rows = self._rows.get((endpoint_id, purpose), [])
+    def _opened(self, endpoint_id: str, name: str) -> list[Opened] | None:
         try:
-            return [self._ring.open(row["key_id"], row["sealed"], keyring.place_of(row)) for row in rows]
+            return [Opened.from_row(row, self._ring) for row in self._rows.get((endpoint_id, name), [])]
         except errors.SealError:
             return None  # cannot be compared: what the manifest says replaces it
 
@@ -136,33 +130,37 @@ class _Secrets:
         """Bring the endpoints' secrets to the manifest; make a signing secret where there is none."""
         replaced, rows = [], []
         for endpoint in endpoints:
-            for purpose, wanted in (("auth", _auth_secrets(endpoint)), ("signing", self._signing_keys(endpoint))):
-                if wanted is not None and wanted != self._opened(endpoint.id, purpose):
-                    replaced.append({"endpoint_id": endpoint.id, "purpose": purpose})
+            for name, wanted in _secrets_of(endpoint).items():
+                secrets = self._first_one(endpoint.id) if wanted is None else wanted
+                if secrets is not None and secrets != self._opened(endpoint.id, name):
+                    purposes = [purpose for purpose, field in endpoint_secrets.FIELD_OF.items() if field == name]
+                    replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
                     # The newest is written last, and so read first.
-                    rows += [self._row(endpoint, purpose, secret) for secret in reversed(wanted)]
+                    rows += [
+                        secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id)
+                        for secret in reversed(secrets)
+                    ]
         with self._connection.cursor() as cursor:
             cursor.executemany(query("delete_secrets"), replaced)
             cursor.executemany(query("put_secret"), rows)
 
-    def _signing_keys(self, endpoint: manifest.Endpoint) -> list[Secret] | None:
-        keys = manifest.signing_keys(endpoint)
-        if keys is None and (endpoint.id, "signing") not in self._rows:
-            keys = [signing.generate_key()]
-            self.made[endpoint.id] = signing.to_text(keys[0])
-        return keys
-
-    def _row(self, endpoint: manifest.Endpoint, purpose: str, secret: Secret) -> dict[str, Any]:
-        place = keyring.Place(
-            customer_id=endpoint.customer, endpoint_id=endpoint.id, purpose=purpose, secret_id=str(uuid.uuid4())
-        )
-        sealed = self._ring.seal(secret, place)
-        return dataclasses.asdict(place) | {"key_id": self._ring.active, "sealed": sealed}
+    def _first_one(self, endpoint_id: str) -> list[Opened] | None:
+        if (endpoint_id, "signing_secrets") in self._rows:
+            return None
+        key = signing.generate()
+        self.made[endpoint_id] = signing.to_text(key)
+        return [Opened.of_key(key)]
 
 
-def _auth_secrets(endpoint: manifest.Endpoint) -> list[Secret]:
-    secret = endpoint.auth.secret
-    return [] if secret is None else [Secret(secret.get_secret_value().encode())]
+def _secrets_of(endpoint: manifest.Endpoint) -> dict[str, list[Opened] | None]:
+    """Return the secrets that the manifest gives, newest first, by the field that stands for them; None: as they are."""
+    auth, tls_key = manifest.secret(endpoint.auth.secret), manifest.secret(endpoint.tls.key)
+    keys = manifest.signing_keys(endpoint)
+    return {
+        "auth_secret": [] if auth is None else [Opened(purpose=endpoint_secrets.AUTH, secret=auth)],
+        "tls_key": [] if tls_key is None else [Opened(purpose=endpoint_secrets.TLS_KEY, secret=tls_key)],
+        "signing_secrets": None if keys is None else [Opened.of_key(key) for key in keys],
+    }
 
 
 def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registry.Rows:
@@ -190,6 +188,15 @@ def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
         "auth_kind": row.auth.kind,
         "auth_username": row.auth.username,
         "auth_header": row.auth.header,
+        "auth_client_id": row.auth.client_id,
+        "auth_token_url": row.auth.token_url,
+        "auth_token_scope": row.auth.token_scope,
+        "content_mode": row.content_mode,
+        "headers": row.headers,
+        "tls_authorities": row.tls.authorities,
+        "tls_certificate": row.tls.certificate,
+        "max_in_flight": row.max_in_flight,
+        "max_per_second": row.max_per_second,
     }
 
 
@@ -246,7 +253,9 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
         cursor.executemany(query("put_customer"), customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        cursor.executemany(query("put_endpoint"), [{"id": row.id} | _endpoint(row) for row in endpoints])
+        cursor.executemany(
+            query("put_endpoint"), [{"id": row.id} | _endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints]
+        )
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})

@@ -41,9 +41,13 @@ class PostgresReader:
             return snapshot.read_candidates(
                 self._connection, self._ring, self._guard, event_type=event_type, tenant_id=tenant_id
             )
-        except errors.FanoutError:
+        except (errors.RegistryUnavailable, errors.RegistryOutdated):
             self.close()
             raise
+        except Exception as exc:
+            # Whatever it is, it is no fault of the event: raised, it would have it rejected.
+            self.close()
+            raise errors.RegistryUnavailable(f"a look-up failed in an unforeseen way ({type(exc).__name__})") from exc
 
     def close(self) -> None:
         """Close the connection; the next look-up makes a new one."""

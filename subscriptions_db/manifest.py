@@ -5,17 +5,17 @@ Runs in the command.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
 from pydantic import Field, SecretStr
 
-from delivery import errors
+from delivery import errors, model
 from delivery.secret import Secret
 from delivery.webhooks import filters, guard, signing
+from subscriptions_db import checks, endpoint_secrets
 
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader where it is built: ten times faster."""
@@ -78,22 +78,40 @@ class Customer(_Part):
 
 
 class Auth(_Part):
-    """What an endpoint wants to see beside the signature."""
+    """What an endpoint wants to see beside the signature. For `oauth2` the secret is the client's."""
 
-    kind: Literal["none", "basic", "bearer", "api_key"] = "none"
+    kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
     username: Annotated[str, Field(min_length=1, max_length=200, pattern="^[^:]+$")] | None = None
     header: str | None = None
     secret: SecretStr | None = None
+    client_id: Annotated[str, Field(pattern=r"^[ -~]{1,256}$")] | None = None
+    token_url: str | None = None
+    token_scope: Annotated[str, Field(pattern=r"^[!#-\[\]-~]+( [!#-\[\]-~]+)*$", max_length=1000)] | None = None
 
     @pydantic.model_validator(mode="after")
     def _fits_its_kind(self) -> Auth:
-        needs = {"none": set(), "basic": {"username", "secret"}, "bearer": {"secret"}, "api_key": {"header", "secret"}}[
-            self.kind
-        ]
-        given = {name for name in ("username", "header", "secret") if getattr(self, name) is not None}
-        if given != needs:
+        needs = _NEEDS[self.kind]
+        given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
+        if given - ({"token_scope"} if self.kind == "oauth2" else set()) != needs:
             raise ValueError(f"{self.kind} takes {' and '.join(sorted(needs)) or 'nothing else'}")
         return self
+
+
+_NEEDS: dict[str, set[str]] = {
+    "none": set(),
+    "basic": {"username", "secret"},
+    "bearer": {"secret"},
+    "api_key": {"header", "secret"},
+    "oauth2": {"client_id", "token_url", "secret"},
+}
+
+
+class Tls(_Part):
+    """What differs from the system's defaults in connections to an endpoint. PEM texts."""
+
+    authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
+    certificate: Annotated[str, Field(max_length=48 * 1024)] | None = None
+    key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
 
 
 class Endpoint(_Part):
@@ -104,8 +122,13 @@ class Endpoint(_Part):
     url: str
     mode: Literal["direct", "batch"] = "direct"
     status: Literal["active", "paused", "disabled"] = "active"
+    content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
+    headers: dict[str, str] = {}
     auth: Auth = Auth()
-    signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=5)
+    tls: Tls = Tls()
+    max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
     """Newest first; several while a rotation lasts."""
 
 
@@ -175,39 +198,51 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
     for kind in ("tenants", "customers", "endpoints", "subscriptions"):
         _require_unique(kind, (row.id for row in getattr(manifest, kind)))
     for number, endpoint in enumerate(manifest.endpoints):
-        with _below(f"endpoints[{number}]"):
-            _check_endpoint(endpoint, address_guard)
+        with checks.below(f"endpoints[{number}]"):
+            checks.check_endpoint(_as_model(endpoint), address_guard)
     for number, subscription in enumerate(manifest.subscriptions):
         if subscription.filter is not None:
-            with _below(f"subscriptions[{number}].filter"):
+            with checks.below(f"subscriptions[{number}].filter"):
                 filters.compile_pattern(subscription.filter)
     return manifest
 
 
-def signing_keys(endpoint: Endpoint) -> list[Secret] | None:
+def signing_keys(endpoint: Endpoint) -> list[model.SigningKey] | None:
     """Return the keys that the document gives for an endpoint, newest first, or None when it leaves them as they are."""
     if endpoint.signing_secrets is None:
         return None
-    return [signing.from_text(text.get_secret_value()) for text in endpoint.signing_secrets]
+    keys = []
+    for number, text in enumerate(endpoint.signing_secrets):
+        with checks.below(f"signing_secrets[{number}]"):
+            keys.append(signing.from_text(text.get_secret_value()))
+    return keys
 
 
-@contextlib.contextmanager
-def _below(parent: str) -> Iterator[None]:
-    """Put the path of the document before that of what is raised inside."""
-    try:
-        yield
-    except errors.RegistrationError as exc:
-        raise exc.within(parent) from None
+def secret(text: SecretStr | None) -> Secret | None:
+    """Return what the document gives as a secret."""
+    return None if text is None else Secret(text.get_secret_value().encode())
 
 
-def _check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
-    address_guard.check_url(endpoint.url)
-    if endpoint.auth.header is not None and endpoint.auth.secret is not None:
-        with _below("auth"):
-            guard.check_headers({endpoint.auth.header: endpoint.auth.secret.get_secret_value()})
-    for number, text in enumerate(endpoint.signing_secrets or ()):
-        with _below(f"signing_secrets[{number}]"):
-            signing.from_text(text.get_secret_value())
+def _as_model(row: Endpoint) -> model.Endpoint:
+    """Return the endpoint as the job will see it."""
+    auth, tls = row.auth, row.tls
+    return model.Endpoint(
+        endpoint_id=model.EndpointId(row.id),
+        customer_id=model.CustomerId(row.customer),
+        url=row.url,
+        signing_keys=tuple(signing_keys(row) or ()),
+        auth=model.Auth(
+            kind=model.AuthKind(auth.kind),
+            username=auth.username,
+            header=auth.header,
+            secret=secret(auth.secret),
+            client_id=auth.client_id,
+            token_url=auth.token_url,
+            token_scope=auth.token_scope,
+        ),
+        headers=tuple(row.headers.items()),
+        tls=model.Tls(authorities=tls.authorities, certificate=tls.certificate, key=secret(tls.key)),
+    )
 
 
 def _require_unique(kind: str, ids: Iterable[str]) -> None:

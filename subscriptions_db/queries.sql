@@ -34,24 +34,27 @@ listen fanout_registry;
 select coalesce(max(revision), 0) as newest, coalesce(min(revision), 0) as oldest from revisions;
 
 -- name: changes_since
--- And the endpoints of which a secret has expired since then: time passes without a row being changed.
-select entity, entity_id from revisions where revision > %(since)s
-union
-select 'endpoint', endpoint_id from secrets
-where expires_at <= now()
-  and expires_at > coalesce((select changed_at from revisions where revision = %(since)s), '-infinity');
+select distinct entity, entity_id from revisions where revision > %(since)s;
 
 -- name: tenants
 select tenant_id, status from tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: endpoints
-select endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header from endpoints
+-- The headers as text, as the patterns below.
+select
+    endpoint_id, customer_id, url, mode, status,
+    auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
+    content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second
+from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
 -- name: secrets
 -- Newest first: the first signature is made with the newest key.
-select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
+select
+    secret_id, endpoint_id, customer_id, purpose, key_id, sealed,
+    extract(epoch from expires_at)::double precision as expires_at_s
+from secrets
 where (%(ids)s::text[] is null or endpoint_id = any (%(ids)s))
   and (expires_at is null or expires_at > now())
 order by created_at desc, secret_id;
@@ -107,7 +110,11 @@ select tenant_id, sub_tenant_id as id, name from sub_tenants;
 select customer_id as id, name from customers;
 
 -- name: document_endpoints
-select endpoint_id as id, customer_id as customer, url, mode, status, auth_kind, auth_username, auth_header from endpoints;
+select
+    endpoint_id as id, customer_id as customer, url, mode, status,
+    auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
+    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second
+from endpoints;
 
 -- name: document_subscriptions
 select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter
@@ -132,19 +139,45 @@ insert into customers (customer_id, name) values (%(id)s, %(name)s)
 on conflict (customer_id) do update set name = excluded.name;
 
 -- name: put_endpoint
-insert into endpoints (endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header)
-values (%(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s, %(auth_kind)s, %(auth_username)s, %(auth_header)s)
+insert into endpoints (
+    endpoint_id, customer_id, url, mode, status,
+    auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
+    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second
+)
+values (
+    %(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s,
+    %(auth_kind)s, %(auth_username)s, %(auth_header)s, %(auth_client_id)s, %(auth_token_url)s, %(auth_token_scope)s,
+    %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s
+)
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
-    auth_kind = excluded.auth_kind, auth_username = excluded.auth_username, auth_header = excluded.auth_header;
+    auth_kind = excluded.auth_kind, auth_username = excluded.auth_username, auth_header = excluded.auth_header,
+    auth_client_id = excluded.auth_client_id, auth_token_url = excluded.auth_token_url,
+    auth_token_scope = excluded.auth_token_scope, content_mode = excluded.content_mode, headers = excluded.headers,
+    tls_authorities = excluded.tls_authorities, tls_certificate = excluded.tls_certificate,
+    max_in_flight = excluded.max_in_flight, max_per_second = excluded.max_per_second;
 
 -- name: put_secret
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
 values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
 
 -- name: delete_secrets
--- Expired ones as well: they would stand in the way of a new secret for auth.
-delete from secrets where endpoint_id = %(endpoint_id)s and purpose = %(purpose)s;
+-- Expired ones as well: for this code they are gone.
+delete from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
+
+-- name: customer_of
+select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
+
+-- name: expire_signing_secrets
+-- An expiry only ever comes nearer: rotated twice within an overlap, the oldest secret must not get more time.
+update secrets set expires_at = least(expires_at, now() + make_interval(secs => %(overlap_s)s))
+where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
+
+-- name: delete_expired_secrets
+delete from secrets where endpoint_id = %(endpoint_id)s and expires_at <= now();
+
+-- name: overlapping_secrets
+select expires_at from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s) order by expires_at;
 
 -- name: put_subscription
 insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from subscriptions_db import connect
+from subscriptions_db import connect, endpoint_secrets
 from subscriptions_db.sql import query
 
 Kind = Literal["tenant", "customer", "endpoint", "subscription"]
@@ -37,10 +37,9 @@ def rows_of(connection: connect.Connection) -> Rows:
     for row in connection.execute(query("document_sub_tenants")):
         rows["tenant"][row["tenant_id"]]["sub_tenants"][row["id"]] = row["name"]
     for endpoint in rows["endpoint"].values():
-        endpoint |= {"auth_secret": None, "signing_secrets": None}
+        endpoint.update(dict.fromkeys(endpoint_secrets.FIELD_OF.values()))
     for row in connection.execute(query("secrets"), {"ids": None}):
-        name = "auth_secret" if row["purpose"] == "auth" else "signing_secrets"
-        rows["endpoint"][row["endpoint_id"]][name] = SECRET_KEPT
+        rows["endpoint"][row["endpoint_id"]][endpoint_secrets.FIELD_OF[row["purpose"]]] = SECRET_KEPT
     scopes: dict[str, set[tuple[str, str, str | None]]] = {}
     for row in connection.execute(query("document_scopes")):
         scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))

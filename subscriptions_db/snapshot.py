@@ -19,6 +19,7 @@ from delivery import errors
 from delivery.model import (
     Auth,
     AuthKind,
+    ContentMode,
     CustomerId,
     DeliveryMode,
     Endpoint,
@@ -32,16 +33,17 @@ from delivery.model import (
     SubTenantId,
     TenantId,
     TenantStatus,
+    Tls,
 )
-from delivery.webhooks import filters, guard, target
+from delivery.secret import Secret
+from delivery.webhooks import filters, guard
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
-from subscriptions_db import connect, keyring
+from subscriptions_db import checks, connect, endpoint_secrets, keyring
+from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
 
-_NONE: frozenset[Any] = frozenset()
-"""Most subscriptions exclude nobody. Each empty set of its own would take 216 bytes, as Python has not only one."""
 Id = TypeVar("Id", bound=str)
 Row = TypeVar("Row")
 
@@ -125,7 +127,7 @@ def _tenants(connection: connect.Connection, ids: list[str] | None) -> Iterator[
     if ids == []:
         return
     for row in connection.execute(query("tenants"), {"ids": ids}):
-        yield TenantId(row["tenant_id"]), TenantStatus(row["status"])
+        yield TenantId(sys.intern(row["tenant_id"])), TenantStatus(row["status"])
 
 
 def _endpoints(
@@ -137,37 +139,60 @@ def _endpoints(
     for row in connection.execute(query("secrets"), {"ids": ids}):
         secrets[row["endpoint_id"]].append(row)
     for row in connection.execute(query("endpoints"), {"ids": ids}):
-        endpoint = _endpoint(row)
         try:
-            endpoint = _with_secrets(endpoint, secrets[endpoint.endpoint_id], ring)
-            target.prepare(endpoint, address_guard)
-        except (errors.SealError, errors.TargetRefused) as exc:
-            endpoint = replace(endpoint, fault=str(exc))
+            endpoint = _endpoint(row, [Opened.from_row(secret, ring) for secret in secrets[row["endpoint_id"]]])
+            checks.check_endpoint(endpoint, address_guard)
+        except (errors.SealError, errors.RegistrationError) as exc:
+            endpoint = _quarantined(row, str(exc))
         except Exception:
             # A surprise in one row must not keep the registry from everybody: the job would hold, or never start.
-            log.exception("endpoint %s cannot be used in an unforeseen way", endpoint.endpoint_id)
-            endpoint = replace(endpoint, fault="cannot be used; the log says why")
+            log.exception("endpoint %s cannot be used in an unforeseen way", row["endpoint_id"])
+            endpoint = _quarantined(row, "cannot be used; the log says why")
         yield endpoint.endpoint_id, endpoint
 
 
-def _endpoint(row: dict[str, Any]) -> Endpoint:
+def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
     return Endpoint(
-        endpoint_id=EndpointId(row["endpoint_id"]),
-        customer_id=CustomerId(row["customer_id"]),
-        url=row["url"],
-        status=EndpointStatus(row["status"]),
-        mode=DeliveryMode(row["mode"]),
-        auth=Auth(kind=AuthKind(row["auth_kind"]), username=row["auth_username"], header=row["auth_header"]),
+        endpoint_id=EndpointId(row["endpoint_id"]), customer_id=CustomerId(row["customer_id"]), url=row["url"], fault=fault
     )
 
 
-def _with_secrets(endpoint: Endpoint, rows: list[dict[str, Any]], ring: keyring.KeyRing) -> Endpoint:
-    opened = [(row["purpose"], ring.open(row["key_id"], row["sealed"], keyring.place_of(row))) for row in rows]
-    signing_keys = tuple(secret for purpose, secret in opened if purpose == "signing")
+def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
+    signing_keys = tuple(secret.signing_key() for secret in secrets if secret.purpose in endpoint_secrets.SCHEME_OF)
     if not signing_keys:
-        raise errors.SealError("has no signing secret")
-    secret = next((secret for purpose, secret in opened if purpose == "auth"), None)
-    return replace(endpoint, signing_keys=signing_keys, auth=replace(endpoint.auth, secret=secret))
+        raise errors.SealError("has no signing secret that has not expired")
+    by_purpose = {secret.purpose: secret.secret for secret in secrets}
+    return Endpoint(
+        endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
+        customer_id=CustomerId(sys.intern(row["customer_id"])),
+        url=row["url"],
+        status=EndpointStatus(row["status"]),
+        mode=DeliveryMode(row["mode"]),
+        signing_keys=signing_keys,
+        auth=Auth(
+            kind=AuthKind(row["auth_kind"]),
+            username=row["auth_username"],
+            header=row["auth_header"],
+            secret=by_purpose.get(endpoint_secrets.AUTH),
+            client_id=row["auth_client_id"],
+            token_url=row["auth_token_url"],
+            token_scope=row["auth_token_scope"],
+        ),
+        content_mode=ContentMode(row["content_mode"]),
+        headers=tuple(json.loads(row["headers"]).items()),
+        tls=_tls(row["tls_authorities"], row["tls_certificate"], by_purpose.get(endpoint_secrets.TLS_KEY)),
+        max_in_flight=row["max_in_flight"],
+        max_per_second=row["max_per_second"],
+    )
+
+
+def _tls(authorities: str | None, certificate: str | None, key: Secret | None) -> Tls | None:
+    if authorities is None and certificate is None and key is None:
+        return None
+    # Thousands of endpoints share the certificates of few authorities; shared texts are pickled and kept once.
+    return Tls(
+        authorities=authorities and sys.intern(authorities), certificate=certificate and sys.intern(certificate), key=key
+    )
 
 
 def _subscriptions(
@@ -178,7 +203,7 @@ def _subscriptions(
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in connection.execute(query("snapshot_scopes"), {"ids": ids, "tenant_id": tenant_id}):
         scopes[row["subscription_id"]].append(row)
-    # Thousands of subscriptions share few scopes, filters and event types; shared objects are pickled and kept once.
+    # Thousands of subscriptions share few scopes, filters, event types and endpoints; what is shared is pickled and kept once.
     shared: dict[Scope, Scope] = {}
     read_pattern = functools.cache(_pattern)
     for row in connection.execute(query("subscriptions"), {"ids": ids}):
@@ -197,21 +222,19 @@ def _subscriptions(
 
 
 def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
-    tenants: dict[str, Iterable[TenantId]] = {}
-    sub_tenants: dict[str, Iterable[tuple[TenantId, SubTenantId]]] = {}
+    found: dict[str, Any] = {}
     for row in rows:
-        tenants[row["effect"]] = map(TenantId, map(sys.intern, row["tenants"] or ()))
-        sub_tenants[row["effect"]] = (
+        tenants = [TenantId(sys.intern(tenant_id)) for tenant_id in row["tenants"] or ()]
+        pairs = [
             (TenantId(sys.intern(tenant_id)), SubTenantId(sys.intern(sub_tenant_id)))
             for tenant_id, sub_tenant_id in row["sub_tenants"] or ()
-        )
-    return Scope(
-        everything=kind == "everything",
-        tenants=tuple(sorted(tenants.get("include", ()))),
-        sub_tenants=tuple(sorted(sub_tenants.get("include", ()))),
-        without_tenants=frozenset(tenants.get("exclude", ())) or _NONE,
-        without_sub_tenants=frozenset(sub_tenants.get("exclude", ())) or _NONE,
-    )
+        ]
+        if row["effect"] == "include":
+            found |= {"tenants": tuple(sorted(tenants)), "sub_tenants": tuple(sorted(pairs))}
+        else:
+            found |= {"without_tenants": frozenset(tenants), "without_sub_tenants": frozenset(pairs)}
+    # Only what there is: the empty sets are then those of Scope's defaults, which all scopes share.
+    return Scope(everything=kind == "everything", **{name: ids for name, ids in found.items() if ids})
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:

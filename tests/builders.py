@@ -18,6 +18,7 @@ from delivery.model import (
     Record,
     Revision,
     Scope,
+    SigningKey,
     Subscription,
     SubscriptionId,
     SubTenantId,
@@ -28,7 +29,7 @@ from delivery.secret import Secret
 from delivery.webhooks import message
 from delivery.webhooks.snapshot import Snapshot
 
-KEY = Secret(b"0123456789abcdef0123456789abcdef")
+KEY = SigningKey(secret=Secret(b"0123456789abcdef0123456789abcdef"))
 _numbers = itertools.count()
 
 
@@ -103,11 +104,14 @@ def snapshot(*rows: Endpoint | Subscription, tenants: tuple[str, ...] = ("t1", "
 def delivery(**fields: Any) -> Delivery:
     of = fields.get("event") or event()
     through = fields.get("subscription") or subscription()
+    to = fields.get("endpoint") or endpoint()
+    content = message.content(of, to.content_mode)
     defaults: dict[str, Any] = {
         "event": of,
         "subscription": through,
-        "endpoint": endpoint(),
+        "endpoint": to,
         "webhook_id": message.webhook_id(of, through.subscription_id),
-        "body": message.body(of),
+        "body": content.body,
+        "content_headers": content.headers,
     }
     return Delivery(**defaults | fields)

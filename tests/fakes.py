@@ -10,9 +10,9 @@ from delivery.webhooks import target, transport
 
 
 class FakeTransport:
-    """Answers by a script: a status, or an error to raise. Remembers what was posted."""
+    """Answers by a script: a status, a whole response, or an error to raise. Remembers what was posted."""
 
-    def __init__(self, *script: int | Exception) -> None:
+    def __init__(self, *script: int | transport.Response | Exception) -> None:
         self._script = list(script)
         self.posted: list[tuple[target.Target, bytes, bytes, float]] = []
 
@@ -21,6 +21,8 @@ class FakeTransport:
         step = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         if isinstance(step, Exception):
             raise step
+        if isinstance(step, transport.Response):
+            return step
         return transport.Response(status=step, headers={}, body=b"ok")
 
 

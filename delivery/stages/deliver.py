@@ -6,29 +6,39 @@ when it failed or its process was killed, because Spark runs the whole task agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import base64
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import lane, routing, rows, worker
 
+COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
+"""What `source` gives, and its Arrow batches hold."""
 SCHEMA = "topic string, key binary, value binary"
 _ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-def deliver(records: DataFrame, plan: worker.Plan, source: routing.Source, parallelism: int) -> DataFrame:
-    """Deliver `records`; return what to write to Kafka.
+def deliver(
+    records: DataFrame,
+    plan: worker.Plan,
+    source: routing.Source,
+    parallelism: int,
+    observe: Callable[[lane.Results], None],
+) -> DataFrame:
+    """Deliver `records`; return what to write to Kafka. `observe` is told, in the worker, of each Arrow batch.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
     several Kafka partitions one after another, and there are as many tasks as can run at once.
     """
     return (
-        records.select("topic", "partition", "offset", "appended_at_ms", "value", "headers")
+        records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(DeliverPartition(plan=plan, source=source), SCHEMA)
+        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe), SCHEMA)
     )
 
 
@@ -45,7 +55,7 @@ def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
         "id AS offset",
         "id AS appended_at_ms",
         "CAST(NULL AS BINARY) AS value",
-        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+        "CAST(NULL AS STRING) AS headers",
     )
 
 
@@ -55,31 +65,32 @@ class DeliverPartition:
 
     plan: worker.Plan
     source: routing.Source
+    observe: Callable[[lane.Results], None]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = worker.of(self.plan)
-        for batch in batches:
-            results = here.deliver(records(batch), self.source)
-            written = list(rows.rows(results, self.plan.topics))
-            columns = zip(*written, strict=True) if written else ((), (), ())
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
-            yield pa.record_batch(arrays, schema=_ARROW_SCHEMA)
+        for results in here.deliver((records(batch) for batch in batches), self.source):
+            self.observe(results)
+            if written := list(rows.rows(results, self.plan.topics)):
+                columns = zip(*written, strict=True)
+                arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
+                yield pa.record_batch(arrays, schema=_ARROW_SCHEMA)
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
     """Yield the records of an Arrow batch with the source's columns."""
-    columns = {name: batch.column(name) for name in ("topic", "partition", "offset", "appended_at_ms", "value", "headers")}
-    headers = columns.pop("headers")
-    # Nested columns are slow to convert, and most topics have no headers at all.
-    all_headers = [None] * len(batch) if headers.null_count == len(batch) else headers.to_pylist()
-    for topic, partition, offset, appended_at_ms, value, pairs in zip(
-        *(column.to_pylist() for column in columns.values()), all_headers, strict=True
-    ):
+    columns = (batch.column(name).to_pylist() for name in COLUMNS)
+    for topic, partition, offset, appended_at_ms, value, headers in zip(*columns, strict=True):
         yield Record(
             topic=topic,
             partition=partition,
             offset=offset,
             appended_at_ms=appended_at_ms,
             value=value,
-            headers=tuple((pair["key"], pair["value"] or b"") for pair in pairs or ()),
+            headers=() if headers is None else _headers(headers),
         )
+
+
+def _headers(written: str) -> tuple[tuple[str, bytes], ...]:
+    """Return the headers that the source wrote as JSON: `[{"key": …, "value": base64}, …]`, a null value left out."""
+    return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in orjson.loads(written))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tenacity
 from pyspark import SparkContext
 
-from delivery import metrics, plan, settings
+from delivery import errors, metrics, plan, settings
 from delivery.model import Revision
 from delivery.webhooks import guard, lookup, routing
 from subscriptions_db import connect, keyring, migrate, registry
@@ -49,6 +49,7 @@ class Lookups:
         keyring.KeyRing.from_settings(config.keys)  # a wrong one is said here, and not by the first task
         self._config = config
         self._patiently = connect.patiently(stop)
+        self._hold_reason: str | None = "the registry was not asked yet"
 
     def source(self, _: SparkContext) -> LookupSource | None:
         """Return what the tasks of the next micro-batch get; None when the job is to stop."""
@@ -67,7 +68,17 @@ class Lookups:
             revision=revision,
         )
 
+    def hold_reason(self) -> str | None:
+        """Return why a micro-batch is held, None when it is not. Safe from any thread."""
+        return self._hold_reason
+
     def _ask(self) -> Revision:
-        with connect.connect(self._config.database, application_name="fanout job") as connection, connect.translating():
-            migrate.require_current(connection)
-            return Revision(registry.revision(connection))
+        try:
+            with connect.connect(self._config.database, application_name="fanout job") as connection, connect.translating():
+                migrate.require_current(connection)
+                revision = Revision(registry.revision(connection))
+        except errors.FanoutError as exc:
+            self._hold_reason = str(exc)
+            raise
+        self._hold_reason = None
+        return revision

@@ -5,7 +5,9 @@ Runs on the driver. Guarantee: a micro-batch is committed after everything that 
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +17,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from delivery import errors, metrics, settings
+from delivery import errors, health, metrics, settings
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+_OF_A_STACK = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames))")
 Registry = TypeVar("Registry")
 
 
@@ -40,11 +43,13 @@ class Lane(Generic[Registry]):
         hold: Callable[[], Registry | None],
         handle: Callable[[DataFrame, Registry], None],
         stop: threading.Event,
+        watch: health.Watch,
     ) -> None:
         self._name = name
         self._hold = hold
         self._handle = handle
         self._stop = stop
+        self._watched = watch
         self._handed_back = False
         self._last_begun = -1
 
@@ -59,6 +64,7 @@ class Lane(Generic[Registry]):
             query = writer.trigger(availableNow=True).start()
         else:
             query = writer.trigger(processingTime=f"{config.trigger_interval_s} seconds").start()
+        self._watched.entered(health.Phase.RUNNING)
         try:
             self._watch(query)
         finally:
@@ -76,18 +82,22 @@ class Lane(Generic[Registry]):
         self._handle(batch, registry)
 
     def _watch(self, query: StreamingQuery) -> None:
-        reported = -1
+        newest, reported = None, -1
         while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
             time.sleep(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
-            for progress in query.recentProgress:
+            if (last := query.lastProgress) is None or last == newest:
+                continue
+            newest = last
+            for progress in query.recentProgress:  # all since the last look, with the offsets of hundreds of topics in each
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
                     _report(self._name, progress)
+            self._watched.reached(_positions(newest))
         failure = query.exception()
         if failure is not None and not self._handed_back:
-            cause = str(failure).partition("=== Streaming Query ===")[0].strip().splitlines()
+            self._watched.entered(health.Phase.ENDED)
             raise errors.LaneFailed(
-                f"lane {self._name} ended: {cause[-1] if cause else type(failure).__name__}. "
+                f"lane {self._name} ended: {cause_of(str(failure)) or type(failure).__name__}. "
                 "What was committed is kept: mend the cause, and start again"
             ) from failure
 
@@ -97,16 +107,25 @@ class Lane(Generic[Registry]):
         return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))
 
 
+def cause_of(failure: str) -> str:
+    """Return the line of a failed query's text that says why: the last one that is no line of a JVM's stack."""
+    told = failure.partition("=== Streaming Query ===")[0].splitlines()
+    lines = [line.strip() for line in told if line.strip() and not _OF_A_STACK.match(line)]
+    return lines[-1] if lines else ""
+
+
+def _positions(progress: StreamingQueryProgress) -> health.Positions:
+    """Return up to where the lane has committed."""
+    ends = (json.loads(source["endOffset"]) or {} for source in progress["sources"])
+    return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
+
+
 def _report(lane: str, progress: StreamingQueryProgress) -> None:
     duration_ms = progress["durationMs"].get("triggerExecution", 0)
     metrics.RECORDS.labels(lane).inc(progress["numInputRows"])
     metrics.MICRO_BATCH_SECONDS.labels(lane).observe(duration_ms / 1000)
     log.info(
-        "lane %s: micro-batch %d, %d records in %d ms",
-        lane,
-        progress["batchId"],
-        progress["numInputRows"],
-        duration_ms,
+        "micro-batch committed",
         extra={"lane": lane, "batch": progress["batchId"], "records": progress["numInputRows"], "duration_ms": duration_ms},
     )
     log.debug("lane %s: %s", lane, progress["durationMs"])

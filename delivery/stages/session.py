@@ -20,10 +20,13 @@ ALWAYS = {
     "spark.python.worker.reuse": "true",
     # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
-    "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keys?[._]ring|database[._]url",
+    # Of names and values; also of the options of the Kafka source and sink.
+    "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
+    r"|keys?[._]ring|database[._]url",
     # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # The first records are on their way while the rest is being read.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
@@ -38,7 +41,7 @@ def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.ui.enabled": str(config.ui).lower(),
-        **config.conf,
+        **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
     paths = ",".join(str(jar) for jar in jars)
     if paths:

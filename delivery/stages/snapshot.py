@@ -46,6 +46,14 @@ class Published:
         """Return the revision that this amounts to."""
         return self.base.revision if self.changes is None else self.changes.revision
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many rows of each kind this amounts to."""
+        sizes = {}
+        for kind in ("tenants", "endpoints", "subscriptions"):
+            rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)
+            sizes[kind] = len(rows) + sum((row is not None) - (row_id in rows) for row_id, row in changed.items())
+        return sizes
+
 
 def advanced(published: Published, changes: SnapshotChanges, now: float) -> Published:
     """Return `published` with later changes added; pure."""
@@ -77,6 +85,8 @@ class Follower:
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None
+        self._base_faults: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
         self._confirmed = threading.Condition()
         self._thread = threading.Thread(target=self._follow, name="registry", daemon=True)
 
@@ -91,15 +101,21 @@ class Follower:
         """
         with self._confirmed:
             while not self._stop.is_set():
-                if self._published is not None and self._age() <= self._snapshot.max_age_s:
+                reason = self.hold_reason()
+                if reason is None:
                     return self._published
                 if self._published is not None:
-                    log.warning("holding: the registry was last confirmed %.0f s ago", self._age())
+                    log.warning("holding: %s", reason)
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
         return None
 
-    def _age(self) -> float:
-        return 0.0 if self._published is None else self._clock() - self._published.confirmed_at
+    def hold_reason(self) -> str | None:
+        """Return why a micro-batch would be held now, None when it would not. Safe from any thread."""
+        published = self._published
+        if published is None:
+            return "the registry was not read yet"
+        age_s = self._clock() - published.confirmed_at
+        return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
 
     def _follow(self) -> None:
         patiently = connect.patiently(self._stop)
@@ -140,14 +156,27 @@ class Follower:
         metrics.REGISTRY_CONFIRMED.set_to_current_time()
         metrics.REGISTRY_REVISION.set(published.revision)
         if before is None or before.base_id != published.base_id:
-            _report(published.base)
+            self._base_faults = published.base.quarantined()
+            _log_base(published.base)
         elif published.revision != before.revision:
             log.info(
                 "registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ())
             )
+        else:
+            return
+        self._report(published)
+
+    def _report(self, published: Published) -> None:
+        for kind, size in published.sizes().items():
+            metrics.REGISTRY_ROWS.labels(kind).set(size)
+        current = self._base_faults | ({} if published.changes is None else published.changes.faults())
+        before, self._faults = self._faults, {row: fault for row, fault in current.items() if fault}
+        metrics.REGISTRY_QUARANTINED.set(len(self._faults))
+        for row, fault in self._faults.items() - before.items():
+            log.warning("quarantined: %s: %s", row, fault)
 
 
-def _report(base: Snapshot) -> None:
+def _log_base(base: Snapshot) -> None:
     log.info(
         "registry at revision %d: %d tenants, %d endpoints, %d subscriptions",
         base.revision,
@@ -155,9 +184,6 @@ def _report(base: Snapshot) -> None:
         len(base.endpoints),
         len(base.subscriptions),
     )
-    metrics.REGISTRY_QUARANTINED.set(len(base.quarantined()))
-    for row, fault in base.quarantined().items():
-        log.warning("quarantined: %s: %s", row, fault)
 
 
 class Broadcaster:
@@ -183,6 +209,7 @@ class Broadcasts:
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._follower = Follower(config, stop=stop)
         self._follower.start()
+        self.hold_reason = self._follower.hold_reason
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext) -> routing.BroadcastSource | None:

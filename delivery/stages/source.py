@@ -34,5 +34,7 @@ def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source) ->
         "offset",
         F.unix_millis("timestamp").alias("appended_at_ms"),
         "value",
-        "headers",
+        # As text: of an array, Spark's Arrow writer sums up all offsets again for every row that it adds, which was 40 % of the
+        # JVM's work (docs/benchmarks/). Most records have no headers.
+        F.to_json("headers").alias("headers"),
     )

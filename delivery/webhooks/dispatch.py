@@ -2,21 +2,28 @@
 
 Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
 
-Each endpoint has a queue of its own and a bound on what is under way to it; the endpoints take turns for the worker's slots. A
-delivery that waits for its quick retry holds no slot. An endpoint that has accepted nothing for a whole lane deadline is given
-up for this micro-batch: what waits for it ends, and with it the micro-batch.
+Each endpoint has a queue of its own, a bound on what is under way to it and, if it asked for one, a pace; the endpoints take
+turns for the worker's slots. A delivery that waits for its quick retry, or for its endpoint's pace, holds no slot. An endpoint
+that has accepted nothing for a whole lane deadline is given up for this micro-batch: what waits for it ends, and with it the
+micro-batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from delivery.model import Attempt, Delivery, EndpointId, Outcome, OutcomeKind
-from delivery.webhooks import retry
+from delivery import errors
+from delivery.model import Attempt, Delivery, Endpoint, EndpointId, Outcome, OutcomeKind
+from delivery.webhooks import limits, retry
+
+ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
+"""With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
+yet takes no memory, and is in the processor's cache when it is sent."""
+Paces = MutableMapping[EndpointId, limits.Pace]
 
 
 class Sender(Protocol):
@@ -25,18 +32,10 @@ class Sender(Protocol):
     async def attempt(self, delivery: Delivery, number: int) -> Attempt: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much may be under way in one worker process, and for how long."""
-
-    max_in_flight: int = 256
-    max_in_flight_per_endpoint: int = 16
-    lane_deadline_s: float = 3.0
-
-
 @dataclass(slots=True)
 class _Pending:
     delivery: Delivery
+    waiting_since: float
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -44,81 +43,171 @@ class _Pending:
 class _Queue:
     """What waits for one endpoint."""
 
+    max_in_flight: int
+    pace: limits.Pace | None
     waiting: collections.deque[_Pending] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_in_turn: bool = False
-    accepting_since: float | None = None
-    """When the endpoint last accepted something; before that, when it was first tried."""
-
-    def is_stalled(self, now: float, lane_deadline_s: float) -> bool:
-        return self.accepting_since is not None and now - self.accepting_since > lane_deadline_s
+    """Whether it stands in line for a slot, or will when its pace allows."""
+    accepted_at: float = float("-inf")
+    refusing_since: float | None = None
+    """Since when, for all that is known, it has accepted nothing; None when it has not failed since it last did."""
 
 
 class Dispatcher:
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
-    `clock` is monotonic, in seconds. Guarantee: each submitted delivery ends in exactly one outcome.
+    `clock` is monotonic, in seconds. `paces` outlives the dispatcher: an endpoint's second does not end with a micro-batch.
+    Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
     """
 
-    def __init__(self, sender: Sender, limits: Limits, quick_retry: retry.QuickRetry, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        bounds: limits.Limits,
+        quick_retry: retry.QuickRetry,
+        *,
+        paces: Paces,
+        clock: Callable[[], float],
+    ) -> None:
         self._sender = sender
-        self._limits = limits
+        self._bounds = bounds
         self._quick_retry = quick_retry
+        self._paces = paces
         self._clock = clock
-        self._queues: collections.defaultdict[EndpointId, _Queue] = collections.defaultdict(_Queue)
+        self._queues: dict[EndpointId, _Queue] = {}
         self._turns: collections.deque[_Queue] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
         self._unsettled = 0
-        self._outcomes: list[Outcome] = []
-        self._settled = asyncio.Event()
+        self._ended: list[Outcome] = []
+        self._changed = asyncio.Event()
         self._failure: BaseException | None = None
+        self._is_abandoned = False
+        self.most_in_flight = 0
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery; it is attempted when its endpoint's turn comes."""
         self._unsettled += 1
-        self._enqueue(_Pending(delivery))
+        self._enqueue(_Pending(delivery, self._clock()))
 
-    async def finish(self) -> list[Outcome]:
-        """Wait until every delivery has its outcome and return them all, in the order in which they ended."""
-        while self._unsettled and self._failure is None:
-            self._settled.clear()
-            await self._settled.wait()
+    def ended(self) -> list[Outcome]:
+        """Return the outcomes since the last call, in the order in which the deliveries ended."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def room(self) -> None:
+        """Give the event loop its turn, and wait while there is enough to do."""
+        await asyncio.sleep(0)
+        await self._wait_while(lambda: len(self._turns) > ENOUGH_IN_TURN)
+
+    async def finish(self) -> None:
+        """Wait until every delivery has its outcome."""
+        await self._wait_while(lambda: self._unsettled > 0)
+
+    def abandon(self) -> None:
+        """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole."""
+        self._is_abandoned = True
+        self._turns.clear()
+        for runner in self._runners:
+            runner.cancel()
+
+    async def _wait_while(self, is_so: Callable[[], bool]) -> None:
+        while self._failure is None and is_so():
+            self._changed.clear()
+            await self._changed.wait()
         if self._failure is not None:
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
-        return self._outcomes
 
     def _enqueue(self, pending: _Pending) -> None:
-        queue = self._queues[pending.delivery.endpoint.endpoint_id]
+        if self._is_abandoned:
+            return
+        endpoint = pending.delivery.endpoint
+        queue = self._queues.get(endpoint.endpoint_id)
+        if queue is None:
+            queue = self._queues[endpoint.endpoint_id] = _Queue(self._bounds.in_flight_to(endpoint), self._pace_of(endpoint))
+        if not queue.waiting and not queue.in_flight:
+            queue.refusing_since = None  # it had nothing to refuse meanwhile
         queue.waiting.append(pending)
         self._give_turn(queue)
-        # A runner takes one delivery after another, so a task is made per slot, not per delivery.
-        if self._turns and len(self._runners) < self._limits.max_in_flight:
+        self._start_runner()
+
+    def _pace_of(self, endpoint: Endpoint) -> limits.Pace | None:
+        per_second = self._bounds.rate_to(endpoint)
+        if per_second is None:
+            return None
+        known = self._paces.get(endpoint.endpoint_id)
+        if known is None or known.per_second != per_second:
+            known = self._paces[endpoint.endpoint_id] = limits.Pace(per_second)
+        return known
+
+    def _give_turn(self, queue: _Queue) -> None:
+        if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.max_in_flight:
+            queue.is_in_turn = True
+            self._turns.append(queue)
+
+    def _resume(self, queue: _Queue) -> None:
+        """Put a queue in line again whose pace made it wait."""
+        if not self._is_abandoned:
+            self._turns.append(queue)
+            self._start_runner()
+
+    def _start_runner(self) -> None:
+        """Use one more slot, if that helps. A runner takes delivery after delivery: a task is made for each slot only."""
+        if self._turns and len(self._runners) < self._bounds.max_in_flight:
             runner = asyncio.create_task(self._run())
             self._runners.add(runner)
             runner.add_done_callback(self._runner_ended)
 
-    def _give_turn(self, queue: _Queue) -> None:
-        if queue.waiting and not queue.is_in_turn and queue.in_flight < self._limits.max_in_flight_per_endpoint:
-            queue.is_in_turn = True
-            self._turns.append(queue)
-
     async def _run(self) -> None:
         while self._turns:
             queue = self._turns.popleft()
-            queue.is_in_turn = False
-            if queue.is_stalled(self._clock(), self._limits.lane_deadline_s):
-                self._give_up(queue)
+            if len(self._turns) == FEW_IN_TURN:
+                self._changed.set()
+            now = self._clock()
+            if not self._may_go(queue, now):
                 continue
             pending = queue.waiting.popleft()
             queue.in_flight += 1
+            queue.is_in_turn = False
             self._give_turn(queue)
-            queue.accepting_since = queue.accepting_since or self._clock()
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            if self._in_flight == len(self._runners):
+                self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
+            self._in_flight -= 1
             queue.in_flight -= 1
-            self._settle(queue, _Pending(pending.delivery, (*pending.attempts, attempt)), attempt)
+            pending.attempts += (attempt,)
+            self._settle(queue, pending, attempt, now)
             self._give_turn(queue)
 
-    def _settle(self, queue: _Queue, pending: _Pending, attempt: Attempt) -> None:
+    def _may_go(self, queue: _Queue, now: float) -> bool:
+        """Decide for the first in the queue.
+
+        1. The endpoint has refused everything for the lane's deadline: all that waits ends.
+        2. Its pace does not allow it yet: the queue stands in line again when it does, less those who would wait too long.
+        3. Otherwise it goes.
+        """
+        if queue.refusing_since is not None and now - queue.refusing_since > self._bounds.lane_deadline_s:
+            while queue.waiting:
+                self._end(queue.waiting.popleft(), OutcomeKind.DEAD_LETTERED, retry.LANE_DEADLINE)
+        elif queue.pace is not None:
+            wait_s = queue.pace.wait_s(now)
+            if not wait_s:
+                queue.pace.take(now)
+                return True
+            while queue.waiting and now + wait_s - queue.waiting[0].waiting_since > self._bounds.rate_wait_s:
+                self._end(queue.waiting.popleft(), OutcomeKind.DEAD_LETTERED, retry.RATE_LIMITED)
+            if queue.waiting:
+                asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
+                return False
+        if not queue.waiting:
+            queue.is_in_turn = False
+            return False
+        return True
+
+    def _settle(self, queue: _Queue, pending: _Pending, attempt: Attempt, began_at: float) -> None:
         """Take the result of an attempt.
 
         1. Accepted: delivered, and the endpoint is alive.
@@ -126,27 +215,25 @@ class Dispatcher:
         3. Failed otherwise: dead-lettered.
         """
         if attempt.error_class is None:
-            queue.accepting_since = self._clock()
+            queue.accepted_at, queue.refusing_since = self._clock(), None
             self._end(pending, OutcomeKind.DELIVERED, None)
             return
-        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class)
+        if attempt.error_class != errors.LocalFailure.error_class:  # else the endpoint was not asked
+            queue.refusing_since = queue.refusing_since or max(began_at, queue.accepted_at)
+        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class, attempt.retry_after_s)
         if wait_s is None:
             self._end(pending, OutcomeKind.DEAD_LETTERED, attempt.error_class)
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
 
-    def _give_up(self, queue: _Queue) -> None:
-        while queue.waiting:
-            self._end(queue.waiting.popleft(), OutcomeKind.DEAD_LETTERED, retry.LANE_DEADLINE)
-
     def _end(self, pending: _Pending, kind: OutcomeKind, reason: str | None) -> None:
-        self._outcomes.append(Outcome(delivery=pending.delivery, kind=kind, attempts=pending.attempts, reason=reason))
+        self._ended.append(Outcome(delivery=pending.delivery, kind=kind, attempts=pending.attempts, reason=reason))
         self._unsettled -= 1
         if not self._unsettled:
-            self._settled.set()
+            self._changed.set()
 
     def _runner_ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         if not runner.cancelled() and runner.exception() is not None:
             self._failure = runner.exception()
-            self._settled.set()
+            self._changed.set()

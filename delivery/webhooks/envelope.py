@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from delivery.model import Event, EventId, Record, SubTenantId, TenantId
 STRUCTURED = "application/cloudevents"
 MAX_ATTRIBUTE_CHARS = 1024
 """Attributes become parts of bodies, keys and log lines; the specification suggests no bound, so this is ours."""
+HEADER_OVERHEAD_BYTES = 24
 
 _JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -43,12 +45,39 @@ class Layout:
     """Cut from the topic's name to make the type of an event that names none."""
     max_bytes: int = 262_144
     """A larger record is rejected."""
+    tenant_of_topic: str = ""
+    """Regular expression whose one group is the tenant that a topic belongs to; empty, or not matched: to nobody."""
 
 
 def parse(record: Record, layout: Layout) -> Event:
     """Return the event in `record`; raise EventRejected with a reason of the closed set when there is none.
 
-    Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported.
+    Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported, tenant_mismatch.
+    """
+    event = _read(record, layout)
+    owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
+    if owner is not None and owner != event.tenant_id:
+        # Who may write to a topic is known to Kafka; what an event says of itself is its writer's word.
+        raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
+    return event
+
+
+def header_bytes(name: str, content: bytes) -> int:
+    """Return what a header adds to a record's size: no less than three quarters of what it takes in a dead letter.
+
+    Kafka stores an empty header in two bytes; in JSON it takes thirty, and a control character in a name takes six.
+    """
+    return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
+
+
+@functools.lru_cache(maxsize=10_000)
+def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
+    matched = re.fullmatch(tenant_of_topic, topic)
+    return matched[1] if matched else None
+
+
+def _read(record: Record, layout: Layout) -> Event:
+    """Read the record in the mode in which it was written.
 
     1. `content-type: application/cloudevents+json` is structured mode.
     2. A `ce_specversion` header is binary mode.
@@ -60,13 +89,14 @@ def parse(record: Record, layout: Layout) -> Event:
     if not value.strip():
         raise errors.EventRejected("empty", "the record's value is empty")
     # Headers count: they stand in the dead letter too, and what does not fit into Kafka would hold up everybody.
-    size = len(value) + sum(len(name) + len(content) for name, content in record.headers)
+    size = len(value) + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
     if record.headers:
         headers = {name.lower(): content for name, content in record.headers}
-        if headers.get("content-type", b"").startswith(STRUCTURED.encode()):
-            return _structured(record, value, headers["content-type"])
+        content_type = headers.get("content-type", b"").strip().lower()
+        if content_type.startswith(STRUCTURED.encode()):
+            return _structured(record, value, content_type)
         if "ce_specversion" in headers:
             return _binary(record, value, headers)
     return _plain(record, value, layout)
@@ -177,8 +207,18 @@ def _sub_tenant(value: Any) -> SubTenantId | None:
 
 
 def _rfc3339(epoch_ms: int) -> str:
-    moment = dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _second(epoch_s: int) -> str:
+    """Return one second; thousands of events share it, and to write it takes as long as to parse one."""
+    try:
+        return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
+    except (ValueError, OverflowError, OSError) as exc:
+        # Producers set a record's time as they like: in microseconds, say, which is in the year 55,000.
+        raise errors.EventRejected("bad_attribute", "the event has no time, and its record's is beyond the year 9999") from exc
 
 
 def _raw_member(value: bytes, name: str) -> bytes:

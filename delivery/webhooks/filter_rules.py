@@ -103,7 +103,7 @@ def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
 
 def _fits(wildcard: str) -> Test:
     """Find the texts between the asterisks from left to right, each at its first place: none needs a second try."""
-    first, *rest = _pieces(wildcard)
+    first, *rest = pieces(wildcard)
     if not rest:
         return _equals(first)
     *middle, last = rest
@@ -122,7 +122,7 @@ def _fits(wildcard: str) -> Test:
     return test
 
 
-def _pieces(wildcard: str) -> list[str]:
+def pieces(wildcard: str) -> list[str]:
     """Split at the asterisks that no backslash escapes."""
     pieces = [""]
     characters = iter(wildcard)

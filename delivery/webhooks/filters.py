@@ -177,7 +177,7 @@ def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[filter_rule
 def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
     """Match when one element does by a value, or all do by absence; an empty array is a missing field."""
     weakest = when_missing
-    for element in _flattened(array):
+    for element in flattened(array):
         verdict = judge(element)
         if verdict == _BY_VALUE:
             return verdict
@@ -185,7 +185,7 @@ def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
     return weakest
 
 
-def _flattened(array: list[Any]) -> Iterator[Any]:
+def flattened(array: list[Any]) -> Iterator[Any]:
     """Yield what stands in an array and the arrays in it, in any order; without recursion, since events nest as they like."""
     pending = list(array)
     while pending:

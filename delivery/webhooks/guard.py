@@ -179,7 +179,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}")
     for name, value in headers.items():
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
-        lowered = name.lower()
+        lowered = name.lower().replace("_", "-")  # as CGI and its kin read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
             raise errors.TargetRefused(path, "is not a header name (RFC 9110, section 5.6.2)")
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):

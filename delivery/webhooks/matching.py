@@ -2,14 +2,16 @@
 
 Runs in the executors (and in whoever wants to explain a match). Must not import pyspark or psycopg.
 
-The subscriptions that can match an event type are indexed when that type is first seen, by the narrowest thing that
-decides: everything, the tenant, or the sub-tenant. A match is then three look-ups, however many tenants there are.
+The subscriptions with one event type pattern are indexed when it is first needed, by the narrowest thing that decides:
+everything, the tenant, or the sub-tenant. A match is then three look-ups, however many tenants there are. Where a look-up finds
+many subscriptions, an index of their filters (delivery.webhooks.filter_index) says which of them are worth asking.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import cachetools
@@ -24,15 +26,17 @@ from delivery.model import (
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
-    SubTenantId,
     TenantId,
     TenantStatus,
 )
 from delivery.webhooks import filters, scope_index
+from delivery.webhooks.filter_index import FilterIndex
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
-MAX_INDEXED_TYPES = 10_000
+MAX_KNOWN_TYPES = 10_000
 """Event types are named by producers, so their number has no bound of its own. The mission names 500 and more."""
+MIN_INDEXED_RULES = 8
+"""Fewer are asked one after the other: an index would save no time, and most tenants have few for a type of event."""
 
 
 class Match(NamedTuple):
@@ -42,25 +46,73 @@ class Match(NamedTuple):
     endpoint: Endpoint
 
 
+class _SharedFilter:
+    """One filter, however many subscriptions have it. Compiling takes 0.1 ms and 4 kB, so it waits for the first question."""
+
+    __slots__ = ("_compiled", "pattern")
+
+    def __init__(self, pattern: Mapping[str, Any]) -> None:
+        self.pattern = pattern
+        self._compiled: filters.Filter | None = None
+
+    def matches(self, document: Mapping[str, Any]) -> bool:
+        if self._compiled is None:
+            self._compiled = filters.compile_pattern(self.pattern)
+        return self._compiled.matches(document)
+
+
 class _Rule(NamedTuple):
     subscription: Subscription
-    filter: filters.Filter | None
+    filter: _SharedFilter | None
     has_exclusions: bool
 
 
-class _TypeIndex:
-    """The subscriptions that can match one event type. No event meets the same one twice."""
+class _PatternIndex:
+    """The subscriptions with one event type pattern. No event meets the same one twice."""
 
-    __slots__ = ("_by_scope",)
+    __slots__ = ("_by_scope", "_indexed")
 
-    def __init__(self, rules: Iterator[_Rule]) -> None:
-        self._by_scope = scope_index.ScopeIndex((key, rule) for rule in rules for key in _scope_keys(rule.subscription.scope))
+    def __init__(self, subscriptions: Iterable[Subscription]) -> None:
+        self._by_scope = scope_index.ScopeIndex(
+            (key, rule) for rule in _rules(subscriptions) for key in _scope_keys(rule.subscription.scope)
+        )
+        self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
-    def candidates(self, tenant_id: TenantId, sub_tenant_id: SubTenantId | None) -> Iterator[_Rule]:
-        yield from self._by_scope.get(None)
-        yield from self._by_scope.get(tenant_id)
-        if sub_tenant_id is not None:
-            yield from self._by_scope.get((tenant_id, sub_tenant_id))
+    def matching(self, event: Event) -> list[_Rule]:
+        """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
+        tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
+        found: list[_Rule] = []
+        for key in (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id)):
+            rules = self._by_scope.get(key)
+            if not rules:
+                continue
+            document = filter_document(event)
+            if len(rules) < MIN_INDEXED_RULES:
+                found += [rule for rule in rules if rule.filter is None or rule.filter.matches(document)]
+                continue
+            if key not in self._indexed:
+                self._indexed[key] = _IndexedRules(rules)
+            found += self._indexed[key].matching(document)
+        return found
+
+
+class _IndexedRules:
+    """Many rules that one look-up by scope finds. Each distinct filter is asked once, if it can match at all."""
+
+    __slots__ = ("_by_filter", "_index", "_unfiltered")
+
+    def __init__(self, rules: Iterable[_Rule]) -> None:
+        self._unfiltered: list[_Rule] = []
+        self._by_filter: defaultdict[_SharedFilter, list[_Rule]] = defaultdict(list)
+        for rule in rules:
+            (self._unfiltered if rule.filter is None else self._by_filter[rule.filter]).append(rule)
+        self._index = FilterIndex((shared.pattern, shared) for shared in self._by_filter)
+
+    def matching(self, document: Mapping[str, Any]) -> Iterator[_Rule]:
+        yield from self._unfiltered
+        for shared in self._index.candidates(document):
+            if shared.matches(document):
+                yield from self._by_filter[shared]
 
 
 class Router:
@@ -75,7 +127,8 @@ class Router:
         for subscription in self._subscriptions.values():
             self._by_type[subscription.event_type][subscription.subscription_id] = subscription
         self._wildcards = {pattern for pattern in self._by_type if pattern.endswith("*")}
-        self._indexes: cachetools.LRUCache[str, _TypeIndex] = cachetools.LRUCache(maxsize=MAX_INDEXED_TYPES)
+        self._indexes: dict[str, _PatternIndex] = {}
+        self._indexes_of_type: cachetools.LRUCache[str, tuple[_PatternIndex, ...]] = cachetools.LRUCache(MAX_KNOWN_TYPES)
 
     def tenant_status(self, tenant_id: TenantId) -> TenantStatus | None:
         """Return the tenant's status, or None when the registry does not know it."""
@@ -83,20 +136,12 @@ class Router:
 
     def matches(self, event: Event) -> list[Match]:
         """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
-        index = self._indexes.get(event.event_type)
-        if index is None:
-            index = self._indexes[event.event_type] = _TypeIndex(self._rules_for(event.event_type))
-        found: list[Match] = []
-        document: Mapping[str, Any] | None = None
-        for rule in index.candidates(event.tenant_id, event.sub_tenant_id):
-            if rule.has_exclusions and _is_excluded(event, rule.subscription):
-                continue
-            if rule.filter is not None:
-                document = document or filter_document(event)
-                if not rule.filter.matches(document):
-                    continue
-            found.append(Match(rule.subscription, self._endpoints[rule.subscription.endpoint_id]))
-        return found
+        return [
+            Match(rule.subscription, self._endpoints[rule.subscription.endpoint_id])
+            for index in self._indexes_for(event.event_type)
+            for rule in index.matching(event)
+            if not (rule.has_exclusions and _is_excluded(event, rule.subscription))
+        ]
 
     def apply(self, changes: SnapshotChanges) -> None:
         """Take changes that begin at or before this router's revision; older ones that it already has do no harm."""
@@ -116,22 +161,30 @@ class Router:
                 self._forget(subscription.event_type)
         self.revision = changes.revision
 
-    def _rules_for(self, event_type: str) -> Iterator[_Rule]:
-        patterns = [event_type, *(pattern for pattern in self._wildcards if event_type.startswith(pattern[:-1]))]
-        for pattern in patterns:
-            for subscription in self._by_type.get(pattern, {}).values():
-                yield _rule(subscription)
+    def _indexes_for(self, event_type: str) -> tuple[_PatternIndex, ...]:
+        indexes = self._indexes_of_type.get(event_type)
+        if indexes is None:
+            patterns = {event_type, *(pattern for pattern in self._wildcards if event_type.startswith(pattern[:-1]))}
+            indexes = tuple(self._index_of(pattern) for pattern in patterns if pattern in self._by_type)
+            self._indexes_of_type[event_type] = indexes
+        return indexes
+
+    def _index_of(self, pattern: str) -> _PatternIndex:
+        if pattern not in self._indexes:
+            self._indexes[pattern] = _PatternIndex(self._by_type[pattern].values())
+        return self._indexes[pattern]
 
     def _forget(self, pattern: str) -> None:
-        """Drop the indexes that a change to a subscription with this event type pattern makes stale."""
+        """Drop the index that a change to a subscription with this event type pattern makes stale."""
         if not self._by_type[pattern]:
             del self._by_type[pattern]
+        self._indexes.pop(pattern, None)
         if not pattern.endswith("*"):
-            self._indexes.pop(pattern, None)
+            self._indexes_of_type.pop(pattern, None)
             return
         (self._wildcards.add if pattern in self._by_type else self._wildcards.discard)(pattern)
-        for event_type in [known for known in self._indexes if known.startswith(pattern[:-1])]:
-            del self._indexes[event_type]
+        for event_type in [known for known in self._indexes_of_type if known.startswith(pattern[:-1])]:
+            del self._indexes_of_type[event_type]
 
 
 def skip_reason(match: Match) -> SkipReason | None:
@@ -164,15 +217,17 @@ def filter_document(event: Event) -> Mapping[str, Any]:
     }
 
 
-def _rule(subscription: Subscription) -> _Rule:
-    # A quarantined filter cannot be asked, so all events of its scope are due, and end as skipped: none goes unseen.
-    pattern = None if subscription.fault else subscription.filter_pattern
-    scope = subscription.scope
-    return _Rule(
-        subscription,
-        None if pattern is None else filters.compile_pattern(pattern),
-        bool(scope.without_tenants or scope.without_sub_tenants),
-    )
+def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
+    shared: dict[str, _SharedFilter] = {}
+    for subscription in subscriptions:
+        has_exclusions = bool(subscription.scope.without_tenants or subscription.scope.without_sub_tenants)
+        # A quarantined filter cannot be asked, so all events of its scope are due, and end as skipped: none goes unseen.
+        pattern = None if subscription.fault else subscription.filter_pattern
+        if pattern is None:
+            yield _Rule(subscription, None, has_exclusions)
+        else:
+            text = json.dumps(pattern, sort_keys=True)
+            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
 
 
 def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:

@@ -1,18 +1,30 @@
-"""Make what a customer receives: the `webhook-id` and the body.
+"""Make what a customer receives: the `webhook-id`, the body, and the headers that describe it.
 
 Runs in the executors. Must not import pyspark or psycopg.
-Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier".
+Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier"; CloudEvents 1.0.2, "HTTP Protocol Binding"
+(sections 3.1 and 3.2) and "JSON Event Format".
 """
 
 from __future__ import annotations
 
 import hashlib
+import urllib.parse
+from typing import NamedTuple
 
 import orjson
 
-from delivery.model import Event, SubscriptionId
+from delivery.model import ContentMode, Event, SubscriptionId
 
-CONTENT_TYPE = "application/json"
+_PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
+"""What a CloudEvents attribute may show as itself in a header; the rest is percent-encoded (HTTP binding, 3.1.3.2)."""
+
+
+class Content(NamedTuple):
+    """What a request says of one event; the same for all endpoints that ask for the same mode."""
+
+    headers: bytes
+    """Header lines that describe the body, each ended by CRLF."""
+    body: bytes
 
 
 def webhook_id(event: Event, subscription_id: SubscriptionId) -> str:
@@ -25,9 +37,21 @@ def webhook_id(event: Event, subscription_id: SubscriptionId) -> str:
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-def body(event: Event) -> bytes:
-    """Return the Standard Webhooks body of one event: its attributes, and under `data` the payload's own bytes."""
-    head = {
+def content(event: Event, mode: ContentMode) -> Content:
+    """Return what is sent of one event in this mode; the payload is in it byte for byte."""
+    if mode is ContentMode.CLOUDEVENTS_BINARY:
+        lines = "".join(
+            f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
+        )
+        return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
+    if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
+        attributes = _attributes(event) | {"datacontenttype": "application/json"}
+        return Content(b"content-type: application/cloudevents+json\r\n", _with_data(attributes, event))
+    return Content(b"content-type: application/json\r\n", _with_data(_standard(event), event))
+
+
+def _standard(event: Event) -> dict[str, str]:
+    attributes = {
         "type": event.event_type,
         "timestamp": event.time,
         "id": event.event_id,
@@ -35,5 +59,24 @@ def body(event: Event) -> bytes:
         "tenant_id": event.tenant_id,
     }
     if event.sub_tenant_id is not None:
-        head["sub_tenant_id"] = event.sub_tenant_id
-    return b'%s,"data":%s}' % (orjson.dumps(head)[:-1], event.data)
+        attributes["sub_tenant_id"] = event.sub_tenant_id
+    return attributes
+
+
+def _attributes(event: Event) -> dict[str, str]:
+    """Return the event's CloudEvents attributes; those that are not of the core specification are ours."""
+    attributes = {
+        "specversion": "1.0",
+        "id": event.event_id,
+        "source": event.source,
+        "type": event.event_type,
+        "time": event.time,
+        "tenantid": event.tenant_id,
+    }
+    if event.sub_tenant_id is not None:
+        attributes["subtenantid"] = event.sub_tenant_id
+    return attributes
+
+
+def _with_data(attributes: dict[str, str], event: Event) -> bytes:
+    return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)

@@ -6,7 +6,11 @@ tenacity's; who waits is the dispatcher, because a coroutine that sleeps between
 
 from __future__ import annotations
 
+import calendar
+import email.utils
 import random
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +26,8 @@ UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 LANE_DEADLINE = "lane_deadline"
 """The reason of a dead letter whose endpoint accepted nothing for a whole lane deadline."""
+RATE_LIMITED = "rate_limited"
+"""The reason of a dead letter that its endpoint's own rate kept waiting for too long."""
 CONFIGURATION = "configuration"
 """The endpoint's own settings make no request (a refused URL or header)."""
 
@@ -37,6 +43,11 @@ _RETRIED_QUICKLY = frozenset(
 )
 """What often passes within a second. Not in it: a timeout, which has used the lane's time already; TLS and blocked addresses,
 which do not change in a second; and the statuses by which an endpoint says no."""
+
+MAX_RETRY_AFTER_S = 86_400.0
+"""A longer `Retry-After` counts as this: an endpoint must not be able to put its deliveries off for years."""
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+"""RFC 9110 knows whole seconds only. Some servers write 1.5, and to ignore that would be to come back too early."""
 
 
 def error_class_of(status: int) -> str | None:
@@ -62,6 +73,31 @@ def error_class_of(status: int) -> str | None:
     return SERVER_ERROR if 500 <= status < 600 else errors.ResponseInvalid.error_class
 
 
+def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
+    """Return how long after `now` a `Retry-After` asks to wait, from 0 to `cap_s`; None when it cannot be read.
+
+    RFC 9110, section 10.2.3: seconds, or a date in any of the three forms of section 5.6.7. What is past is no wait.
+    """
+    value = value.strip()
+    if _NUMBER.fullmatch(value):
+        wait_s = float(value)
+    else:
+        try:
+            moment = email.utils.parsedate_tz(value)
+            if moment is None:
+                return None
+            wait_s = calendar.timegm(moment[:6]) - (moment[9] or 0) - now
+        except (ValueError, OverflowError):  # a year beyond 9999
+            return None
+    return min(max(wait_s, 0.0), cap_s)
+
+
+def longest_retry_after_s(headers: Mapping[str, str], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
+    """Return the wait that a response asks for. There should be one such header; of several none is broken by the longest."""
+    waits = [retry_after_s(value, now, cap_s) for name, value in headers.items() if name.lower() == "retry-after"]
+    return max((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+
 class _Rng(Protocol):
     def uniform(self, a: float, b: float, /) -> float: ...
 
@@ -75,14 +111,25 @@ class QuickRetry:
     """Wait before the second attempt; doubles with each further one."""
     jitter: float = 0.2
     """Fraction by which each wait is spread, so that what failed together does not return together."""
+    max_wait_s: float = 3.0
+    """The longest wait there is time for within the lane: its deadline."""
 
-    def wait_s(self, attempt_number: int, error_class: str, rng: _Rng = random) -> float | None:
-        """Return the wait after the failed attempt `attempt_number` (1-based), or None when it was the last one."""
-        if error_class not in _RETRIED_QUICKLY:
+    def wait_s(
+        self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: _Rng = random
+    ) -> float | None:
+        """Return the wait after the failed attempt `attempt_number` (1-based), or None when it was the last one.
+
+        1. What seldom passes within a second is not tried again; what is throttled is, once the endpoint says when.
+        2. A `retry_after_s` that the lane has no time for is not cut short: the delivery is not tried again here.
+        3. The wait doubles with each attempt, spread to both sides, and never ends before `retry_after_s`.
+        """
+        is_retried = error_class in _RETRIED_QUICKLY or (error_class == THROTTLED and retry_after_s is not None)
+        asked_s = retry_after_s or 0.0
+        if not is_retried or asked_s > self.max_wait_s:
             return None
         state = tenacity.RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]  # the strategies read the number only
         state.attempt_number = attempt_number
         if tenacity.stop_after_attempt(self.max_attempts)(state):
             return None
         wait_s: float = tenacity.wait_exponential(multiplier=self.first_wait_s)(state)
-        return wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter)
+        return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))

@@ -6,6 +6,7 @@ Runs in the executors. Must not import pyspark or psycopg. The other registry is
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +30,7 @@ class Registry(Protocol):
 
     @property
     def revision(self) -> Revision:
-        """Every change up to this revision is in effect. Asked for each record."""
+        """Every change up to this revision is in effect."""
 
     async def router_for(self, event: Event) -> Router:
         """Return a router that knows all that `event` can be due to. May wait for Postgres; deliveries go on meanwhile."""
@@ -93,5 +94,8 @@ class BroadcastSource:
         """Return `last` with the delta applied, or a new one when there is a new broadcast."""
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, self.broadcast.value)
+            # It stays for long and holds no cycles: the collector need not walk through it again and again.
+            gc.collect()
+            gc.freeze()
         last.advance(self.delta)
         return last

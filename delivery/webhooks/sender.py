@@ -31,17 +31,27 @@ class Transport(Protocol):
 class Sender:
     """Send deliveries over one transport. `clock` gives seconds since the epoch."""
 
-    def __init__(self, network: Transport, address_guard: guard.Guard, *, timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        network: Transport,
+        address_guard: guard.Guard,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float],
+        max_retry_after_s: float = retry.MAX_RETRY_AFTER_S,
+    ) -> None:
         self._network = network
         self._guard = address_guard
         self._timeout_s = timeout_s
         self._clock = clock
+        self._max_retry_after_s = max_retry_after_s
         self._targets: cachetools.LRUCache[EndpointId, target.Target] = cachetools.LRUCache(maxsize=MAX_TARGETS)
 
     async def attempt(self, delivery: Delivery, number: int) -> Attempt:
         """Make attempt `number` (1-based). It is signed anew, because its timestamp is its own."""
         started_at = self._clock()
         status: int | None = None
+        retry_after_s: float | None = None
         response, detail = b"", ""
         error_class: str | None
         try:
@@ -59,6 +69,8 @@ class Sender:
         else:
             status, response = answer.status, answer.body[:MAX_KEPT_RESPONSE_BYTES]
             error_class = retry.error_class_of(status)
+            if error_class is not None:
+                retry_after_s = retry.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
         return Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),
@@ -67,6 +79,7 @@ class Sender:
             error_class=error_class,
             detail=detail,
             response=response,
+            retry_after_s=retry_after_s,
         )
 
     def _target(self, endpoint: Endpoint) -> target.Target:
@@ -79,6 +92,5 @@ class Sender:
 
 def _headers(delivery: Delivery, timestamp_s: int) -> bytes:
     signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.body)
-    return (
-        f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
-    ).encode("ascii")
+    own = f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
+    return own.encode("ascii") + delivery.content_headers

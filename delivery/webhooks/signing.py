@@ -1,4 +1,4 @@
-"""Sign what is sent, as Standard Webhooks 1.0 says it ("Signature scheme", symmetric `v1`).
+"""Sign what is sent, as Standard Webhooks 1.0 says it ("Signature scheme"), and write its keys as text.
 
 Runs in the executors, and in the command for keys of customers. Must not import pyspark or psycopg.
 """
@@ -11,41 +11,79 @@ import hmac
 import secrets
 from collections.abc import Iterable
 
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
 from delivery import errors
+from delivery.model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 
-PREFIX = "whsec_"
+SCHEME_OF_PREFIX = {"whsec_": SignatureScheme.HMAC, "whsk_": SignatureScheme.ED25519}
+PREFIX_OF_SCHEME = {scheme: prefix for prefix, scheme in SCHEME_OF_PREFIX.items()}
+PUBLIC_PREFIX = "whpk_"
 MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 """The bounds of Standard Webhooks 1.0 for a symmetric key."""
+SEED_BYTES = 32
+"""Of an ed25519 key."""
 
 
-def sign(keys: Iterable[Secret], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`: one `v1` signature per key, newest key first, parted by spaces."""
+def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the value of `webhook-signature`: one for each key that holds at `timestamp_s`, in order."""
     content = b"%s.%d." % (webhook_id.encode(), timestamp_s) + body
     return " ".join(
-        "v1," + binascii.b2a_base64(hmac.digest(key.reveal(), content, "sha256"), newline=False).decode() for key in keys
+        "v1," + binascii.b2a_base64(hmac.digest(key.secret.reveal(), content, "sha256"), newline=False).decode()
+        for key in keys
+        if key.expires_at_s is None or timestamp_s < key.expires_at_s
     )
 
 
-def generate_key() -> Secret:
-    """Return a new random key of 32 bytes."""
-    return Secret(secrets.token_bytes(32))
+def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:
+    """Return a new random key. 32 bytes are right for either scheme."""
+    return SigningKey(secret=Secret(secrets.token_bytes(SEED_BYTES)), scheme=scheme)
 
 
-def to_text(key: Secret) -> str:
-    """Return the `whsec_…` text that the customer puts into a Standard Webhooks library. It is the secret."""
-    return PREFIX + base64.b64encode(key.reveal()).decode()
+def check(key: SigningKey) -> None:
+    """Raise RegistrationError when the key has not the length that its scheme asks for."""
+    length = len(key.secret.reveal())
+    if key.scheme is SignatureScheme.ED25519:
+        if length != SEED_BYTES:
+            raise errors.RegistrationError("", f"an ed25519 key has {SEED_BYTES} bytes")
+    elif not MIN_KEY_BYTES <= length <= MAX_KEY_BYTES:
+        raise errors.RegistrationError("", f"an HMAC key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
 
 
-def from_text(text: str) -> Secret:
-    """Return the key in a `whsec_…` text; raise RegistrationError (never quoting it) when it is not one."""
-    problem = f"a signing secret is {PREFIX} followed by base64 of {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes"
-    if not text.startswith(PREFIX):
-        raise errors.RegistrationError("", problem)
+def to_text(key: SigningKey) -> str:
+    """Return the key as `whsec_…` or `whsk_…`. It is the secret; of an ed25519 key the customer gets `public_text`."""
+    raw = key.secret.reveal()
+    if key.scheme is SignatureScheme.ED25519:
+        raw += _public_key(key)  # the pair, as other implementations write it
+    return PREFIX_OF_SCHEME[key.scheme] + base64.b64encode(raw).decode()
+
+
+def public_text(key: SigningKey) -> str:
+    """Return the `whpk_…` text by which a customer verifies what an ed25519 key signed. It is no secret."""
+    return PUBLIC_PREFIX + base64.b64encode(_public_key(key)).decode()
+
+
+def from_text(text: str) -> SigningKey:
+    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError (never quoting it) when it is not one.
+
+    Behind `whsk_` stands the seed, with or without the public key after it: the standard names no form, and both are in use.
+    """
+    prefix, underscore, encoded = text.partition("_")
+    scheme = SCHEME_OF_PREFIX.get(prefix + underscore)
+    if scheme is None:
+        raise errors.RegistrationError("", f"a signing secret begins with {' or '.join(SCHEME_OF_PREFIX)}")
     try:
-        key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+        raw = base64.b64decode(encoded, validate=True)
     except binascii.Error:
-        raise errors.RegistrationError("", problem) from None  # the cause would show the secret
-    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
-        raise errors.RegistrationError("", problem)
-    return Secret(key)
+        raise errors.RegistrationError("", f"what follows {prefix}_ is not base64") from None  # the cause would show the secret
+    seed = raw[:SEED_BYTES] if scheme is SignatureScheme.ED25519 else raw
+    key = SigningKey(secret=Secret(seed), scheme=scheme)
+    check(key)
+    if len(raw) > len(seed) and raw[SEED_BYTES:] != _public_key(key):
+        raise errors.RegistrationError("", "the public key in it is not that of the secret key")
+    return key
+
+
+def _public_key(key: SigningKey) -> bytes:
+    return ed25519.Ed25519PrivateKey.from_private_bytes(key.secret.reveal()).public_key().public_bytes_raw()

@@ -69,6 +69,12 @@ class SnapshotChanges:
         """Return how many rows changed."""
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
+    def faults(self) -> dict[str, str | None]:
+        """Return of each changed row that can be quarantined why it is, None when it is not."""
+        faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
+        faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
+        return faults
+
     def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
         """Return these changes and the `later` ones as one."""
         return SnapshotChanges(

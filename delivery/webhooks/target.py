@@ -13,7 +13,7 @@ import yarl
 
 from delivery import errors
 from delivery.model import Auth, AuthKind, Endpoint
-from delivery.webhooks import guard, message
+from delivery.webhooks import guard
 
 USER_AGENT = "fanout-webhooks/1"
 
@@ -46,7 +46,6 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
         "accept": "*/*",
         # A compressed response could unfold without bounds; nothing here needs one.
         "accept-encoding": "identity",
-        "content-type": message.CONTENT_TYPE,
         **dict(_auth_headers(endpoint.auth)),
     }
     lines += [f"{name}: {_checked(name, value)}" for name, value in headers.items()]

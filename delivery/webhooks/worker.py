@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import cachetools
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, retry, routing, rows, sender, transport
+from delivery.webhooks import dispatch, envelope, guard, lane, limits, retry, routing, rows, sender, transport
+
+MAX_PACES = 20_000
+"""Endpoints whose pace is remembered; more than have one."""
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +31,10 @@ class Plan:
     topics: rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
     layout: envelope.Layout = field(default_factory=envelope.Layout)
-    limits: dispatch.Limits = field(default_factory=dispatch.Limits)
+    limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
     attempt_timeout_s: float = 2.0
+    max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
 
 
 class Worker:
@@ -36,33 +43,57 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._registry: routing.Registry | None = None
+        self._paces: dispatch.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True).start()
-        self._sender = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
-
-    async def _open(self) -> sender.Sender:
-        return sender.Sender(
-            transport.Transport(self._plan.guard),
+        self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
+        self._thread.start()
+        self._network = self._wait_for(self._open())
+        self._sender = sender.Sender(
+            self._network,
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=time.time,
+            max_retry_after_s=self._plan.max_retry_after_s,
         )
 
-    def deliver(self, records: Iterable[Record], source: routing.Source) -> lane.Results:
-        """Deliver `records` by the registry in `source`; return when each has its outcome.
+    async def _open(self) -> transport.Transport:
+        return transport.Transport(self._plan.guard)
 
-        Called from the task's thread, by one task at a time.
+    def close(self) -> None:
+        """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
+        self._wait_for(self._network.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def deliver(self, batches: Iterable[Iterable[Record]], source: routing.Source) -> Iterator[lane.Results]:
+        """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
+
+        Called from the task's thread, by one task at a time. While it reads the next batch, what was begun goes on.
         """
-        return asyncio.run_coroutine_threadsafe(self._deliver(records, source), self._loop).result()
+        begun = self._wait_for(self._begin(source))
+        try:
+            for records in batches:
+                yield self._wait_for(begun.take(records))
+            yield self._wait_for(begun.finish())
+        finally:  # done, or nobody reads the results any more
+            self._loop.call_soon_threadsafe(begun.abandon)
 
-    async def _deliver(self, records: Iterable[Record], source: routing.Source) -> lane.Results:
+    def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _begin(self, source: routing.Source) -> lane.Lane:
         dispatcher = dispatch.Dispatcher(
-            self._sender, self._plan.limits, self._plan.quick_retry, clock=asyncio.get_running_loop().time
+            self._sender,
+            self._plan.limits,
+            self._plan.quick_retry,
+            paces=self._paces,
+            clock=asyncio.get_running_loop().time,
         )
         self._registry = source.registry(self._registry)
-        return await lane.deliver(records, self._registry, dispatcher, self._plan.layout)
+        return lane.Lane(self._registry, dispatcher, self._plan.layout)
 
 
 _workers: dict[Plan, Worker] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.webhooks import signing
 from fanout import publishing
@@ -145,7 +146,7 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
 
 def _secret(rng: random.Random) -> str:
     # From the seed, so that the demo's receivers know it; the platform makes its own from the system's randomness.
-    return signing.to_text(Secret(rng.randbytes(32)))
+    return signing.to_text(SigningKey(secret=Secret(rng.randbytes(32))))
 
 
 def _scope(number: int, rng: random.Random) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def compare(config: settings.Settings, libraries: jars.Jars, snapshot: Snapshot,
             .options(**options)
             .load()
             .selectExpr("topic", "partition", "offset", "unix_millis(timestamp) appended_at_ms", "value",
-                        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
+                        "CAST(NULL AS STRING) AS headers")
             .coalesce(config.spark.parallelism)
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ import pytest
 
 from delivery import plan, settings
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import deliver, snapshot
+from delivery.stages import deliver, snapshot, telemetry
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
@@ -16,6 +16,11 @@ pytestmark = [
 ]
 TOLD = plan.of(settings.Settings())
 TOPICS = settings.Settings().delivery
+
+
+@pytest.fixture
+def observer(spark):
+    return telemetry.Telemetry(spark.sparkContext, "direct", settings.Logs()).observer
 
 
 def published(*rows, changes=None, base_id="base"):
@@ -30,7 +35,7 @@ def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
         "id AS offset",
         "id AS appended_at_ms",
         f"CAST('{value}' AS BINARY) AS value",
-        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+        "CAST(NULL AS STRING) AS headers",
     )
 
 
@@ -38,19 +43,19 @@ def written(frame):
     return [(row["topic"], orjson.loads(bytes(row["value"]))) for row in frame.collect()]
 
 
-def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark):
+def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, observer):
     of = snapshot.Broadcaster(spark.sparkContext).source(published())
-    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2).rdd.getNumPartitions() == 2
+    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2, observer).rdd.getNumPartitions() == 2
 
 
-def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark):
+def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, observer):
     of = snapshot.Broadcaster(spark.sparkContext).source(published())
-    rows = written(deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2))
+    rows = written(deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2, observer))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
 
 
-def test_a_change_reaches_workers_that_have_the_broadcast_already(spark):
+def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observer):
     """The subscription is paused, so that what is due shows without a request."""
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
@@ -58,8 +63,8 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark):
 
     def due(changes):
         of = broadcaster.source(published(paused, changes=changes, base_id="changing"))
-        rows = written(deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2))
-        return {entry["subscription_id"] for _, entry in rows if entry["kind"] == "skipped"}
+        rows = written(deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2, observer))
+        return {entry["subscription_id"] for _, row in rows for entry in row.get("entries", ()) if entry["kind"] == "skipped"}
 
     assert due(None) == {"s1"}
     first = SnapshotChanges(since=Revision(1), revision=Revision(2), subscriptions={"s2": added})
@@ -75,6 +80,6 @@ def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
     assert broadcaster.source(published(base_id="b")).broadcast is not first.broadcast
 
 
-def test_workers_can_be_made_ready_without_any_record(spark):
+def test_workers_can_be_made_ready_without_any_record(spark, observer):
     of = snapshot.Broadcaster(spark.sparkContext).source(published())
-    assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2)) == []
+    assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer)) == []

@@ -1,19 +1,22 @@
 """The examples in the documents hold, and what is generated is current."""
 
 import re
+import textwrap
 import time
 from pathlib import Path
 
 import orjson
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from delivery import settings
-from delivery.webhooks import guard, message, signing
+from delivery import errors, settings
+from delivery.model import ContentMode
+from delivery.webhooks import guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import manifest
-from tests import builders
+from tests import builders, pki
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
@@ -27,16 +30,51 @@ def test_the_configuration_document_is_the_settings():
     assert (ROOT / "docs" / "configuration.md").read_text() == documents.configuration(), "run `make docs`"
 
 
-def test_the_configuration_example_is_accepted(tmp_path):
-    [example] = blocks("docs/configuration.md", "toml")
+def test_the_metrics_document_is_the_declarations():
+    assert (ROOT / "docs" / "metrics.md").read_text() == documents.metrics_table(), "run `make docs`"
+
+
+@pytest.mark.parametrize("path", ["docs/configuration.md", "docs/operations.md"])
+def test_the_examples_of_settings_are_accepted(path, tmp_path):
+    [example] = blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
-    assert settings.load({}, root=tmp_path).source.topic_pattern == r"events\..+"
+    assert settings.load({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():
     [example] = blocks("README.md", "yaml")
     development = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert len(manifest.load(example, development).subscriptions) == 2
+
+
+def registering():
+    """The document with every field, with certificates for the reader's dots."""
+    [example] = blocks("docs/registering.md", "yaml")
+    for kind, pem in (("CERTIFICATE", pki.certificate()), ("PRIVATE KEY", pki.key())):
+        dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
+        example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
+    return example
+
+
+def test_the_document_with_every_field_is_accepted():
+    assert len(manifest.load(registering(), guard.Guard()).endpoints) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "type_"),
+    [
+        ("tenants", None, manifest.Tenant),
+        ("customers", None, manifest.Customer),
+        ("endpoints", None, manifest.Endpoint),
+        ("endpoints", "auth", manifest.Auth),
+        ("endpoints", "tls", manifest.Tls),
+        ("subscriptions", None, manifest.Subscription),
+    ],
+)
+def test_the_document_with_every_field_leaves_none_out(kind, part, type_):
+    rows = yaml.safe_load(registering())[kind]
+    shown = {name for row in rows for name in (row.get(part, {}) if part else row)}
+    assert shown == set(type_.model_fields)
 
 
 def test_the_contracts_example_body_is_what_is_sent():
@@ -49,13 +87,21 @@ def test_the_contracts_example_body_is_what_is_sent():
         sub_tenant_id=wanted["sub_tenant_id"],
         content=wanted["data"],
     )
-    assert list(orjson.loads(message.body(event)).items()) == list(wanted.items())
+    assert list(orjson.loads(message.content(event, ContentMode.STANDARD).body).items()) == list(wanted.items())
+
+
+def test_the_contract_names_the_class_of_every_failure():
+    text = (ROOT / "docs" / "delivery-contract.md").read_text()
+    by_status = {retry.error_class_of(status) for status in range(700)} - {None}
+    classes = by_status | {failure.error_class for failure in errors.AttemptFailed.__subclasses__()}
+    for error_class in classes | {retry.CONFIGURATION, retry.LANE_DEADLINE}:
+        assert f"`{error_class}`" in text, error_class
 
 
 def test_the_contracts_way_to_verify_verifies():
     [example] = blocks("docs/delivery-contract.md", "python")
     event = builders.event()
-    body, webhook_id, now = message.body(event), message.webhook_id(event, "s1"), int(time.time())
+    body, webhook_id, now = message.content(event, ContentMode.STANDARD).body, message.webhook_id(event, "s1"), int(time.time())
     headers = {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(now),
@@ -75,12 +121,21 @@ def test_every_link_inside_the_project_leads_somewhere(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-def test_every_command_that_the_readme_names_exists():
-    for line in "\n".join(blocks("README.md", "sh")).splitlines():
+@pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md"])
+def test_every_command_that_a_document_names_exists(path):
+    named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
+    for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
-            command = words[1:3] if words[1] in {"db", "keys"} else words[1:2]
+            command = words[1:3] if words[1] in {"db", "endpoints", "keys"} else words[1:2]
             shown = CliRunner().invoke(cli.app, [*command, "--help"])
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.output, line
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat-model.md").read_text()))
+    defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert named
+    assert named <= defined

@@ -88,12 +88,33 @@ def test_a_structured_cloud_event_may_carry_its_json_in_base64():
         pytest.param(b"{", "not_json", id="not JSON"),
         pytest.param(b"[1]", "not_json", id="not an object"),
         pytest.param(b'{"tenant_id":"\xff"}', "not_json", id="invalid UTF-8"),
+        pytest.param(b'{"tenant_\xff":"t1"}', "not_json", id="invalid UTF-8 in a key"),
+        pytest.param(b'{"tenant_id":"t1","a":"\xed\xa0\x80"}', "not_json", id="a surrogate in UTF-8"),
+        pytest.param(b'{"tenant_id":"t1","a":"\\ud800"}', "not_json", id="lone surrogate"),
         pytest.param(b'{"tenant_id":"t1","a":NaN}', "not_json", id="NaN"),
+        pytest.param(b'{"tenant_id":"t1","a":-Infinity}', "not_json", id="Infinity"),
+        pytest.param(b'{"tenant_id":"t1","a":1%s}' % (b"0" * 400), "not_json", id="a number beyond any"),
+        pytest.param(b'{"tenant_id":"t1","a":1%s}' % (b"0" * 5000), "not_json", id="a number of 5,001 digits"),
+        pytest.param(b'\xef\xbb\xbf{"tenant_id":"t1"}', "not_json", id="byte order mark"),
+        pytest.param('{"tenant_id":"t1"}'.encode("utf-16"), "not_json", id="UTF-16"),
+        pytest.param(b'{"tenant_id":"t1"} {"tenant_id":"t1"}', "not_json", id="two documents"),
+        pytest.param(b'{"tenant_id":"t1"', "not_json", id="cut off"),
+        pytest.param(b"\0" * 10, "not_json", id="NUL"),
+        pytest.param(b"\x1f\x8b\x08", "not_json", id="compressed"),
         pytest.param(b"[" * 10_000 + b"]" * 10_000, "not_json", id="10,000 levels"),
+        pytest.param(b'{"tenant_id":"t1","a":%s1%s}' % (b'{"a":' * 10_000, b"}" * 10_000), "not_json", id="10,000 objects"),
         pytest.param(b'{"id":"e1"}', "missing_attribute", id="no tenant"),
         pytest.param(b'{"tenant_id":""}', "missing_attribute", id="empty tenant"),
         pytest.param(b'{"tenant_id":true}', "bad_attribute", id="tenant is a boolean"),
         pytest.param(b'{"tenant_id":{}}', "bad_attribute", id="tenant is an object"),
+        pytest.param(b'{"tenant_id":null}', "missing_attribute", id="tenant is null"),
+        pytest.param(b'{"tenant_id":1.0}', "bad_attribute", id="tenant is a fraction"),
+        pytest.param(b'{"tenant_id":18446744073709551616}', "bad_attribute", id="tenant is 2^64, which no parser keeps"),
+        pytest.param(b'{"tenant_id":"t1","id":["e1"]}', "bad_attribute", id="id is a list"),
+        pytest.param(b'{"tenant_id":"t1","type":7.5}', "bad_attribute", id="type is a fraction"),
+        pytest.param(b'{"tenant_id":"t1","time":{}}', "bad_attribute", id="time is an object"),
+        pytest.param(b'{"tenant_id":"t\\u0000"}', "bad_attribute", id="NUL in the tenant"),
+        pytest.param(b'{"tenant_id":"t1","id":"\\u202e"}', "bad_attribute", id="id that turns the line round"),
         pytest.param(b'{"tenant_id":"a\\nb"}', "bad_attribute", id="line break in the tenant"),
         pytest.param(b'{"tenant_id":"t1","id":"%s"}' % (b"x" * 1025), "bad_attribute", id="endless id"),
     ],
@@ -112,8 +133,36 @@ def test_what_is_not_an_event_is_rejected_with_a_reason(value, reason):
         pytest.param(BINARY, b"<a/>", "not_json", id="payload says JSON and is not"),
         pytest.param(tuple(h for h in BINARY if h[0] != "ce_tenantid"), b"{}", "missing_attribute", id="no tenant"),
         pytest.param((*BINARY, ("ce_x", b"\xff")), b"{}", "bad_attribute", id="header is not UTF-8"),
+        pytest.param((*BINARY, ("ce_tenantid", b"t\0")), b"{}", "bad_attribute", id="NUL in an attribute"),
+        pytest.param((*BINARY, ("ce_id", b"")), b"{}", "missing_attribute", id="empty id"),
+        pytest.param((*BINARY, ("content-type", b"\xff")), b"{}", "bad_attribute", id="content type is not UTF-8"),
+        pytest.param((*BINARY, ("ce_specversion", b"\xff")), b"{}", "bad_attribute", id="specversion is not UTF-8"),
+        pytest.param(BINARY, b'{"a":%s}' % (b"[" * 10_000), "not_json", id="payload of 10,000 levels"),
         pytest.param(STRUCTURED, b"[]", "not_json", id="structured but an array"),
+        pytest.param(STRUCTURED, b"\xef\xbb\xbf" + structured(), "not_json", id="structured with a byte order mark"),
+        pytest.param(
+            STRUCTURED,
+            structured()[:-1] + b',"data":%s1%s}' % (b"[" * 10_000, b"]" * 10_000),
+            "not_json",
+            id="structured with 10,000 levels",
+        ),
+        pytest.param(
+            STRUCTURED,
+            structured()[:-1] + b',"data":%s1%s}' % (b"[" * 1_020, b"]" * 1_020),
+            "not_json",
+            id="structured, deeper than the scanner goes though not than the parser",
+        ),
+        pytest.param(STRUCTURED, structured(id=None), "missing_attribute", id="structured without an id"),
+        pytest.param(STRUCTURED, structured(source=["/shop"]), "bad_attribute", id="source is a list"),
+        pytest.param(STRUCTURED, structured(specversion=1.0), "unsupported", id="specversion is a number"),
         pytest.param(STRUCTURED, structured(data_base64="%%"), "bad_attribute", id="bad base64"),
+        pytest.param(STRUCTURED, structured(data_base64="é"), "bad_attribute", id="base64 beyond ASCII"),
+        *[
+            pytest.param(STRUCTURED, structured(data_base64=wrong), "bad_attribute", id=f"data_base64 is {wrong!r}")
+            for wrong in (None, 5, True, [], {})
+        ],
+        pytest.param(STRUCTURED, structured(data_base64="/w=="), "not_json", id="base64 of what is not JSON"),
+        pytest.param((("content-type", b"application/cloudevents-batch+json"),), b"[]", "unsupported", id="a batch"),
         pytest.param((("content-type", b"application/cloudevents+avro"),), b"x", "unsupported", id="other event format"),
     ],
 )
@@ -123,8 +172,78 @@ def test_a_broken_cloud_event_is_rejected_with_a_reason(headers, value, reason):
     assert rejected.value.reason == reason
 
 
-def test_headers_count_towards_the_size():
-    record = builders.record(value=b'{"tenant_id":"t1"}', headers=(("trace", b"x" * 262_144),))
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param((("trace", b"x" * 262_144),), id="a large one"),
+        # Two bytes each in Kafka, thirty in the dead letter: once such a record could not be written, and held up everybody.
+        pytest.param((("", b""),) * 50_000, id="50,000 empty ones"),
+        pytest.param((("\x01" * 50_000, b""),), id="control characters, which JSON writes in six bytes"),
+    ],
+)
+def test_headers_count_towards_the_size_as_what_they_take_in_a_dead_letter(headers):
     with pytest.raises(errors.EventRejected) as rejected:
-        envelope.parse(record, LAYOUT)
+        envelope.parse(builders.record(headers=headers), LAYOUT)
     assert rejected.value.reason == "too_large"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b'{"tenant_id":"t1","n":9223372036854775808}', id="2^63"),
+        pytest.param(b'{"tenant_id":"t1","n":123456789012345678901234567890}', id="more digits than a float keeps"),
+        pytest.param(b'{"tenant_id":"t0","tenant_id":"t1"}', id="duplicate keys"),
+        pytest.param(b'{"tenant_id":"t1","a":"\\u0000"}', id="NUL in the payload"),
+        pytest.param(b'{"tenant_id":"t1","a":%s1%s}' % (b"[" * 1_000, b"]" * 1_000), id="1,000 levels"),
+    ],
+)
+def test_what_is_odd_and_yet_json_is_an_event_and_keeps_its_bytes(value):
+    """JSON allows it, and the customer gets what the producer wrote. Of duplicate keys the last counts, for filters too."""
+    event = envelope.parse(builders.record(value=value), LAYOUT)
+    assert (event.tenant_id, event.data) == ("t1", value)
+
+
+def test_a_header_that_is_no_attribute_does_not_matter():
+    odd = (("ce_", b""), ("ce_\0", b"x"), ("CE_Foo!", b"\xc3\xa9"), ("", b"\xff"), ("traceparent", b"\xff"))
+    assert envelope.parse(builders.record(value=b"{}", headers=(*BINARY, *odd)), LAYOUT).event_id == "e9"
+
+
+def test_a_media_type_is_the_same_in_any_case():
+    headers = (("Content-Type", b" Application/CloudEvents+JSON"),)
+    assert envelope.parse(builders.record(value=structured(data=1), headers=headers), LAYOUT).event_id == "e9"
+
+
+@pytest.mark.parametrize(
+    "appended_at_ms", [2**63 - 1, -(2**63), 1_700_000_000_000_000], ids=["latest", "earliest", "microseconds"]
+)
+def test_a_record_whose_time_is_beyond_all_calendars_is_rejected_unless_the_event_names_one(appended_at_ms):
+    """Producers set that time, and it once ended the micro-batch, again and again."""
+    with pytest.raises(errors.EventRejected) as rejected:
+        envelope.parse(builders.record(appended_at_ms=appended_at_ms), LAYOUT)
+    assert rejected.value.reason == "bad_attribute"
+    record = builders.record(value=b'{"tenant_id":"t1","time":"2026-01-01T00:00:00Z"}', appended_at_ms=appended_at_ms)
+    assert envelope.parse(record, LAYOUT).time == "2026-01-01T00:00:00Z"
+
+
+class TestTopicsOfOneTenant:
+    LAYOUT = envelope.Layout(tenant_of_topic=r"events\.of\.([^.]+)\..+")
+
+    @pytest.mark.parametrize(
+        ("value", "headers"),
+        [
+            pytest.param(b'{"tenant_id":"t2"}', (), id="plain"),
+            pytest.param(b"{}", BINARY, id="binary"),
+            pytest.param(structured(), STRUCTURED, id="structured"),
+        ],
+    )
+    def test_an_event_of_another_tenant_is_rejected_there_and_its_own_is_not(self, value, headers):
+        own = builders.record(topic="events.of.t2.orders", value=value, headers=headers)
+        assert envelope.parse(own, self.LAYOUT).tenant_id == "t2"
+        with pytest.raises(errors.EventRejected) as rejected:
+            envelope.parse(own._replace(topic="events.of.t1.orders"), self.LAYOUT)
+        assert rejected.value.reason == "tenant_mismatch"
+        assert rejected.value.detail == "the topic belongs to tenant t1; the event names t2"
+
+    @pytest.mark.parametrize("topic", ["events.orders", "other.events.of.t1.orders", "events.of.t1"])
+    def test_a_topic_that_does_not_match_belongs_to_nobody(self, topic):
+        assert envelope.parse(builders.record(topic=topic, value=b'{"tenant_id":"t2"}'), self.LAYOUT).tenant_id == "t2"

@@ -23,3 +23,18 @@ def test_changes_add_up_and_the_later_row_wins():
     assert (second.revision, second.changes.since) == (7, 5)
     assert second.changes.subscriptions == {"a": None, "b": None, "c": builders.subscription("c")}
     assert second.base is BASE.base
+
+
+def test_sizes_are_those_of_the_registry_with_its_changes():
+    base = builders.snapshot(builders.endpoint(), builders.subscription("a"), builders.subscription("b"))  # and 2 tenants
+    changed = changes(
+        1, 2, subscriptions={"a": None, "b": builders.subscription("b"), "c": builders.subscription("c"), "d": None}
+    )
+    of_base = snapshot.Published(base_id="b", base=base, changes=None, confirmed_at=0.0)
+    assert of_base.sizes() == {"tenants": 2, "endpoints": 1, "subscriptions": 2}
+    assert snapshot.advanced(of_base, changed, now=1.0).sizes() == {"tenants": 2, "endpoints": 1, "subscriptions": 2 - 1 + 1}
+
+
+def test_changes_say_which_rows_are_quarantined_by_them_and_which_no_longer_are():
+    changed = changes(1, 2, endpoints={"ep1": builders.endpoint(fault="a refused URL")}, subscriptions={"a": None})
+    assert changed.faults() == {"endpoint ep1": "a refused URL", "subscription a": None}

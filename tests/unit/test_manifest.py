@@ -5,9 +5,11 @@ import pytest
 from delivery import errors
 from delivery.webhooks import guard
 from subscriptions_db import manifest
+from tests import addresses
 
 GUARD = guard.Guard()
 ENDPOINT = {"id": "ep1", "customer": "c1", "url": "https://example.com/"}
+OAUTH2 = {"kind": "oauth2", "client_id": "us", "secret": "hunter2", "token_url": "https://login.example.com/"}
 SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everything": True}
 
 
@@ -30,7 +32,26 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
             {"endpoints": [ENDPOINT | {"auth": {"kind": "api_key", "header": "Host", "secret": "x"}}]},
             "endpoints[0].auth.headers.Host: is set by the platform",
         ),
-        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing secret is"),
+        (
+            {"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2\r\ntransfer-encoding: chunked"}}]},
+            "endpoints[0].headers.authorization: a header value is printable ASCII",
+        ),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing"),
+        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"username": "x"}}]}, "endpoints[0].auth: oauth2 takes client_id"),
+        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_scope": "a  b"}}]}, "endpoints[0].auth.token_scope:"),
+        (
+            {"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_url": "https://127.0.0.1/"}}]},
+            "endpoints[0].auth.token_url: the address is not allowed",
+        ),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hünter2"}}]}, "endpoints[0].auth: the secret is not"),
+        ({"endpoints": [ENDPOINT | {"headers": {"Host": "x"}}]}, "endpoints[0].headers.Host: is set by the platform"),
+        ({"endpoints": [ENDPOINT | {"headers": {"X-A": 1}}]}, "endpoints[0].headers.X-A: Input should be a valid string"),
+        ({"endpoints": [ENDPOINT | {"content_mode": "xml"}]}, "endpoints[0].content_mode:"),
+        ({"endpoints": [ENDPOINT | {"max_in_flight": 0}]}, "endpoints[0].max_in_flight:"),
+        ({"endpoints": [ENDPOINT | {"max_per_second": float("nan")}]}, "endpoints[0].max_per_second:"),
+        ({"endpoints": [ENDPOINT | {"tls": {"key": "hunter2"}}]}, "endpoints[0].tls: certificate and key go together"),
+        ({"endpoints": [ENDPOINT | {"tls": {"authorities": "x" * 65_537}}]}, "endpoints[0].tls.authorities:"),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["whsec_" + "QUFB" * 8] * 6}]}, "endpoints[0].signing_secrets:"),
         ({"subscriptions": [SUBSCRIPTION | {"event_type": "order*"}]}, "subscriptions[0].event_type:"),
         ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: says either everything"),
         ({"subscriptions": [SUBSCRIPTION | {"tenants": ["t1"]}]}, "subscriptions[0]: says either everything"),
@@ -45,6 +66,15 @@ def test_what_is_wrong_is_named_by_its_place(document, said):
         manifest.check(document, GUARD)
     assert said in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+def test_every_address_that_leads_inside_is_refused_with_the_same_words():
+    said = set()
+    for host in [*addresses.INSIDE, *addresses.NAMES]:
+        with pytest.raises(errors.RegistrationError) as refused:
+            manifest.check({"endpoints": [ENDPOINT | {"url": addresses.url_of(host)}]}, GUARD)
+        said.add(str(refused.value))
+    assert said == {"endpoints[0].url: the address is not allowed: an endpoint is a public https address"}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery.model import EndpointStatus, Revision, SkipReason, SubscriptionStatus
-from delivery.webhooks import matching
+from delivery.webhooks import filters, matching
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
@@ -96,6 +96,42 @@ def test_a_quarantined_filter_hides_no_event_of_its_scope():
     assert matched(router(broken), builders.event()) == ["s1"]
 
 
+class TestManyFilters:
+    """Where many subscriptions are found by scope, what their filters require says which of them are asked."""
+
+    @pytest.fixture
+    def compiled(self, monkeypatch):
+        """Return the patterns compiled so far."""
+        patterns, compile_pattern = [], filters.compile_pattern
+        monkeypatch.setattr(filters, "compile_pattern", lambda pattern: patterns.append(pattern) or compile_pattern(pattern))
+        return patterns
+
+    def test_a_filter_that_cannot_match_is_not_even_compiled(self, compiled):
+        rows = [builders.subscription(f"s{n}", filter_pattern={"data": {"amount": [n]}}) for n in range(20)]
+        assert matched(router(*rows), builders.event(content={"amount": 5})) == ["s5"]
+        assert compiled == [{"data": {"amount": [5]}}]
+
+    def test_a_filter_that_many_have_is_compiled_once_and_due_to_each(self, compiled):
+        alike = [{"data": {"amount": [5]}, "tenant_id": ["t1"]}, {"tenant_id": ["t1"], "data": {"amount": [5]}}]
+        rows = [builders.subscription(f"s{n:02}", filter_pattern=alike[n % 2]) for n in range(20)]
+        of = router(*rows)
+        for _ in range(2):
+            assert sorted(matched(of, builders.event())) == [f"s{n:02}" for n in range(20)]
+        assert len(compiled) == 1
+
+    def test_unfiltered_and_excluding_subscriptions_among_them_keep_their_meaning(self):
+        without_t1 = builders.scope(without_tenants=frozenset({"t1"}))
+        rows = [builders.subscription(f"s{n}", filter_pattern={"data": {"amount": [n]}}) for n in range(8)]
+        of = router(
+            *rows,
+            builders.subscription("all"),
+            builders.subscription("less", scope=without_t1),
+            builders.subscription("filtered-less", scope=without_t1, filter_pattern={"data": {"amount": [5]}}),
+        )
+        assert sorted(matched(of, builders.event())) == ["all", "s5"]
+        assert sorted(matched(of, builders.event(tenant_id="t2"))) == ["all", "filtered-less", "less", "s5"]
+
+
 class TestChanges:
     """Changes are taken in place; only what they touch is indexed again."""
 
@@ -128,6 +164,14 @@ class TestChanges:
         of.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="user.*")}))
         assert matched(of, builders.event()) == []
         assert matched(of, builders.event(event_type="user.created")) == ["s1"]
+
+    def test_a_change_leaves_the_indexes_of_other_patterns_as_they_are(self):
+        of = router(builders.subscription("a"), builders.subscription("b", event_type="order.*"))
+        of.matches(builders.event())
+        before = dict(of._indexes)
+        of.apply(self.changes(subscriptions={"c": builders.subscription("c", event_type="order.*")}))
+        assert sorted(matched(of, builders.event())) == ["a", "b", "c"]
+        assert of._indexes["order.created"] is before["order.created"]
 
     def test_a_changed_endpoint_is_used_at_once(self):
         of = router(builders.subscription())

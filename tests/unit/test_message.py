@@ -3,13 +3,14 @@
 import orjson
 import pytest
 
+from delivery.model import ContentMode
 from delivery.webhooks import message
 from tests import builders
 
 
 def test_the_payload_stands_in_the_body_byte_for_byte():
     event = builders.event(data=b'{ "amount" : 1.50 }', sub_tenant_id="100")
-    body = message.body(event)
+    body = message.content(event, ContentMode.STANDARD).body
     assert b'"data":{ "amount" : 1.50 }}' in body
     assert orjson.loads(body) == {
         "type": "order.created",

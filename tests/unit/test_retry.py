@@ -1,66 +1,168 @@
-"""What a status means, and whether a failed attempt is made again within the lane."""
+"""What comes of an attempt: the class of each answer and of each missing answer, and when it is tried again within the lane."""
 
 import random
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from delivery import errors
 from delivery.webhooks import retry
 
+NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
+SAYING_WHEN = 1.0
+
+OUTCOMES = [
+    # what came of it                class               retried quickly, and when it says `Retry-After: 1`
+    (200,                            None,               False, False),
+    (201,                            None,               False, False),
+    (202,                            None,               False, False),
+    (204,                            None,               False, False),
+    (299,                            None,               False, False),
+    (300,                            "redirect",         False, False),
+    (301,                            "redirect",         False, False),
+    (302,                            "redirect",         False, False),
+    (304,                            "redirect",         False, False),
+    (307,                            "redirect",         False, False),
+    (308,                            "redirect",         False, False),
+    (399,                            "redirect",         False, False),
+    (400,                            "refused",          False, False),
+    (401,                            "refused",          False, False),
+    (403,                            "refused",          False, False),
+    (404,                            "refused",          False, False),
+    (405,                            "refused",          False, False),
+    (408,                            "refused",          False, False),
+    (409,                            "refused",          False, False),
+    (410,                            "gone",             False, False),
+    (413,                            "refused",          False, False),
+    (422,                            "refused",          False, False),
+    (429,                            "throttled",        False, True),
+    (499,                            "refused",          False, False),
+    (500,                            "server_error",     True,  True),
+    (501,                            "server_error",     True,  True),
+    (502,                            "unavailable",      True,  True),
+    (503,                            "unavailable",      True,  True),
+    (504,                            "unavailable",      True,  True),
+    (599,                            "server_error",     True,  True),
+    (0,                              "response_invalid", False, False),
+    (99,                             "response_invalid", False, False),
+    (100,                            "response_invalid", False, False),
+    (101,                            "response_invalid", False, False),
+    (199,                            "response_invalid", False, False),
+    (600,                            "response_invalid", False, False),
+    (999,                            "response_invalid", False, False),
+    (errors.LocalFailure,            "local",            True,  True),
+    (errors.AddressBlocked,          "address_blocked",  False, False),
+    (errors.DnsFailed,               "dns",              True,  True),
+    (errors.ConnectFailed,           "connect",          True,  True),
+    (errors.TlsFailed,               "tls",              False, False),
+    (errors.AttemptTimedOut,         "timeout",          False, False),
+    (errors.ConnectionLost,          "connection_lost",  True,  True),
+    (errors.ResponseInvalid,         "response_invalid", False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("came", "error_class", "is_retried", "is_retried_when_told"), OUTCOMES)
+def test_what_came_of_an_attempt_has_a_class_and_that_decides_on_the_quick_retry(
+    came, error_class, is_retried, is_retried_when_told
+):
+    found = retry.error_class_of(came) if isinstance(came, int) else came.error_class
+    assert found == error_class
+    if error_class is not None:
+        policy = retry.QuickRetry()
+        assert (policy.wait_s(1, error_class) is not None) is is_retried
+        assert (policy.wait_s(1, error_class, SAYING_WHEN) is not None) is is_retried_when_told
+
+
+def test_the_table_has_every_class_of_missing_answers():
+    assert {came for came, *_ in OUTCOMES if isinstance(came, type)} == set(errors.AttemptFailed.__subclasses__())
+
+
+@pytest.mark.parametrize("reason", [retry.CONFIGURATION, retry.LANE_DEADLINE])
+def test_what_is_no_answer_of_an_endpoint_is_not_retried(reason):
+    assert retry.QuickRetry().wait_s(1, reason, SAYING_WHEN) is None
+
 
 @pytest.mark.parametrize(
-    ("status", "error_class"),
+    ("value", "wait_s"),
     [
-        (200, None),
-        (204, None),
-        (299, None),
-        (300, "redirect"),
-        (301, "redirect"),
-        (304, "redirect"),
-        (308, "redirect"),
-        (400, "refused"),
-        (401, "refused"),
-        (404, "refused"),
-        (410, "gone"),
-        (422, "refused"),
-        (429, "throttled"),
-        (500, "server_error"),
-        (501, "server_error"),
-        (502, "unavailable"),
-        (503, "unavailable"),
-        (504, "unavailable"),
-        (599, "server_error"),
-        (101, "response_invalid"),
-        (600, "response_invalid"),
-        (999, "response_invalid"),
+        # Seconds (RFC 9110, section 10.2.3).
+        ("0", 0.0),
+        ("1", 1.0),
+        ("120", 120.0),
+        ("  7\t", 7.0),
+        ("0010", 10.0),
+        # Beyond the grammar, and clear all the same.
+        ("1.5", 1.5),
+        ("2.", 2.0),
+        ("+3", 3.0),
+        ("-1", 0.0),
+        ("-1e400", 0.0),
+        # Absurd: the cap.
+        ("1000000000", retry.MAX_RETRY_AFTER_S),
+        ("1e9", retry.MAX_RETRY_AFTER_S),
+        ("1e400", retry.MAX_RETRY_AFTER_S),
+        ("9" * 5000, retry.MAX_RETRY_AFTER_S),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", retry.MAX_RETRY_AFTER_S),
+        # A date in each of the three forms of section 5.6.7.
+        ("Tue, 14 Nov 2023 22:13:50 GMT", 30.0),
+        ("Tuesday, 14-Nov-23 22:13:50 GMT", 30.0),
+        ("Tue Nov 14 22:13:50 2023", 30.0),
+        ("Wed Nov  1 00:00:00 2023", 0.0),
+        ("Tue, 14 Nov 2023 22:13:60 GMT", 40.0),  # a leap second
+        ("Tue, 14 Nov 2023 23:13:50 +0100", 30.0),  # no HTTP date, and clear all the same
+        # Past: no wait.
+        ("Tue, 14 Nov 2023 22:13:19 GMT", 0.0),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 0.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        # Garbage says nothing.
+        ("", None),
+        ("   ", None),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        ("1_000", None),
+        ("0x10", None),
+        ("5, 10", None),
+        ("5 seconds", None),
+        ("１２", None),
+        ("٣", None),
+        ("\udcff\udcfe", None),
+        ("Tue, 14 Nov 12023 22:13:50 GMT", None),
     ],
 )
-def test_only_2xx_is_success_and_each_other_status_has_its_class(status, error_class):
-    assert retry.error_class_of(status) == error_class
+def test_a_retry_after_is_read_as_seconds_from_now_between_none_and_the_cap(value, wait_s):
+    assert retry.retry_after_s(value, NOW) == wait_s
+
+
+def test_the_cap_is_the_callers():
+    assert retry.retry_after_s("100", NOW, 60.0) == 60.0
+    assert retry.longest_retry_after_s({"Retry-After": "100"}, NOW, 60.0) == 60.0
+
+
+@given(st.one_of(st.text(), st.text("0123456789.eE+-, :GMTJanFebSuo", max_size=40), st.from_regex(r"[A-Z][a-z]{2},? .*")))
+@example("Tue, 14 Nov 2023 99:99:99 GMT")
+@example("Tue, 99 Nov 2023 22:13:50 GMT")
+@example("Tue, 14 Nov 2023 22:13:50 +99999999999999999999")
+def test_no_value_of_a_retry_after_does_anything_but_wait(value):
+    wait_s = retry.retry_after_s(value, NOW)
+    assert wait_s is None or 0.0 <= wait_s <= retry.MAX_RETRY_AFTER_S
 
 
 @pytest.mark.parametrize(
-    ("error_class", "is_retried"),
+    ("headers", "wait_s"),
     [
-        (retry.SERVER_ERROR, True),
-        (retry.UNAVAILABLE, True),
-        (errors.ConnectFailed.error_class, True),
-        (errors.ConnectionLost.error_class, True),
-        (errors.DnsFailed.error_class, True),
-        (errors.LocalFailure.error_class, True),
-        (errors.AttemptTimedOut.error_class, False),
-        (errors.TlsFailed.error_class, False),
-        (errors.AddressBlocked.error_class, False),
-        (errors.ResponseInvalid.error_class, False),
-        (retry.REDIRECT, False),
-        (retry.REFUSED, False),
-        (retry.GONE, False),
-        (retry.THROTTLED, False),
-        (retry.CONFIGURATION, False),
+        ([], None),
+        ([("retry-after", "5")], 5.0),
+        ([("RETRY-AFTER", "5")], 5.0),
+        ([("Retry-After", "5"), ("Retry-After", "10"), ("Retry-After", "soon")], 10.0),
+        ([("Retry-After", "soon")], None),
+        ([("X-Retry-After", "5")], None),
     ],
 )
-def test_only_what_often_passes_within_a_second_is_retried_quickly(error_class, is_retried):
-    assert (retry.QuickRetry().wait_s(1, error_class) is not None) is is_retried
+def test_of_several_headers_none_is_broken(headers, wait_s):
+    assert retry.longest_retry_after_s(CIMultiDict(headers), NOW) == wait_s
 
 
 class Middle:
@@ -79,11 +181,45 @@ class Middle:
 )
 def test_the_wait_doubles_until_the_attempts_are_used_up(attempt_number, wait_s):
     policy = retry.QuickRetry(max_attempts=4, first_wait_s=0.2)
-    assert policy.wait_s(attempt_number, retry.SERVER_ERROR, Middle()) == (None if wait_s is None else pytest.approx(wait_s))
+    assert policy.wait_s(attempt_number, retry.SERVER_ERROR, rng=Middle()) == (
+        None if wait_s is None else pytest.approx(wait_s)
+    )
 
 
 def test_waits_are_spread_by_a_fifth_to_both_sides():
     rng = random.Random(1)
-    waits = [retry.QuickRetry(first_wait_s=1.0).wait_s(1, retry.SERVER_ERROR, rng) for _ in range(1000)]
+    waits = [retry.QuickRetry(first_wait_s=1.0).wait_s(1, retry.SERVER_ERROR, rng=rng) for _ in range(1000)]
     assert 0.8 <= min(waits) < 0.81
     assert 1.19 < max(waits) <= 1.2
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "wait_s"),
+    [
+        (0.0, 0.2),  # what is asked for is over sooner than the policy's own wait
+        (0.1, 0.2),
+        (1.0, 1.1),  # spread to later only: the middle of 1.0 and 1.2
+        (3.0, 3.3),  # just what the lane has time for
+        (3.01, None),
+        (retry.MAX_RETRY_AFTER_S, None),
+    ],
+)
+def test_a_retry_after_is_the_least_wait_and_what_the_lane_has_no_time_for_is_not_tried_again(retry_after_s, wait_s):
+    policy = retry.QuickRetry(first_wait_s=0.2, max_wait_s=3.0)
+    found = policy.wait_s(1, retry.UNAVAILABLE, retry_after_s, Middle())
+    assert found == (None if wait_s is None else pytest.approx(wait_s))
+
+
+@given(
+    st.sampled_from([retry.THROTTLED, retry.UNAVAILABLE, retry.SERVER_ERROR]),
+    st.integers(1, 5),
+    st.floats(0, 10),
+    st.randoms(use_true_random=False),
+)
+def test_no_retry_is_earlier_than_the_endpoint_said(error_class, attempt_number, retry_after_s, rng):
+    wait_s = retry.QuickRetry(max_attempts=5).wait_s(attempt_number, error_class, retry_after_s, rng)
+    assert wait_s is None or wait_s >= retry_after_s
+
+
+def test_a_retry_after_makes_no_more_attempts_than_there_are():
+    assert retry.QuickRetry(max_attempts=2).wait_s(2, retry.UNAVAILABLE, SAYING_WHEN) is None

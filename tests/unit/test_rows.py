@@ -20,25 +20,45 @@ def written(**results):
     return [(row.topic, row.key, orjson.loads(row.value)) for row in rows.rows(lane.Results(**results), TOPICS)]
 
 
-def test_every_attempt_is_a_row_under_its_endpoints_key():
+def test_every_attempt_is_an_entry_under_its_endpoints_key():
     outcome = Outcome(
         delivery=builders.delivery(),
         kind=OutcomeKind.DELIVERED,
         attempts=(attempt(1, "timeout"), attempt(2, None)),
     )
-    first, second = written(outcomes=[outcome])
-    assert first[:2] == ("attempts", b"ep1")
-    assert [(entry["kind"], entry["attempt"], entry["error_class"]) for _, _, entry in (first, second)] == [
+    [(topic, key, row)] = written(outcomes=[outcome])
+    assert (topic, key, row["kind"], row["endpoint_id"], row["customer_id"]) == ("attempts", b"ep1", "outcomes", "ep1", "c1")
+    first, second = row["entries"]
+    assert [(entry["kind"], entry["attempt"], entry["error_class"]) for entry in (first, second)] == [
         ("attempt", 1, "timeout"),
         ("attempt", 2, None),
     ]
-    assert (first[2]["topic"], first[2]["partition"], first[2]["offset"]) == ("events.order.created", 0, 7)
+    assert (first["topic"], first["partition"], first["offset"]) == ("events.order.created", 0, 7)
 
 
-def test_a_skipped_delivery_is_one_row_with_its_reason():
+def test_entries_of_one_endpoint_share_rows_of_a_bounded_size_and_those_of_two_never_do():
+    many = [
+        Outcome(
+            delivery=builders.delivery(endpoint=builders.endpoint(f"ep{n % 2}")),
+            kind=OutcomeKind.DELIVERED,
+            attempts=(attempt(1, None, detail="x" * 20_000),),
+        )
+        for n in range(60)
+    ]
+    made = list(rows.rows(lane.Results(outcomes=many), TOPICS))
+    assert 4 <= len(made) < 10
+    assert max(len(row.value) for row in made) < rows.MAX_ROW_BYTES + 1000
+    for endpoint_id in ("ep0", "ep1"):
+        told = [orjson.loads(row.value) for row in made if row.key == endpoint_id.encode()]
+        expected = [outcome.delivery.webhook_id for outcome in many if outcome.delivery.endpoint.endpoint_id == endpoint_id]
+        assert [entry["webhook_id"] for row in told for entry in row["entries"]] == expected
+        assert {row["endpoint_id"] for row in told} == {endpoint_id}
+
+
+def test_a_skipped_delivery_is_one_entry_with_its_reason():
     outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.SKIPPED, reason=SkipReason.ENDPOINT_PAUSED)
-    [(topic, _, entry)] = written(outcomes=[outcome])
-    assert (topic, entry["kind"], entry["reason"]) == ("attempts", "skipped", "endpoint_paused")
+    [(topic, _, row)] = written(outcomes=[outcome])
+    assert [(topic, entry["kind"], entry["reason"]) for entry in row["entries"]] == [("attempts", "skipped", "endpoint_paused")]
 
 
 def test_a_dead_letter_tells_the_whole_story_and_no_secret():
@@ -53,7 +73,8 @@ def test_a_dead_letter_tells_the_whole_story_and_no_secret():
     *_, (topic, key, entry) = written(outcomes=[outcome])
     assert (topic, key, entry["reason"]) == ("dead", b"ep1", "timeout")
     assert base64.b64decode(entry["payload_base64"]) == b'{ "a": 1 }'
-    assert entry["headers"] == [{"name": "trace", "value": "\ufffd1"}]
+    [header] = entry["headers"]
+    assert (header["name"], base64.b64decode(header["value_base64"])) == ("trace", b"\xff1")
     assert entry["url_origin"] == "https://hooks.example.com"
     assert [(a["attempt"], a["error_class"], a["response"], a["detail"]) for a in entry["attempts"]] == [
         (1, "server_error", "no\ufffd", ""),
@@ -65,10 +86,11 @@ def test_a_dead_letter_tells_the_whole_story_and_no_secret():
 
 def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
     outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
-    assert [(topic, entry.get("kind")) for topic, _, entry in written(outcomes=[outcome])] == [
-        ("attempts", "dead_lettered"),
-        ("dead", None),
-    ]
+    (logged_in, _, row), (topic, _, letter) = written(outcomes=[outcome])
+    assert (logged_in, [(entry["kind"], entry["reason"]) for entry in row["entries"]]) == (
+        "attempts", [("dead_lettered", "lane_deadline")],
+    )  # fmt: skip
+    assert (topic, letter["reason"], letter["attempts"]) == ("dead", "lane_deadline", [])
 
 
 def test_a_rejected_record_keeps_its_bytes_for_the_operator():
@@ -87,7 +109,7 @@ def test_a_rejected_records_headers_are_cut_too():
     headers = (("small", b"x"), ("large", b"x" * 900_000))
     rejection = lane.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
     [(_, _, entry)] = written(rejections=[rejection])
-    assert entry["headers"] == [{"name": "small", "value": "x"}]
+    assert entry["headers"] == [{"name": "small", "value_base64": base64.b64encode(b"x").decode()}]
 
 
 def test_a_tombstone_is_kept_as_none():

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from delivery import errors
-from delivery.webhooks import guard, sender
+from delivery.webhooks import guard, sender, transport
 from tests import builders, fakes
 
 
@@ -64,3 +64,18 @@ def test_a_changed_endpoint_gets_a_new_target():
     for url in ("https://old.example.com/", "https://new.example.com/"):
         asyncio.run(using.attempt(builders.delivery(endpoint=builders.endpoint(url=url)), 1))
     assert [to.url.host for to, *_ in transport.posted] == ["old.example.com", "new.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "wait_s"),
+    [
+        (429, "5", 5.0),
+        (503, "Tue, 14 Nov 2023 22:13:50 GMT", 30.0),  # the clock stands at 22:13:20
+        (404, "7", 7.0),
+        (503, "soon", None),
+        (200, "5", None),
+    ],
+)
+def test_a_failed_attempt_tells_how_long_the_endpoint_asked_to_wait(status, value, wait_s):
+    made, _, _ = attempt(transport.Response(status=status, headers={"Retry-After": value}, body=b""))
+    assert made.retry_after_s == wait_s

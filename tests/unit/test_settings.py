@@ -27,6 +27,8 @@ def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_u
         ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "many"}, "delivery.max_attempts (FANOUT_DELIVERY_MAX_ATTEMPTS)"),
         ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, "greater than 0"),
         ({"FANOUT_KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka.security_protocol"),
+        ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "("}, "source.tenant_of_topic (FANOUT_SOURCE_TENANT_OF_TOPIC)"),
+        ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "events\\..+"}, "must have exactly one group: the tenant's id"),
         ({"FANOUT_CONFIG": "/nowhere.toml"}, "there is no settings file /nowhere.toml"),
     ],
 )

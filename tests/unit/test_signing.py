@@ -8,6 +8,7 @@ import standardwebhooks
 import svix.webhooks
 
 from delivery import errors
+from delivery.model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 from delivery.webhooks import signing
 from tests import builders
@@ -29,13 +30,13 @@ def headers(*keys, body=b'{"a":1}', webhook_id="msg_1", at=None):
 
 @pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
 def test_the_public_libraries_verify_a_signature(library, _refusal):
-    key = signing.generate_key()
+    key = signing.generate()
     library(signing.to_text(key)).verify(b'{"a":1}', headers(key))  # raises when it does not
 
 
 @pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
 def test_while_a_rotation_lasts_the_old_and_the_new_secret_both_verify(library, _refusal):
-    new, old = signing.generate_key(), signing.generate_key()
+    new, old = signing.generate(), signing.generate()
     for key in (new, old):
         library(signing.to_text(key)).verify(b'{"a":1}', headers(new, old))
 
@@ -46,35 +47,52 @@ def test_while_a_rotation_lasts_the_old_and_the_new_secret_both_verify(library, 
     [
         pytest.param({"body": b'{"a":2}'}, id="other body"),
         pytest.param({"webhook-id": "msg_2"}, id="other id"),
-        pytest.param({"webhook-timestamp": str(int(time.time()) + 1)}, id="other timestamp"),
+        pytest.param({"webhook-timestamp": str(int(time.time()) + 100)}, id="other timestamp"),
         pytest.param({"at": int(time.time()) - 3600}, id="an hour old"),
         pytest.param({"key": builders.KEY}, id="other key"),
     ],
 )
 def test_the_public_libraries_refuse_what_was_changed(library, refusal, change):
-    key = signing.generate_key()
+    key = signing.generate()
     signed = headers(change.get("key", key), at=change.get("at"))
     signed |= {name: value for name, value in change.items() if name in signed}
     with pytest.raises(refusal):
         library(signing.to_text(key)).verify(change.get("body", b'{"a":1}'), signed)
 
 
-def test_a_secret_survives_the_way_to_its_text_and_back():
-    key = signing.generate_key()
+@pytest.mark.parametrize("scheme", SignatureScheme)
+def test_a_key_survives_the_way_to_its_text_and_back(scheme):
+    key = signing.generate(scheme)
     assert signing.from_text(signing.to_text(key)) == key
 
 
+SEED, PUBLIC = "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=", "1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+"""An ed25519 key pair that another implementation publishes as an example."""
+PAIR = base64.b64encode(base64.b64decode(SEED) + base64.b64decode(PUBLIC)).decode()
+
+
+@pytest.mark.parametrize("encoded", [SEED, PAIR])
+def test_an_ed25519_key_is_read_with_or_without_its_public_key(encoded):
+    key = signing.from_text("whsk_" + encoded)
+    assert key == SigningKey(secret=Secret(base64.b64decode(SEED)), scheme=SignatureScheme.ED25519)
+    assert (signing.to_text(key), signing.public_text(key)) == ("whsk_" + PAIR, "whpk_" + PUBLIC)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "plain",
-        "whsec_%%%%",
-        "whsec_" + base64.b64encode(b"x" * 23).decode(),  # one byte short of 24
-        "whsec_" + base64.b64encode(b"x" * 65).decode(),  # one byte over 64
+        ("plain", "begins with whsec_ or whsk_"),
+        ("whpk_" + PUBLIC, "begins with whsec_ or whsk_"),
+        ("whsec_%%%%", "is not base64"),
+        ("whsec_" + base64.b64encode(b"x" * 23).decode(), "24 to 64 bytes"),
+        ("whsec_" + base64.b64encode(b"x" * 65).decode(), "24 to 64 bytes"),
+        ("whsk_" + base64.b64encode(b"x" * 31).decode(), "has 32 bytes"),
+        ("whsk_" + base64.b64encode(b"x" * 33).decode(), "the public key in it"),
+        ("whsk_" + base64.b64encode(base64.b64decode(SEED) + b"x" * 32).decode(), "the public key in it"),
     ],
 )
-def test_a_text_that_is_no_secret_is_refused_without_being_quoted(text):
-    with pytest.raises(errors.RegistrationError) as refused:
+def test_a_text_that_is_no_secret_is_refused_without_being_quoted(text, said):
+    with pytest.raises(errors.RegistrationError, match=said) as refused:
         signing.from_text(text)
     assert text not in str(refused.value)
     assert refused.value.__cause__ is None

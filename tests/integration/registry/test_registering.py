@@ -1,7 +1,7 @@
 """A manifest becomes rows, once; rows become a snapshot; a secret stays sealed."""
 
 import base64
-import concurrent.futures
+import datetime as dt
 import pickle
 import random
 
@@ -9,13 +9,27 @@ import pytest
 from psycopg import sql
 
 from delivery import errors, settings
-from delivery.model import AuthKind, SubscriptionStatus, TenantStatus
+from delivery.model import (
+    Auth,
+    AuthKind,
+    ContentMode,
+    DeliveryMode,
+    Endpoint,
+    EndpointStatus,
+    SignatureScheme,
+    SigningKey,
+    SubscriptionStatus,
+    TenantStatus,
+    Tls,
+)
 from delivery.secret import Secret
 from delivery.webhooks import guard
 from delivery.webhooks.snapshot import updated
 from fanout.local import stack
-from subscriptions_db import apply, connect, keyring, manifest, migrate, registry, snapshot
+from subscriptions_db import apply, connect, keyring, manifest, registry, snapshot
+from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
+from tests import addresses, builders, pki
 
 pytestmark = pytest.mark.integration
 
@@ -37,34 +51,31 @@ DOCUMENT = {
 }  # fmt: skip
 
 
+ED25519 = "whsk_" + base64.b64encode(b"e" * 32).decode()
+WHOLE = {
+    "id": "whole", "customer": "c1", "url": "https://example.com/whole", "mode": "batch", "status": "paused",
+    "content_mode": "cloudevents_binary", "headers": {"X-Team": "billing"}, "max_in_flight": 4, "max_per_second": 12.5,
+    "auth": {"kind": "oauth2", "client_id": "us", "secret": "hunter2", "token_url": "https://login.example.com/",
+             "token_scope": "hooks"},
+    "tls": {"authorities": pki.certificate("authority"), "certificate": pki.certificate(), "key": pki.key()},
+    "signing_secrets": [ED25519, SIGNING],
+}  # fmt: skip
+AS_READ = Endpoint(
+    endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,
+    status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_BINARY, headers=(("X-Team", "billing"),),
+    max_in_flight=4, max_per_second=12.5,
+    auth=Auth(kind=AuthKind.OAUTH2, client_id="us", secret=Secret(b"hunter2"), token_url="https://login.example.com/",
+              token_scope="hooks"),
+    tls=Tls(authorities=pki.certificate("authority"), certificate=pki.certificate(), key=Secret(pki.key().encode())),
+    signing_keys=(SigningKey(secret=Secret(b"e" * 32), scheme=SignatureScheme.ED25519), builders.KEY),
+)  # fmt: skip
+TOKEN_URL_WITHIN = """
+update endpoints
+set auth_kind = 'oauth2', auth_username = null, auth_client_id = 'us', auth_token_url = 'https://10.0.0.1/'
+where endpoint_id = 'ep1'
+"""
 UNREADABLE = ['{"a": ' + "[" * 3000 + "]" * 3000 + "}", '{"a": [1e5000]}']
 """jsonb takes both; Python's parser takes neither."""
-RING_KEY = stack.new_key()
-
-
-@pytest.fixture
-def ring():
-    return keyring.KeyRing.from_settings(settings.Keys(ring={"k1": RING_KEY}))
-
-
-@pytest.fixture
-def connection(database):
-    with connect.connect(settings.Database(url=database)) as opened:
-        migrate.migrate(opened)
-        yield opened
-
-
-@pytest.fixture
-def other(database):
-    """Somebody else, with plain SQL."""
-    with connect.connect(settings.Database(url=database)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def in_background():
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
-        yield executor.submit
 
 
 def wait_for_a_waiter(connection):
@@ -160,11 +171,42 @@ class TestApply:
         assert summary(applied(connection, ring, DOCUMENT)) == [("update", "endpoint", "ep1")]
         assert list(snapshot.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep2"]
 
-    def test_an_expired_secret_does_not_stand_in_the_way_of_a_new_one(self, connection, ring):
+    def test_when_all_signing_secrets_have_expired_a_new_one_is_made(self, connection, ring):
         applied(connection, ring, DOCUMENT)
-        connection.execute("update secrets set expires_at = now() where purpose = 'auth'")
-        applied(connection, ring, DOCUMENT)
+        connection.execute("update secrets set expires_at = now() where purpose = 'signing'")
+        assert list(applied(connection, ring, DOCUMENT).new_secrets) == ["ep2"]
         assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+        assert connection.execute("select from secrets where expires_at is not null").fetchone() is None
+
+    def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_is(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        result = applied(connection, ring, {"endpoints": [WHOLE]})
+        changed = [name for name, *_ in result.changes[0].fields]
+        fields = registry.document(connection)["endpoint"]["whole"]
+        assert changed == [name for name in fields if name not in {"auth_username", "auth_header"}]
+        assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=())
+        shown = str(result) + str(result.changes) + str(registry.document(connection))
+        assert not any(secret in shown for secret in ("hunter2", SIGNING, ED25519, "PRIVATE"))
+        read = snapshot.read_full(connection, ring, GUARD)
+        assert (read.endpoints["whole"], read.quarantined()) == (AS_READ, {})
+
+    def test_what_a_document_leaves_out_is_as_if_it_had_never_been_said(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        applied(connection, ring, {"endpoints": [WHOLE]})
+        plain = {"id": "whole", "customer": "c1", "url": WHOLE["url"], "signing_secrets": [SIGNING]}
+        [change] = applied(connection, ring, {"endpoints": [plain]}).changes
+        assert ("tls_key", "***", None) in change.fields
+        read = snapshot.read_full(connection, ring, GUARD).endpoints["whole"]
+        assert read == builders.endpoint("whole", url=WHOLE["url"])
+
+    @pytest.mark.parametrize(
+        "field", [{"auth": WHOLE["auth"] | {"secret": "tiger"}}, {"tls": {}}, {"signing_secrets": [ED25519]}], ids=str
+    )
+    def test_a_secret_of_any_purpose_can_be_replaced(self, connection, ring, field):
+        applied(connection, ring, DOCUMENT)
+        applied(connection, ring, {"endpoints": [WHOLE]})
+        assert summary(applied(connection, ring, {"endpoints": [WHOLE | field]})) == [("update", "endpoint", "whole")]
+        assert summary(applied(connection, ring, {"endpoints": [WHOLE | field]})) == []
 
     @pytest.mark.parametrize("pattern", UNREADABLE)
     def test_a_filter_that_no_parser_takes_is_replaced(self, connection, ring, pattern):
@@ -220,7 +262,7 @@ class TestSnapshot:
         assert two.filter_pattern == {"data": {"a": [1]}}
         endpoint = read.endpoints["ep1"]
         assert (endpoint.auth.kind, endpoint.auth.username, endpoint.auth.secret) == (AuthKind.BASIC, "ann", Secret(b"hunter2"))
-        assert endpoint.signing_keys == (Secret(b"0123456789abcdef0123456789abcdef"),)
+        assert [key.secret for key in endpoint.signing_keys] == [Secret(b"0123456789abcdef0123456789abcdef")]
         assert read.quarantined() == {}
 
     def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(self, connection, ring):
@@ -229,12 +271,19 @@ class TestSnapshot:
         rotated = DOCUMENT["endpoints"][0] | {"signing_secrets": [newer, SIGNING]}
         applied(connection, ring, {"endpoints": [rotated]})
         keys = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
-        assert [key.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
+        assert [key.secret.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
 
     def test_an_expired_signing_key_signs_no_more(self, connection, ring):
         applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
         connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
-        assert "no signing secret" in snapshot.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
+        fault = "has no signing secret that has not expired"
+        assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+
+    def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        connection.execute("update secrets set expires_at = '2100-01-01T00:00:00Z' where purpose = 'signing'")
+        [key] = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+        assert key.expires_at_s == dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
 
     @pytest.mark.parametrize(
         ("statement", "row", "fault"),
@@ -244,6 +293,22 @@ class TestSnapshot:
             ("update endpoints set url = 'https://127.0.0.1/' where endpoint_id = 'ep1'", "endpoint ep1", "not allowed"),
             ("update secrets set key_id = 'lost' where endpoint_id = 'ep1'", "endpoint ep1", "key lost is not in keys.ring"),
             ('update filters set pattern = \'{"data": {"a": [{"no": 1}]}}\'', "subscription s2", "filter"),
+            (
+                "update endpoints set headers = '{\"Host\": \"x\"}' where endpoint_id = 'ep1'",
+                "endpoint ep1",
+                "headers.Host: is set",
+            ),
+            (
+                "update endpoints set tls_authorities = 'x' where endpoint_id = 'ep1'",
+                "endpoint ep1",
+                "tls.authorities: is no PEM",
+            ),
+            (
+                "update endpoints set tls_certificate = 'x' where endpoint_id = 'ep1'",
+                "endpoint ep1",
+                "tls: certificate and key go",
+            ),
+            (TOKEN_URL_WITHIN, "endpoint ep1", "auth.token_url: the address is not allowed"),
         ],
     )
     def test_a_row_that_cannot_be_used_is_quarantined_and_the_others_are_served(self, connection, ring, statement, row, fault):
@@ -255,6 +320,18 @@ class TestSnapshot:
         assert "hunter2" not in str(read.quarantined())
         assert (len(read.endpoints), len(read.subscriptions)) == (2, 2)
 
+    def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words_whatever_its_form(self, connection, ring):
+        urls = {f"inside-{number}": addresses.url_of(host) for number, host in enumerate([*addresses.INSIDE, *addresses.NAMES])}
+        endpoints = [{"id": row_id, "customer": "c1", "url": "https://example.com/"} for row_id in urls]
+        applied(connection, ring, DOCUMENT | {"endpoints": [*DOCUMENT["endpoints"], *endpoints]})
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "update endpoints set url = %s where endpoint_id = %s", [(url, row_id) for row_id, url in urls.items()]
+            )
+        quarantined = snapshot.read_full(connection, ring, GUARD).quarantined()
+        assert quarantined.keys() == {f"endpoint {row_id}" for row_id in urls}
+        assert set(quarantined.values()) == {"url: the address is not allowed: an endpoint is a public https address"}
+
     @pytest.mark.parametrize("pattern", UNREADABLE)
     def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(self, connection, ring, pattern):
         """It ended the read with a RecursionError or a ValueError: nobody was served."""
@@ -264,16 +341,35 @@ class TestSnapshot:
         assert read.quarantined() == {"subscription s2": "filter: cannot be read as JSON"}
         assert pickle.loads(pickle.dumps(read)) == read
 
-    def test_a_secret_that_expires_without_a_change_of_its_row_is_gone_with_the_next_revision(self, connection, ring):
+    @pytest.mark.parametrize(
+        ("purpose", "secret", "fault"),
+        [
+            ("signing", b"x", "signing_secrets[0]: an HMAC key has 24 to 64 bytes"),
+            ("signing_v1a", b"x" * 31, "signing_secrets[0]: an ed25519 key has 32 bytes"),
+            ("tls_key", b"hunter2", "tls: certificate and key go together"),
+        ],
+    )
+    def test_a_sealed_secret_that_is_no_key_quarantines_its_endpoint(self, connection, ring, purpose, secret, fault):
         applied(connection, ring, DOCUMENT)
-        base = snapshot.read_full(connection, ring, GUARD)
-        with connection.transaction():
-            connection.execute("set local session_replication_role = replica")  # no triggers: as if time had passed
-            connection.execute("update secrets set expires_at = now() where endpoint_id = 'ep2'")
-        connection.execute("update tenants set name = 'x' where tenant_id = '1'")
-        changes = snapshot.read_changes(connection, ring, GUARD, since=base.revision)
-        assert updated(base, changes) == snapshot.read_full(connection, ring, GUARD)
-        assert list(updated(base, changes).quarantined()) == ["endpoint ep2"]
+        row = Opened(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
+        connection.execute(query("put_secret"), row)
+        assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+
+    def test_a_value_that_only_a_later_version_knows_spoils_its_row_alone(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        connection.execute("alter table endpoints drop constraint endpoints_auth_kind_check")
+        connection.execute("update endpoints set auth_kind = 'kerberos', auth_username = null where endpoint_id = 'ep1'")
+        assert list(snapshot.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep1"]
+
+    def test_endpoints_share_the_text_of_their_certificates(self, connection, ring):
+        def pickled(authorities):
+            endpoints = [{"id": f"ep{n}", "customer": "c1", "url": "https://example.com/", "tls": {"authorities": pem}}
+                         for n, pem in enumerate(authorities)]  # fmt: skip
+            applied(connection, ring, {"customers": [{"id": "c1"}], "endpoints": endpoints})
+            return len(pickle.dumps(snapshot.read_full(connection, ring, GUARD)))
+
+        pem = pki.certificate() * 50
+        assert pickled([pem, pem]) + len(pem) - pickled([pem, pem + "\n"]) < 100
 
     @pytest.mark.parametrize("seed", range(5))
     def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(self, connection, ring, seed):
@@ -319,6 +415,7 @@ class TestSnapshot:
 class TestSecrets:
     def test_no_table_holds_a_secret_in_the_clear(self, connection, ring):
         applied(connection, ring, DOCUMENT)
+        applied(connection, ring, {"endpoints": [WHOLE]})
         every_row = "select to_jsonb(row)::text as line from {} row"
         tables = connection.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
         dump = "".join(
@@ -327,7 +424,7 @@ class TestSecrets:
             for row in connection.execute(sql.SQL(every_row).format(sql.Identifier(table["tablename"])))
         )
         assert "https://example.com/1" in dump
-        for secret in (b"hunter2", b"0123456789abcdef0123456789abcdef"):
+        for secret in (b"hunter2", b"0123456789abcdef0123456789abcdef", b"e" * 32, pki.key().splitlines()[1].encode()):
             for form in (secret.decode(), secret.hex(), base64.b64encode(secret).decode()):
                 assert form not in dump
 
@@ -340,6 +437,11 @@ class TestSecrets:
         read = snapshot.read_full(connection, ring, GUARD)
         assert list(read.quarantined()) == ["endpoint ep1"]
 
+    def test_a_secret_is_no_key_of_another_scheme(self, connection, ring):
+        applied(connection, ring, DOCUMENT)
+        connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
+        assert "does not open" in snapshot.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
+
     def test_after_a_rotation_the_old_key_is_needed_no_more(self, connection):
         old, new = stack.new_key(), stack.new_key()
         applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), DOCUMENT)
@@ -350,10 +452,10 @@ class TestSecrets:
         after = snapshot.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
         assert after.endpoints == before.endpoints
 
-    def test_a_secret_that_does_not_open_hinders_no_other_from_being_sealed_anew(self, connection, ring):
+    def test_a_secret_that_does_not_open_hinders_no_other_from_being_sealed_anew(self, connection, ring, ring_key):
         applied(connection, ring, DOCUMENT)
         connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep2'")
-        new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": RING_KEY, "k2": stack.new_key()}, active="k2"))
+        new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))
         with pytest.raises(
             errors.SealError, match=r"sealed 2 secrets with k2, but 1 do not open: the signing secret of .* ep2"
         ):

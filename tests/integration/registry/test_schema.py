@@ -1,7 +1,10 @@
 """The constraints live in the database: plain SQL is a first-class way to register, and can break nothing."""
 
+import uuid
+
 import psycopg
 import pytest
+from psycopg import sql
 
 from delivery import errors, settings
 from subscriptions_db import connect, migrate
@@ -46,6 +49,32 @@ def connection(database):
         "update endpoints set auth_username = 'ann'",
         "update endpoints set auth_kind = 'basic', auth_username = 'a:b'",
         "update endpoints set auth_kind = 'api_key', auth_header = E'x\\r\\ny'",
+        "update endpoints set auth_kind = 'oauth2'",
+        "update endpoints set auth_kind = 'oauth2', auth_client_id = 'us'",
+        "update endpoints set auth_token_scope = 'a'",
+        "update endpoints set auth_kind = 'oauth2', auth_client_id = 'us', auth_token_url = 'ftp://example.com/'",
+        "update endpoints set auth_kind = 'oauth2', auth_client_id = 'u', auth_token_url = 'https://e/', auth_token_scope = ''",
+        "update endpoints set content_mode = 'xml'",
+        "update endpoints set headers = '[]'",
+        "update endpoints set headers = '\"x\"'",
+        "update endpoints set headers = '{\"X-A\": 1}'",
+        "update endpoints set headers = '{\"X-A\": null}'",
+        'update endpoints set headers = \'{"X-A": ["a"]}\'',
+        'update endpoints set headers = \'{"X-A": {"a": "b"}}\'',
+        'update endpoints set headers = \'{"X-A": "a\\r\\nb"}\'',
+        'update endpoints set headers = \'{"X-A": "ä"}\'',
+        'update endpoints set headers = \'{"X A": "a"}\'',
+        'update endpoints set headers = \'{"": "a"}\'',
+        "update endpoints set headers = jsonb_build_object('X-A', repeat('x', 16384))",
+        "update endpoints set tls_authorities = ''",
+        "update endpoints set tls_authorities = repeat('x', 65537)",
+        "update endpoints set tls_certificate = repeat('x', 49153)",
+        "update endpoints set max_in_flight = 0",
+        "update endpoints set max_per_second = 0",
+        "update endpoints set max_per_second = 'NaN'",
+        "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'signing', 'k', repeat('x', 8193)::bytea)",
+        "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'tls_key', 'k', repeat('x', 16414)::bytea)",
+        "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'auth', 'k', repeat('x', 60)::bytea, now(), now())",
         "insert into secrets values (gen_random_uuid(), 'ep1', 'c2', 'signing', 'k', repeat('x', 60)::bytea)",
         "insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'whatever', 'k', repeat('x', 60)::bytea)",
         "insert into subscriptions values ('s9', 'ep1', 'c2', 'order', 'everything')",
@@ -65,6 +94,10 @@ def connection(database):
 def test_a_row_that_makes_no_sense_is_refused(connection, statement):
     with pytest.raises(psycopg.errors.IntegrityError):
         connection.execute(statement)
+
+
+def test_headers_are_names_and_values(connection):
+    connection.execute("update endpoints set headers = %s::jsonb", ['{"X-Team": "a \\"b\\" ~", "!#$%&\'*+.^_`|~0aZ-": "1"}'])
 
 
 @pytest.mark.parametrize("pattern", ["order", "order.created", "order.*", "*", "com.example/order:v2.*", "a-b_c"])
@@ -128,6 +161,89 @@ def test_every_change_raises_the_revision_and_notifies(connection, database, sta
         assert [note.channel for note in listener.notifies(timeout=5, stop_after=1)] == ["fanout_registry"]
     rows = [row for row in revisions(connection) if row["revision"] > before]
     assert [(row["entity"], row["entity_id"], row["change"]) for row in rows] == [logged]
+
+
+def changes_of(connection, *statements):
+    """What is logged of one transaction."""
+    before = revisions(connection)[-1]["revision"]
+    with connection.transaction():
+        for statement in statements:
+            connection.execute(statement)
+    rows = [row for row in revisions(connection) if row["revision"] > before]
+    return [(row["entity"], row["entity_id"], row["change"]) for row in rows]
+
+
+def test_a_row_is_logged_once_for_all_its_parts(connection):
+    assert changes_of(
+        connection,
+        "insert into subscriptions values ('s9', 'ep1', 'c1', 'order', 'selected')",
+        "insert into scopes select 's9', 'selected', 'include', 't' || n from generate_series(1, 1000) n",
+        "insert into filters values ('s9', '{}')",
+    ) == [("subscription", "s9", "insert")]
+
+
+def test_parts_of_two_rows_log_both(connection):
+    logged = changes_of(
+        connection,
+        "insert into scopes values ('s2', 'everything', 'exclude', 't1'), ('s1', 'selected', 'exclude', 't1')",
+        "delete from scopes where tenant_id = 't1'",
+    )
+    assert set(logged) == {("subscription", "s1", "update"), ("subscription", "s2", "update")}
+
+
+def test_a_part_that_moves_logs_where_it_was_and_where_it_is(connection):
+    connection.execute("insert into subscriptions values ('s9', 'ep1', 'c1', 'order', 'selected')")
+    logged = changes_of(
+        connection,
+        "update filters set pattern = '{}'",
+        "update filters set subscription_id = 's9'",
+    )
+    assert logged == [("subscription", "s1", "update"), ("subscription", "s1", "update"), ("subscription", "s9", "update")]
+
+
+def test_what_a_savepoint_undoes_is_not_taken_as_logged(connection):
+    before = revisions(connection)[-1]["revision"]
+    with connection.transaction():
+        with connection.transaction(force_rollback=True):
+            connection.execute("delete from filters")
+            connection.execute("set constraints all immediate")
+        connection.execute("set constraints all deferred")
+        connection.execute("delete from filters")
+    [row] = [row for row in revisions(connection) if row["revision"] > before]
+    assert (row["entity_id"], row["change"]) == ("s1", "update")
+
+
+def test_each_transaction_logs_for_itself(connection):
+    for _ in range(2):
+        assert changes_of(connection, "update filters set pattern = '{}'") == [("subscription", "s1", "update")]
+
+
+def test_the_log_keeps_its_newest_million_numbers(connection):
+    connection.execute("select setval(pg_get_serial_sequence('revisions', 'revision'), 1004000)")
+    connection.execute("insert into tenants values ('t3')")
+    assert revisions(connection)[0]["revision"] < 10
+    connection.execute("select setval(pg_get_serial_sequence('revisions', 'revision'), 1009998)")
+    connection.execute("insert into tenants values ('t4'), ('t5'), ('t6')")
+    kept = [(row["revision"], row["entity_id"]) for row in revisions(connection)]
+    assert kept == [(1_004_001, "t3"), (1_009_999, "t4"), (1_010_000, "t5"), (1_010_001, "t6")]
+
+
+def test_who_registers_needs_no_rights_on_the_log_and_cannot_put_another_in_its_place(connection):
+    role = sql.Identifier(f"writer_{uuid.uuid4().hex}")
+    connection.execute(sql.SQL("create role {}").format(role))
+    connection.execute(sql.SQL("grant insert on tenants to {}").format(role))
+    try:
+        assert changes_of(
+            connection,
+            sql.SQL("set local role {}").format(role),
+            "create temporary table revisions (revision bigint, entity text, entity_id text, change text)",
+            "insert into tenants values ('t3')",
+            "set constraints all immediate",
+            "drop table pg_temp.revisions",
+            "set local role none",
+        ) == [("tenant", "t3", "insert")]
+    finally:
+        connection.execute(sql.SQL("drop owned by {role}; drop role {role}").format(role=role))
 
 
 def test_a_change_that_is_rolled_back_leaves_no_trace(connection):

@@ -1,0 +1,108 @@
+"""Judge from what a lane does whether it is healthy and ready. The judgement is pure; `Watch` gathers the facts.
+
+Runs on the driver. Healthy means that a restart would not help: holding for Postgres on purpose, having nothing to do, or
+waiting for a Kafka that does not answer is healthy. Ready means that an event would be delivered now.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Positions = Mapping[str, Mapping[int, int]]
+"""The next offset by topic and partition."""
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a lane."""
+
+    phase: Phase
+    hold: str | None
+    """Why the next micro-batch would be held, None when it would not."""
+    lag: int | None
+    """Records that wait in Kafka; None when it is not known."""
+    quiet_s: float
+    """For how long nothing has come on, of the time in which something should have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer to a probe."""
+
+    ok: bool
+    reason: str
+
+
+def should_come_on(phase: Phase, hold: str | None, lag: int | None) -> bool:
+    """Tell whether the lane ought to make progress now: a start ends sometime, and records do not wait for ever."""
+    return hold is None and (phase is Phase.STARTING or (phase is Phase.RUNNING and bool(lag)))
+
+
+def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
+    """Return whether the process should be left alone.
+
+    1. The query ended by itself: no.
+    2. Something ought to come on, and nothing has for too long: no.
+    3. Anything else: yes.
+    """
+    if facts.phase is Phase.ENDED:
+        return Verdict(ok=False, reason="the query has ended")
+    if should_come_on(facts.phase, facts.hold, facts.lag) and facts.quiet_s > stalled_after_s:
+        return Verdict(ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.quiet_s:.0f} s")
+    return Verdict(ok=True, reason=f"holding: {facts.hold}" if facts.hold else facts.phase.value)
+
+
+def readiness(facts: Facts) -> Verdict:
+    """Return whether an event would be delivered now: the registry is read, the workers are warm, the query runs."""
+    if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.hold:
+        return Verdict(ok=False, reason=f"holding: {facts.hold}")
+    return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)
+
+
+class Watch:
+    """Gather the facts of one lane from the threads that know them."""
+
+    def __init__(
+        self, *, hold: Callable[[], str | None], stop: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hold = hold
+        self._stop = stop
+        self._clock = clock
+        self._entered = Phase.STARTING
+        self._lag: int | None = None
+        self._came_on_at = clock()
+        self.positions: Positions = {}
+        """Up to where everything is committed; empty until the query has told."""
+
+    def entered(self, phase: Phase) -> None:
+        """Take note that the lane's query runs, or that it ended by itself."""
+        self._entered, self._came_on_at = phase, self._clock()
+
+    def reached(self, positions: Positions) -> None:
+        """Take note of up to where everything is committed; the same as before is no progress."""
+        if positions != self.positions:
+            self.positions, self._came_on_at = positions, self._clock()
+
+    def observed(self, lag: int | None) -> None:
+        """Take note of how much waits. Called every few seconds: waiting that is right is not counted as quiet."""
+        self._lag = lag
+        if not should_come_on(self._phase(), self._hold(), lag):
+            self._came_on_at = self._clock()
+
+    def facts(self) -> Facts:
+        """Return what is known now."""
+        return Facts(phase=self._phase(), hold=self._hold(), lag=self._lag, quiet_s=self._clock() - self._came_on_at)
+
+    def _phase(self) -> Phase:
+        return Phase.STOPPING if self._stop.is_set() and self._entered is not Phase.ENDED else self._entered

@@ -1,0 +1,78 @@
+"""Serve `/metrics`, `/healthz` and `/readyz`, when `metrics.port` is set.
+
+Runs on the driver, on threads of its own: whatever happens here, deliveries go on.
+"""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import prometheus_client
+from prometheus_client import exposition
+
+from delivery import errors, health, metrics, settings
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: settings.Metrics, watch: health.Watch) -> None:
+    """Begin to serve; ends with the process. A port that is taken is found before anything else starts."""
+    metrics.READY.set_function(lambda: health.readiness(watch.facts()).ok)
+    if not config.port:
+        return
+    try:
+        server = _Server((config.host, config.port), _Handler)
+    except OSError as exc:
+        raise errors.SettingsError(
+            f"setting metrics.port: cannot serve on {config.host}:{config.port} ({exc.strerror}); choose another"
+        ) from exc
+    server.config, server.watch = config, watch
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    config: settings.Metrics
+    watch: health.Watch
+
+    def handle_error(self, *_: Any) -> None:
+        log.debug("a scrape or probe broke off", exc_info=True)  # noqa: LOG014  # called while it is being handled
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10
+    """Seconds; a client that says nothing keeps no thread."""
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                encode, content_type = exposition.choose_encoder(self.headers.get("accept", ""))
+                self._answer(HTTPStatus.OK, content_type, encode(prometheus_client.REGISTRY))
+            case "/healthz":
+                facts = self.server.watch.facts()
+                self._answer_verdict(health.liveness(facts, self.server.config.stalled_after_s), facts)
+            case "/readyz":
+                facts = self.server.watch.facts()
+                self._answer_verdict(health.readiness(facts), facts)
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics /healthz /readyz\n")
+
+    def _answer_verdict(self, verdict: health.Verdict, facts: health.Facts) -> None:
+        document = {"ok": verdict.ok, "reason": verdict.reason, "phase": facts.phase, "lag": facts.lag}
+        status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, "application/json", orjson.dumps(document) + b"\n")
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+        log.debug(format, *args)

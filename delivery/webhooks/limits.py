@@ -1,0 +1,66 @@
+"""Bound what goes to one endpoint: requests under way, and requests a second.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure: the clock's reading comes in.
+
+An endpoint's own limits hold over all workers. Which of them will get its events is not known beforehand, so each keeps to its
+share: the limits are never passed, and not fully used while the endpoint's events are all in one worker's partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delivery.model import Endpoint
+
+BURST_SHARE = 0.05
+"""The part of a second's requests that may go at once. The rest is refilled over the second: in no second are there more than
+the rate allows, and a sender that wakes up a little late loses nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much may be under way in one worker process, and for how long."""
+
+    max_in_flight: int = 256
+    max_in_flight_per_endpoint: int = 16
+    """For an endpoint that has no bound of its own."""
+    lane_deadline_s: float = 3.0
+    rate_wait_s: float = 30.0
+    """How long a delivery waits for its endpoint's rate."""
+    workers: int = 1
+    """How many worker processes share an endpoint's own limits."""
+
+    def in_flight_to(self, endpoint: Endpoint) -> int:
+        """Return how many requests may be under way to `endpoint` from this worker; at least one, or it would starve."""
+        if endpoint.max_in_flight is None:
+            return self.max_in_flight_per_endpoint
+        return max(1, endpoint.max_in_flight // self.workers)
+
+    def rate_to(self, endpoint: Endpoint) -> float | None:
+        """Return how many requests a second may go to `endpoint` from this worker, or None for no bound."""
+        return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
+
+
+class Pace:
+    """A token bucket for one endpoint, as the generic cell rate algorithm (ITU-T I.371) keeps it: one number.
+
+    In any second at most `per_second` requests go, rounded up to one: a burst of BURST_SHARE of them, and the rest evenly.
+    """
+
+    __slots__ = ("_ahead_s", "_interval_s", "_next_at", "per_second")
+
+    def __init__(self, per_second: float) -> None:
+        self.per_second = per_second
+        burst = max(1.0, per_second * BURST_SHARE)
+        # A single token is no burst to be made up for by a slower refill.
+        self._interval_s = 1 / (per_second * (1 - BURST_SHARE)) if burst > 1 else 1 / per_second
+        self._ahead_s = (burst - 1) * self._interval_s
+        self._next_at = float("-inf")
+
+    def wait_s(self, now: float) -> float:
+        """Return how long the next request has to wait; 0 when it may go."""
+        return max(0.0, self._next_at - self._ahead_s - now)
+
+    def take(self, now: float) -> None:
+        """Note that a request goes now."""
+        self._next_at = max(self._next_at, now) + self._interval_s

@@ -1,0 +1,70 @@
+"""Find which of many ranges of numbers hold a number, without asking each.
+
+Runs in the executors. Imports the standard library only. Pure.
+
+The bounds of all ranges, sorted, part the line of numbers into slots: each bound is one, and each gap beside it. A range is a
+run of slots, kept at the fewest nodes of a segment tree that make it up; a number is in one slot, and the ranges that hold it
+are at the nodes above that slot: as many steps as the logarithm of the number of bounds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Range(NamedTuple):
+    """From one number to another; None is no bound on that side."""
+
+    lower: float | None
+    upper: float | None
+    has_lower: bool = False
+    """Whether the lower bound itself is within."""
+    has_upper: bool = False
+
+
+class Ranges(Generic[Item]):
+    """Items by the range that each is for."""
+
+    __slots__ = ("_at_node", "_bounds", "_slots")
+
+    def __init__(self, items: Iterable[tuple[Range, Item]]) -> None:
+        items = list(items)
+        self._bounds = sorted({bound for range_, _ in items for bound in range_[:2] if bound is not None})
+        self._slots = 2 * len(self._bounds) + 1
+        self._at_node: defaultdict[int, list[Item]] = defaultdict(list)
+        for range_, item in items:
+            for node in self._nodes(range_):
+                self._at_node[node].append(item)
+
+    def holding(self, number: float) -> Iterator[list[Item]]:
+        """Yield the items whose range holds `number`, in lists as they are kept."""
+        slot = bisect.bisect_left(self._bounds, number) + bisect.bisect_right(self._bounds, number)
+        node = slot + self._slots
+        while node:
+            if node in self._at_node:
+                yield self._at_node[node]
+            node >>= 1
+
+    def _nodes(self, range_: Range) -> Iterator[int]:
+        first, end = self._slots, 2 * self._slots
+        if range_.lower is not None:
+            first += self._slot_of(range_.lower) + (not range_.has_lower)
+        if range_.upper is not None:
+            end = self._slots + self._slot_of(range_.upper) + range_.has_upper
+        while first < end:
+            if first & 1:
+                yield first
+                first += 1
+            if end & 1:
+                end -= 1
+                yield end
+            first >>= 1
+            end >>= 1
+
+    def _slot_of(self, bound: float) -> int:
+        return 2 * bisect.bisect_left(self._bounds, bound) + 1

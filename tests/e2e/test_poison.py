@@ -1,0 +1,109 @@
+"""What is no event goes to the operator with its very bytes, and holds up nobody who shares its topic."""
+
+import base64
+import itertools
+
+import orjson
+import pytest
+
+from delivery.webhooks import envelope, rows
+from fanout import publishing
+from subscriptions_db import connect
+
+pytestmark = pytest.mark.e2e
+BINARY = (
+    ("ce_specversion", b"1.0"),
+    ("ce_id", b"poison"),
+    ("ce_type", b"order"),
+    ("ce_source", b"/shop"),
+    ("ce_tenantid", b"t1"),
+)
+STRUCTURED = (("content-type", b"application/cloudevents+json"),)
+DEEP = b"[" * 10_000 + b"]" * 10_000
+POISON = [
+    (None, (), "tombstone"),
+    (b"", (), "empty"),
+    (b" \n", (), "empty"),
+    (b"not JSON", (), "not_json"),
+    (b"\xff\xfe\x00{", (), "not_json"),
+    (b'{"tenant_id":"t1","\xff":1}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":"\\ud800"}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":NaN}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":-Infinity}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":1%s}' % (b"0" * 5000), (), "not_json"),
+    (b'\xef\xbb\xbf{"tenant_id":"t1"}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":%s}' % DEEP, (), "not_json"),
+    (b'{"specversion":"1.0","data":%s}' % DEEP, STRUCTURED, "not_json"),
+    (b"{", (("trace", b"\xff\xfe\x00"), ("", b""), ("né", "é".encode())), "not_json"),
+    (b'{"id":"x"}', (), "missing_attribute"),
+    (b'{"tenant_id":true}', (), "bad_attribute"),
+    (b'{"tenant_id":["t1"]}', (), "bad_attribute"),
+    (b'{"tenant_id":"t1","id":"a\\u0000b"}', (), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_id", b"\xff")), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_tenantid", b"t\0")), "bad_attribute"),
+    (b'{"specversion":"1.0","data_base64":5}', STRUCTURED, "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_specversion", b"0.3")), "unsupported"),
+    (b"<a/>", (*BINARY, ("content-type", b"text/xml")), "unsupported"),
+    (b'{"tenant_id":"nobody"}', (), "unknown_tenant"),
+    (b'{"tenant_id":"t2"}', (), "suspended_tenant"),
+    (b"x" * 900_000, (), "too_large"),
+    (b'{"tenant_id":"t1"}', (("trace", b"x" * 600_000),), "too_large"),
+    (b'{"tenant_id":"t1"}', (("", b""),) * 200_000, "too_large"),
+    (None, (("", b""),) * 200_000, "tombstone"),
+    (b"{", (("\x01" * 40_000, b""),), "not_json"),
+]
+
+
+def test_poison_is_set_apart_with_its_bytes_and_every_healthy_event_beside_it_is_delivered(platform):
+    platform.migrate()
+    platform.register([{"event_type": "*"}], tenants=("t1", "t2", "t3"))
+    with connect.connect(platform.config.database) as connection:
+        connection.execute("update tenants set status = 'suspended' where tenant_id = 't2'")
+    for name in ("order", "shop", "of.t1"):
+        platform.create_topic(name)
+    shared = itertools.cycle([f"{platform.name}.order", f"{platform.name}.shop"])
+    poison = {
+        message_to(topic, value, headers): reason for (value, headers, reason), topic in zip(POISON, shared, strict=False)
+    }
+    poison[message_to(f"{platform.name}.of.t1", b'{"tenant_id":"t3"}')] = "tenant_mismatch"
+    placed, healthy = [], []
+    publisher = publishing.Publisher(platform.config.kafka, placed.append)
+    for message in poison:
+        before, after = (f"{when}-{len(healthy)}" for when in ("before", "after"))
+        healthy += [before, after]
+        publisher.publish(message_to(message.topic, healthy_event(before)))
+        publisher.publish(message)
+        publisher.publish(message_to(message.topic, healthy_event(after)))
+    publisher.flush()
+
+    platform.run_once(source={"tenant_of_topic": rf"{platform.name}\.of\.(.+)"})
+
+    assert sorted(platform.accepted()) == sorted(healthy)
+    told = platform.ledger()
+    assert not told.dead_letters
+    assert sum(receipt["rejected"] for receipts in told.receipts.values() for receipt in receipts) == len(poison)
+    rejected = {(row["topic"], row["partition"], row["offset"]): row for row in told.rejected}
+    assert len(rejected) == len(told.rejected) == len(poison)
+    for one in placed:
+        if one.message in poison:
+            row = rejected[one.message.topic, one.partition, one.offset]
+            assert row["reason"] == poison[one.message]
+            assert_keeps(row, one.message)
+
+
+def message_to(topic, value, headers=()):
+    return publishing.Message(topic=topic, key=b"always one partition", value=value, headers=headers)
+
+
+def healthy_event(event_id):
+    return orjson.dumps({"id": event_id, "tenant_id": "t1"})
+
+
+def assert_keeps(row, message):
+    """All bytes, or as many as are kept of what is too large."""
+    kept = None if row["value_base64"] is None else base64.b64decode(row["value_base64"])
+    assert kept == (None if message.value is None else message.value[: rows.MAX_REJECTED_BYTES])
+    assert row["value_bytes"] == (None if message.value is None else len(message.value))
+    headers = tuple((header["name"], base64.b64decode(header["value_base64"])) for header in row["headers"])
+    is_cut = sum(itertools.starmap(envelope.header_bytes, message.headers)) > rows.MAX_REJECTED_BYTES
+    assert headers == (message.headers[: len(headers)] if is_cut else message.headers)

@@ -1,0 +1,112 @@
+"""A job with a recognisable secret in every place for one, watched wherever somebody could read it."""
+
+import base64
+import itertools
+import urllib.request
+import uuid
+
+import orjson
+import pytest
+
+from fanout.local import kafka as local_kafka
+from tests.e2e.conftest import SECRET, assert_eventually
+
+pytestmark = pytest.mark.e2e
+
+
+TALKATIVE = """
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+logger.spark.name = org.apache.spark
+logger.spark.level = info
+logger.kafka.name = org.apache.kafka
+logger.kafka.level = info
+"""
+
+
+def canary(name):
+    return f"canary-{name}-{uuid.uuid4().hex}"
+
+
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platform, jars, tmp_path):
+    secrets = {name: canary(name) for name in ("sasl", "key-password", "conf", "database", "bearer", "path")}
+    platform._key = base64.b64encode(b"canary-key-ring-0123456789abcdef").decode()
+    secrets |= {"ring": platform._key, "signing": SECRET.removeprefix("whsec_")}
+    broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": secrets["sasl"]})
+    broker.start()
+    try:
+        platform._kafka = broker
+        platform._database = platform._database.replace(":@", f":{secrets['database']}@")
+        assert secrets["database"] in platform._database
+        kafka = {
+            "bootstrap_servers": broker.bootstrap_servers,
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "fanout",
+            "sasl_password": secrets["sasl"],
+        }
+        usual = platform.settings
+        platform.settings = lambda **overrides: usual(**{"kafka": kafka} | overrides)
+        platform.migrate()
+        bearer = {"kind": "bearer", "secret": secrets["bearer"]}
+        platform.register([{}], auth=bearer, url=f"{platform.receiver.url}/ep1/{secrets['path']}")
+        (tmp_path / "events").mkdir()
+        (tmp_path / "log4j2.properties").write_text(TALKATIVE)
+        ui, own = local_kafka.free_port(), local_kafka.free_port()
+        job = platform.start(
+            # A dead letter does not fit, so that the job ends with an error that Spark tells at length.
+            kafka={**kafka, "spark_options": {"ssl.key.password": secrets["key-password"], "max.request.size": "700"}},
+            logs={"format": "json", "level": "DEBUG", "attempt_sample": 1.0},
+            metrics={"port": own},
+            spark={
+                **usual()["spark"],
+                "master": "local[2]",
+                "ui": True,
+                "conf": {
+                    "spark.ui.port": str(ui),
+                    "spark.driver.extraJavaOptions": f"-Dlog4j.configurationFile=file://{tmp_path}/log4j2.properties",
+                    "spark.eventLog.enabled": "true",
+                    "spark.eventLog.compress": "false",
+                    "spark.eventLog.dir": f"file://{tmp_path}/events",
+                    "spark.hadoop.fs.s3a.secret.key": secrets["conf"],
+                },
+            },
+        )
+        platform.publish(1)
+        assert_eventually(lambda: [one.path for one in list(platform.received)], bool, within_s=90)
+        assert_eventually(lambda: platform.log(whole=True), lambda log: "micro-batch committed" in log)
+        [application] = orjson.loads(get(ui, "/api/v1/applications"))
+        about = f"/api/v1/applications/{application['id']}"
+        told = {path: get(ui, about + path) for path in ("/environment", "/jobs", "/executors")}
+        told["/sql"] = get(ui, f"{about}/sql?details=true&planDescription=true&length=1000")
+        told |= {path: get(own, path) for path in ("/metrics", "/readyz", "/healthz")}
+
+        platform.statuses[f"ep1/{secrets['path']}"] = 500
+        platform.publish(1, first=1)
+        assert job.wait(90) == 1
+    finally:
+        broker.stop()
+
+    told["log"] = platform.log(whole=True)
+    told["event log"] = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
+    # What was to be searched is there: the plans with Kafka's options, Spark's own configuration, the failure.
+    assert "spark.redaction.regex" in told["/environment"]
+    assert "SparkListenerSQLExecutionStart" in told["event log"]
+    assert "sasl.jaas.config" in told["event log"] + told["log"]
+    assert "INFO ProducerConfig" in told["log"]
+    assert "RecordTooLargeException" in told["log"]
+    assert '"event":"delivery.attempted"' in told["log"]
+    found = [
+        (place, name) for (place, text), (name, secret) in itertools.product(told.items(), secrets.items()) if secret in text
+    ]
+    assert not found

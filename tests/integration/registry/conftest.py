@@ -1,0 +1,38 @@
+"""A registry with its schema, and somebody else who works on it."""
+
+import concurrent.futures
+
+import pytest
+
+from delivery import settings
+from subscriptions_db import connect, keyring, migrate
+
+
+@pytest.fixture
+def ring_key():
+    return keyring.generate()
+
+
+@pytest.fixture
+def ring(ring_key):
+    return keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key}))
+
+
+@pytest.fixture
+def connection(database):
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened)
+        yield opened
+
+
+@pytest.fixture
+def other(database):
+    """Somebody else, with plain SQL."""
+    with connect.connect(settings.Database(url=database)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def in_background():
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
+        yield executor.submit

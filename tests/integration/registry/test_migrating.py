@@ -1,0 +1,99 @@
+"""A registry in use goes from one version of the schema to the next, and the version before goes on working."""
+
+import uuid
+
+import pytest
+
+from delivery import settings
+from delivery.model import ContentMode
+from delivery.secret import Secret
+from delivery.webhooks import guard
+from subscriptions_db import connect, keyring, migrate, snapshot
+from tests import builders
+
+pytestmark = pytest.mark.integration
+
+GUARD = guard.Guard()
+ROWS = """
+insert into tenants values ('t1');
+insert into customers values ('c1');
+insert into endpoints (endpoint_id, customer_id, url, auth_kind) values
+    ('ep1', 'c1', 'https://example.com/1', 'none'), ('ep2', 'c1', 'https://example.com/2', 'bearer');
+insert into subscriptions values ('s1', 'ep1', 'c1', 'order.*', 'selected');
+insert into scopes values ('s1', 'selected', 'include', 't1', null);
+"""
+# What version 0001's code says, in its own words: they must hold for as long as jobs and commands of it may run.
+PUT_ENDPOINT = """
+insert into endpoints (endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header)
+values (%(id)s, 'c1', %(url)s, 'direct', 'active', 'none', null, null)
+on conflict (endpoint_id) do update set url = excluded.url
+"""
+PUT_SECRET = """
+insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
+values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s)
+"""
+READ_SECRETS = """
+select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
+where expires_at is null or expires_at > now() order by created_at desc, secret_id
+"""
+READ_CHANGES = """
+select entity, entity_id from revisions where revision > %(since)s
+union
+select 'endpoint', endpoint_id from secrets
+where expires_at <= now()
+  and expires_at > coalesce((select changed_at from revisions where revision = %(since)s), '-infinity')
+"""
+
+
+@pytest.fixture
+def before(database, ring):
+    """A registry of 0001, in use: two endpoints with their secrets, one of which has an expiry that nothing of ours sets."""
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened, migrate.migrations()[:1])
+        opened.execute(ROWS)
+        for endpoint_id in ("ep1", "ep2"):
+            opened.execute(PUT_SECRET, row_of_0001(ring, endpoint_id, "signing", builders.KEY.secret))
+        opened.execute(PUT_SECRET, row_of_0001(ring, "ep2", "auth", Secret(b"token")))
+        opened.execute("update secrets set expires_at = '2100-01-01' where purpose = 'auth'")
+        yield opened
+
+
+def row_of_0001(ring, endpoint_id, purpose, secret):
+    place = {"secret_id": str(uuid.uuid4()), "endpoint_id": endpoint_id, "customer_id": "c1", "purpose": purpose}
+    return place | {"key_id": ring.active, "sealed": ring.seal(secret, keyring.place_of(place))}
+
+
+def test_what_was_registered_before_is_read_as_it_was(before, ring):
+    log = before.execute("select revision, entity_id from revisions").fetchall()
+    assert migrate.migrate(before) == [migration.name for migration in migrate.migrations()[1:]]
+    read = snapshot.read_full(before, ring, GUARD)
+    assert read.quarantined() == {}
+    assert read.endpoints["ep1"] == builders.endpoint("ep1", url="https://example.com/1")
+    assert read.endpoints["ep2"].auth.secret == Secret(b"token")
+    assert read.endpoints["ep2"].content_mode is ContentMode.STANDARD
+    assert list(read.subscriptions) == ["s1"]
+    # A reader of before has missed nothing, and a running one reads on.
+    assert before.execute("select revision, entity_id from revisions").fetchall()[: len(log)] == log
+    assert snapshot.read_changes(before, ring, GUARD, since=log[-1]["revision"]) is not None
+
+
+def test_the_version_before_goes_on_registering_and_reading(before, ring):
+    migrate.migrate(before)
+    since = snapshot.read_full(before, ring, GUARD).revision
+    with before.transaction():
+        before.execute(PUT_ENDPOINT, {"id": "ep3", "url": "https://example.com/3"})
+        before.execute(PUT_SECRET, row_of_0001(ring, "ep3", "signing", builders.KEY.secret))
+        before.execute(PUT_ENDPOINT, {"id": "ep1", "url": "https://example.com/moved"})
+    changed = {(row["entity"], row["entity_id"]) for row in before.execute(READ_CHANGES, {"since": since})}
+    assert changed == {("endpoint", "ep1"), ("endpoint", "ep3")}
+    assert len(before.execute(READ_SECRETS).fetchall()) == 4
+    read = snapshot.read_changes(before, ring, GUARD, since=since)
+    assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3")
+
+
+def test_the_version_before_changes_nothing_that_it_does_not_know(before, ring):
+    migrate.migrate(before)
+    before.execute("update endpoints set headers = '{\"X-Team\": \"a\"}', max_in_flight = 3 where endpoint_id = 'ep1'")
+    before.execute(PUT_ENDPOINT, {"id": "ep1", "url": "https://example.com/moved"})
+    read = snapshot.read_full(before, ring, GUARD).endpoints["ep1"]
+    assert (read.url, read.headers, read.max_in_flight) == ("https://example.com/moved", (("X-Team", "a"),), 3)

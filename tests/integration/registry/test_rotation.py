@@ -1,0 +1,152 @@
+"""A signing secret is replaced without a request that its customer cannot verify."""
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import standardwebhooks
+
+from delivery import errors
+from delivery.model import SignatureScheme
+from delivery.webhooks import guard, signing
+from subscriptions_db import apply, manifest, rotation, snapshot
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("first")]
+
+GUARD = guard.Guard()
+DAY = dt.timedelta(days=1)
+HMAC = SignatureScheme.HMAC
+
+
+@pytest.fixture
+def first(connection, ring):
+    """The text of the secret that `ep1` has from its registration."""
+    document = {"customers": [{"id": "c1"}], "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/"}]}
+    return apply.apply(connection, manifest.check(document, GUARD), ring).new_secrets["ep1"]
+
+
+@pytest.fixture
+def rotate(connection, ring):
+    def call(endpoint_id="ep1", *, overlap=DAY, scheme=HMAC):
+        return rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+
+    return call
+
+
+@pytest.fixture
+def keys(connection, ring):
+    """The keys of `ep1` as the job reads them."""
+    return lambda: snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+
+
+def verifies(text, keys, at):
+    """Whether a customer with this secret verifies what is signed with `keys` at that time."""
+    now = int(at)
+    signature = signing.sign(keys, "msg_1", now, b"{}")
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": str(now), "webhook-signature": signature}
+    expected = standardwebhooks.Webhook(text).sign("msg_1", dt.datetime.fromtimestamp(now, dt.UTC), "{}")
+    return expected in headers["webhook-signature"].split()
+
+
+def test_until_the_overlap_ends_both_verify_and_then_the_new_one_alone(first, rotate, keys):
+    new = signing.to_text(rotate(overlap=dt.timedelta(hours=1)).key)
+    assert [signing.to_text(key) for key in keys()] == [new, first]
+    now = time.time()
+    assert [verifies(text, keys(), now) for text in (new, first)] == [True, True]
+    assert [verifies(text, keys(), now + 3590) for text in (new, first)] == [True, True]
+    assert [verifies(text, keys(), now + 3610) for text in (new, first)] == [True, False]
+
+
+def test_doing_it_again_gives_no_secret_more_time(first, rotate, keys):
+    rotate(overlap=dt.timedelta(hours=1))
+    before = {signing.to_text(key): key.expires_at_s for key in keys()}
+    again = rotate(overlap=DAY)
+    after = {signing.to_text(key): key.expires_at_s for key in keys()}
+    assert after[first] == before[first]
+    assert len(after) == 3
+    assert after[signing.to_text(again.key)] is None
+    assert [end.timestamp() for end in again.others_end_at] == sorted(end for end in after.values() if end is not None)
+
+
+def test_a_shorter_overlap_brings_an_end_nearer(rotate, keys):
+    rotate(overlap=DAY)
+    rotate(overlap=dt.timedelta(minutes=1))
+    assert all(key.expires_at_s < time.time() + 70 for key in keys()[1:])
+
+
+def test_without_an_overlap_the_others_end_at_once(rotate, keys):
+    rotate(overlap=DAY)
+    alone = rotate(overlap=dt.timedelta(0))
+    assert (keys(), alone.others_end_at) == ((alone.key,), ())
+
+
+def test_ten_rotations_in_a_row_leave_no_moment_without_a_secret_that_verifies(first, connection, ring, rotate):
+    current = snapshot.read_full(connection, ring, GUARD)
+    known = first
+    for _ in range(10):
+        new = signing.to_text(rotate(overlap=dt.timedelta(seconds=30)).key)
+        changes = snapshot.read_changes(connection, ring, GUARD, since=current.revision)
+        sent_with = changes.endpoints["ep1"].signing_keys
+        assert verifies(known, sent_with, time.time())
+        assert verifies(new, sent_with, time.time())
+        known = new
+        # Half a minute passes.
+        connection.execute("update secrets set expires_at = now() where expires_at is not null")
+
+
+def test_more_secrets_than_a_request_has_room_for_are_refused_and_nothing_changes(first, rotate, keys):
+    for _ in range(4):
+        rotate()
+    before = keys()
+    with pytest.raises(errors.RegistrationError, match="ep1: has 5 signing secrets, the most there may be: wait until"):
+        rotate(overlap=dt.timedelta(hours=1))
+    assert keys() == before
+    assert verifies(first, before, time.time())
+
+
+def test_a_secret_that_does_not_open_is_replaced(connection, ring, rotate):
+    connection.execute("update secrets set key_id = 'lost'")
+    rotate(overlap=dt.timedelta(0))
+    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+
+
+def test_an_endpoint_that_is_not_there_is_named(rotate):
+    with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
+        rotate("nobody")
+
+
+def test_a_document_that_names_no_secrets_leaves_a_rotation_alone(connection, ring, rotate, keys):
+    rotate()
+    before = keys()
+    document = {"endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/moved"}]}
+    apply.apply(connection, manifest.check(document, GUARD), ring)
+    assert keys() == before
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self, database, ring_key, tmp_path):
+        environment = os.environ | {"FANOUT_DATABASE_URL": database, "FANOUT_KEYS_RING": f"k1={ring_key}"}
+
+        def call(*words):
+            command = [sys.executable, "-m", "fanout.cli", "endpoints", "rotate-secret", "ep1", *words]
+            return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+        return call
+
+    def test_it_shows_the_secret_that_the_customer_needs(self, run, keys):
+        shown = json.loads(run("--overlap", "15m", "--json"))
+        assert shown["secret"] == signing.to_text(keys()[0])
+        [end] = map(dt.datetime.fromisoformat, shown["others_end_at"])
+        assert 14 * 60 < end.timestamp() - time.time() <= 15 * 60
+
+    def test_of_an_ed25519_key_it_shows_the_public_part_only(self, run, keys):
+        shown = run("--scheme", "v1a")
+        new = keys()[0]
+        assert new.scheme is SignatureScheme.ED25519
+        assert signing.public_text(new) in shown
+        assert "whsk_" not in shown + run("--scheme", "v1a", "--json")

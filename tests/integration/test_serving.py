@@ -1,0 +1,95 @@
+"""The three paths over a real socket: what is answered, and that a bad client hurts nobody."""
+
+import contextlib
+import re
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import orjson
+import pytest
+
+from delivery import errors, health, serving, settings
+from delivery.health import Phase
+from fanout import diagnosis
+from fanout.local import kafka as local_kafka
+from tests.unit.test_documents import blocks
+
+pytestmark = pytest.mark.integration
+
+
+class Served:
+    def __init__(self):
+        self.port = local_kafka.free_port()
+        self.config = settings.Metrics(port=self.port)
+        self.watch = health.Watch(hold=lambda: self.hold, stop=threading.Event())
+        self.hold = None
+        serving.serve(self.config, self.watch)
+
+    def get(self, path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read()
+
+
+@pytest.fixture
+def served():
+    return Served()
+
+
+def test_a_probe_answers_in_json_with_the_reason(served):
+    served.watch.entered(Phase.RUNNING)
+    served.watch.observed(7)
+    assert served.get("/readyz")[0] == 200
+    served.hold = "Postgres"
+    status, body = served.get("/readyz")
+    assert (status, orjson.loads(body)) == (503, {"ok": False, "reason": "holding: Postgres", "phase": "running", "lag": 7})
+    assert served.get("/healthz")[0] == 200
+    served.watch.entered(Phase.ENDED)
+    assert served.get("/healthz")[0] == 503
+
+
+def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
+    served.watch.entered(Phase.RUNNING)
+    paths = {
+        path for block in blocks("docs/operations.md", "sh") for path in re.findall(r"curl http://127.0.0.1:9108(/\S+)", block)
+    }
+    assert {path: served.get(path)[0] for path in paths} == {"/readyz": 200, "/healthz": 200, "/metrics": 200}
+    assert b"fanout_ready 1.0" in served.get("/metrics")[1]
+    assert served.get("/")[0] == 404
+
+
+def test_a_port_in_use_is_named_together_with_the_way_out(served):
+    with pytest.raises(errors.SettingsError, match=f"metrics.port: cannot serve on 127.0.0.1:{served.port} .*choose another"):
+        serving.serve(served.config, served.watch)
+
+
+def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
+    with contextlib.ExitStack() as clients:
+        for _ in range(20):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            client.sendall(b"GET /metr")
+        with socket.create_connection(("127.0.0.1", served.port)) as leaving:
+            leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert served.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "not ready: holding: Postgres", False)]
+)
+def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
+    served.watch.entered(Phase.RUNNING)
+    served.hold = hold
+    config = settings.Settings(metrics=served.config)
+    [finding] = diagnosis._findings(config, {"job": diagnosis._job})
+    assert (finding.text, finding.is_fine) == (text, is_fine)
+
+
+def test_doctor_does_not_mind_that_no_job_runs():
+    port = local_kafka.free_port()
+    assert "none answers" in diagnosis._job(settings.Settings(metrics=settings.Metrics(port=port)))
+    assert "not asked" in diagnosis._job(settings.Settings())

@@ -1,0 +1,131 @@
+"""Whatever a record holds, it ends as a rejection or in outcomes, and as rows that Kafka takes; nothing is raised."""
+
+import asyncio
+import base64
+import collections
+
+import orjson
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from delivery.model import TenantId, TenantStatus
+from delivery.webhooks import dispatch, envelope, lane, limits, retry, routing, rows
+from tests import builders, fakes
+
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+MAX_KAFKA_BYTES = 1024 * 1024
+FILTERS = [
+    {"data": {"a": [1, "x", None, True, {"prefix": "x"}, {"wildcard": "*x*"}, {"anything-but": [2]}]}},
+    {"data": {"a": {"b": [{"exists": False}, {"cidr": "10.0.0.0/8"}, {"suffix": {"equals-ignore-case": "X"}}]}}},
+    {"$or": [{"data": {"a": [{"numeric": [">", 0, "<", 1e308]}]}}, {"id": [{"equals-ignore-case": "E1"}]}]},
+]
+SNAPSHOT = builders.snapshot(
+    builders.endpoint(),
+    builders.subscription("all", event_type="*"),  # so that every event is due at least once
+    *[builders.subscription(f"filter-{n}", event_type="*", filter_pattern=pattern) for n, pattern in enumerate(FILTERS)],
+)
+SNAPSHOT.tenants[TenantId("gone")] = TenantStatus.SUSPENDED
+
+# --- values: mostly JSON, often with what a CloudEvent has, seldom what it should be ---------------------------------------
+
+STRUCTURED = (("content-type", b"application/cloudevents+json"),)
+ATTRIBUTES = {"specversion": "1.0", "id": "e1", "type": "x", "source": "/s", "tenantid": "t1"}
+BINARY = tuple((f"ce_{name}", text.encode()) for name, text in ATTRIBUTES.items())
+RAW = [
+    "null", "true", "NaN", "-Infinity", "9223372036854775808", "18446744073709551616", "1" + "0" * 400, "1" + "0" * 5000,
+    "1e400", '"t1"', '"gone"', '"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"', '"MTI="', "[" * 900 + "]" * 900,
+    "[" * 1023 + "]" * 1023, "[" * 10_000 + "]" * 10_000, "[" * 10_000, '{"a":' * 900 + "1" + "}" * 900,
+]  # fmt: skip
+
+
+def raw_object(pairs):
+    """JSON with duplicate keys, and spaces where they may stand."""
+    members = " ,\n".join(f"{orjson.dumps(name).decode()} : {value}" for name, value in pairs)
+    return f"{{ {members} }}"
+
+
+names = st.sampled_from([*ATTRIBUTES, "tenant_id", "sub_tenant_id", "subtenantid", "time", "data", "data_base64", "a", "b", ""])
+scalars = st.sampled_from(RAW) | st.text(max_size=20).map(lambda text: orjson.dumps(text).decode()) | st.integers().map(str)
+nested = st.recursive(
+    scalars | st.floats().map(repr),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+        | st.lists(st.tuples(names, inner), max_size=4).map(raw_object)
+    ),
+    max_leaves=6,
+)
+good = [*[(name, f'"{text}"') for name, text in ATTRIBUTES.items()], ("tenant_id", '"t1"')]
+members = st.lists(st.tuples(names, nested), max_size=5)
+objects = members.map(raw_object) | members.map(lambda more: raw_object([*good, *more]))
+values = st.none() | st.binary(max_size=60) | (objects | nested).map(str.encode)
+
+contents = st.binary(max_size=10) | st.sampled_from([b"1.0", b"t1", b"gone", b"x", b"\xff", b"\0", b"\xed\xa0\x80"])
+header_names = names.map("ce_{}".format) | st.sampled_from(["ce_", "CE_ID", "content-type"]) | st.text(max_size=5)
+header_lists = st.lists(st.tuples(header_names, contents), max_size=6).map(tuple)
+records = st.builds(
+    builders.record,
+    topic=st.sampled_from(["events.x", "events.", "x"]),
+    value=values,
+    headers=header_lists | header_lists.map(lambda more: BINARY + more) | st.just(STRUCTURED),
+    appended_at_ms=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2**42),
+)
+
+
+def deliver(batch, layout):
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: retry.REFUSED, clock)
+
+    async def main():
+        dispatcher = dispatch.Dispatcher(sender, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
+        begun = lane.Lane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, layout)
+        first, rest = await begun.take(batch), await begun.finish()
+        return lane.Results(
+            outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
+        )
+
+    return asyncio.run(main())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(records, max_size=4))
+@example([builders.record(value=b'{"tenant_id":"t1"}', appended_at_ms=1_700_000_000_000_000)])  # microseconds
+@example([builders.record(value=b'{"tenant_id":"t1"}', headers=(("", b""),) * 100_000)])
+@example([builders.record(value=None, headers=(("", b""),) * 100_000)])
+@example([builders.record(value=b'{"tenant_id":"t1"}', headers=(("\x01" * 200_000, b""),))])
+@example([builders.record(value=b"{", headers=(("\x01" * 60_000, b""),))])
+@example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 690_000))])
+@example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 340_000), headers=(("a", b"\xff" * 340_000),))])
+def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(batch):
+    batch = [record._replace(offset=offset) for offset, record in enumerate(batch)]
+    results = deliver(batch, envelope.Layout(max_bytes=700_000))  # the most that can be set
+    rejected = collections.Counter(rejection.record.offset for rejection in results.rejections)
+    due = collections.Counter(outcome.delivery.event.record.offset for outcome in results.outcomes)
+    for record in batch:
+        assert (rejected[record.offset], due[record.offset] > 0) in {(1, False), (0, True)}
+    assert sum(receipt.records for receipt in results.receipts) == len(batch)
+    assert sum(receipt.rejected for receipt in results.receipts) == len(results.rejections)
+    written = list(rows.rows(results, TOPICS))
+    assert max((len(row.key) + len(row.value) for row in written), default=0) < MAX_KAFKA_BYTES
+    letters = [orjson.loads(row.value) for row in written if row.topic == "rejected"]
+    for letter, rejection in zip(letters, results.rejections, strict=True):
+        kept = None if letter["value_base64"] is None else base64.b64decode(letter["value_base64"])
+        value = rejection.record.value
+        assert kept == (None if value is None else value[: rows.MAX_REJECTED_BYTES])
+        headers = [(header["name"], base64.b64decode(header["value_base64"])) for header in letter["headers"]]
+        assert headers == list(rejection.record.headers)[: len(headers)]
+
+
+def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+    healthy, broken = builders.record(value=b'{"tenant_id":"t1"}'), builders.record(offset=8, value=b'{"tenant_id":"t1","n":1}')
+    parse = envelope.parse
+
+    def with_a_bug(record, layout):
+        if record.offset == 8:
+            raise RuntimeError("a bug")
+        return parse(record, layout)
+
+    monkeypatch.setattr(envelope, "parse", with_a_bug)
+    results = deliver([healthy, broken], envelope.Layout())
+    assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(8, lane.UNFORESEEN)]
+    assert {outcome.delivery.event.record.offset for outcome in results.outcomes} == {7}
+    assert "unforeseen" in caplog.text

@@ -1,0 +1,81 @@
+"""What workers count arrives at the driver, once for each task that finished."""
+
+import prometheus_client
+import pytest
+from pyspark.errors import PythonException
+
+from delivery import plan, settings
+from delivery.model import SubscriptionStatus
+from delivery.stages import deliver, snapshot, telemetry
+from tests import builders
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TOLD = plan.of(settings.Settings())
+
+
+def value(name, **labels):
+    return prometheus_client.REGISTRY.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def source(spark):
+    paused = builders.subscription(status=SubscriptionStatus.PAUSED)
+    base = builders.snapshot(builders.endpoint(), paused)
+    published = snapshot.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
+    return snapshot.Broadcaster(spark.sparkContext).source(published)
+
+
+def records(spark, count, partitions):
+    """Every other record is no event, and every event is due to a paused subscription."""
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "'events.order.created' AS topic",
+        "0 AS partition",
+        "id AS offset",
+        "id AS appended_at_ms",
+        """CAST(IF(id % 2 = 0, '{"tenant_id":"t1"}', 'not JSON') AS BINARY) AS value""",
+        "CAST(NULL AS STRING) AS headers",
+    )
+
+
+def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source):
+    told = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
+    cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
+    rows = deliver.deliver(records(spark, 1000, 2), TOLD, source, 2, told.observer)
+    assert rows.rdd.getNumPartitions() == 2
+    rows.count()
+
+    told.publish()
+    told.publish()
+
+    assert value("fanout_deliveries_total", lane="counted", outcome="skipped", reason="subscription_paused") == 500
+    assert value("fanout_rejected_total", lane="counted", reason="not_json") == 500
+    assert value("fanout_deliveries_total", lane="counted", outcome="delivered", reason="none") == 0
+    assert value("fanout_cpu_seconds_total", process="workers") > cpu_before
+    assert value("fanout_cpu_seconds_total", process="jvm") > 1
+    assert value("fanout_cpu_seconds_total", process="driver") > 0
+
+
+def test_a_task_that_fails_takes_its_numbers_with_it(spark, source):
+    """Spark runs it again, and what that run counts is what is known."""
+    told = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
+
+    def fail_after(observe):
+        def observed(results):
+            observe(results)
+            raise RuntimeError("after it was counted")
+
+        return observed
+
+    rows = deliver.deliver(records(spark, 10, 1), TOLD, source, 1, fail_after(told.observer))
+    with pytest.raises(PythonException, match="after it was counted"):
+        rows.collect()
+    told.publish()
+    assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
+
+    deliver.deliver(records(spark, 10, 1), TOLD, source, 1, told.observer).collect()
+    told.publish()
+    assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

@@ -1,0 +1,33 @@
+"""What a person says and sees of the registry."""
+
+import datetime as dt
+
+import pytest
+
+from delivery import errors
+from fanout import registering
+from tests import pki
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0s", 0), ("90s", 90), ("15m", 900), ("24h", 86_400), ("7d", 604_800), ("30d", 2_592_000)]
+)
+def test_an_overlap_is_a_number_and_a_unit(text, seconds):
+    assert registering.overlap_of(text) == dt.timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "1", "24 h", "-1h", "31d", "721h", "9999999d", "1y", "1.5h", "٣h"])
+def test_an_overlap_that_is_none_is_refused(text):
+    with pytest.raises(errors.RegistrationError, match="--overlap: is a number with s, m, h or d, such as 24h, up to 30d"):
+        registering.overlap_of(text)
+
+
+def test_a_person_sees_a_certificate_by_its_digest_and_no_empty_column():
+    rows = [
+        {"id": "a", "tls": pki.certificate(), "limit": None, "headers": {}},
+        {"id": "b", "tls": None, "limit": None, "headers": {}},
+    ]
+    first, second = registering.shortened(rows)
+    assert (list(first), second) == (["id", "tls"], {"id": "b", "tls": None})
+    assert first["tls"].startswith("PEM, sha256 ")
+    assert registering.shortened([]) == []

@@ -1,0 +1,83 @@
+"""Nothing that is shipped, printed or raised shows a secret by its `repr`."""
+
+import base64
+
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from delivery import kafka_options, plan, settings
+from delivery.model import Auth, AuthKind
+from delivery.secret import Secret
+from delivery.stages import deliver, lookup, snapshot, telemetry
+from delivery.webhooks import guard, routing, target
+from delivery.webhooks.snapshot import SnapshotChanges
+from delivery.webhooks.tally import Tally
+from fanout import cli
+from tests import builders
+
+CANARY = "canary-of-a-secret"
+KEY = base64.b64encode(f"{CANARY:<32}".encode()).decode()
+ENVIRON = {
+    "FANOUT_DATABASE_URL": f"postgresql://fanout:{CANARY}@db/fanout",
+    "FANOUT_KEYS_RING": f"k1={KEY}",
+    "FANOUT_KAFKA_SASL_MECHANISM": "PLAIN",
+    "FANOUT_KAFKA_SASL_PASSWORD": CANARY,
+    "FANOUT_KAFKA_SPARK_OPTIONS": f"ssl.key.password={CANARY}",
+    "FANOUT_KAFKA_COMMAND_OPTIONS": f"ssl.key.password={CANARY}",
+    "FANOUT_SPARK_CONF": f"spark.hadoop.fs.s3a.secret.key={CANARY}",
+}
+ENDPOINT = builders.endpoint(
+    url=f"https://hooks.example.com/{CANARY}?token={CANARY}",
+    signing_keys=(Secret(CANARY.encode()),),
+    auth=Auth(kind=AuthKind.BEARER, secret=Secret(CANARY.encode())),
+)
+BASE = builders.snapshot(ENDPOINT)
+SOURCE = routing.BroadcastSource(
+    base_id="b", broadcast=None, delta=SnapshotChanges(since=1, revision=2, endpoints={"ep1": ENDPOINT})
+)
+CONFIG = settings.load(ENVIRON)
+LOOK_UP = lookup.LookupSource(
+    database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
+)
+OBSERVER = telemetry.Observer(total=Tally(), logs=CONFIG.logs)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(CONFIG, id="settings"),
+        pytest.param(BASE, id="snapshot"),
+        pytest.param(SOURCE, id="what a task gets"),
+        pytest.param(LOOK_UP, id="what a task that looks up gets"),
+        pytest.param(snapshot.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"),
+        pytest.param(deliver.DeliverPartition(plan=plan.of(CONFIG), source=SOURCE, observe=OBSERVER), id="partition function"),
+        pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),
+        pytest.param(target.prepare(ENDPOINT, guard.Guard()), id="target"),
+    ],
+)
+def test_a_repr_shows_no_secret(shown):
+    assert "canary" not in repr(shown)
+    assert KEY not in repr(shown)
+
+
+def test_the_command_shows_every_setting_and_no_secret():
+    shown = CliRunner().invoke(cli.app, ["config", "--json"], env=ENVIRON)
+    assert shown.exit_code == 0
+    assert '"setting": "database.url"' in shown.output
+    assert not [secret for secret in (CANARY, KEY) if secret in shown.output]
+
+
+def test_every_setting_that_may_hold_a_secret_is_planted_here():
+    secret = {
+        f"FANOUT_{area}_{field}".upper()
+        for area, model in settings.areas().items()
+        for field, info in model.model_fields.items()
+        if info.annotation in {SecretStr, dict[str, SecretStr]}
+    }
+    assert secret | {"FANOUT_KAFKA_SASL_MECHANISM"} == set(ENVIRON)
+
+
+def test_the_clients_get_what_is_hidden():
+    assert kafka_options.for_spark(CONFIG.kafka)["kafka.ssl.key.password"] == CANARY
+    assert kafka_options.for_command(CONFIG.kafka)["ssl.key.password"] == CANARY
