@@ -79,7 +79,7 @@ def _secrets(endpoints: Iterable[int], ring: keyring.KeyRing) -> Iterator[tuple[
         place = keyring.Place(
             customer_id=_customer(number), endpoint_id=f"ep{number}", purpose="signing", secret_id=str(uuid.uuid4())
         )
-        sealed = ring.seal(signing.generate_key(), place).hex()
+        sealed = ring.seal(signing.generate().secret, place).hex()
         yield place.secret_id, place.endpoint_id, place.customer_id, place.purpose, ring.active, f"\\\\x{sealed}"
 
 
