@@ -7,6 +7,7 @@ micro-batch it asks whether Postgres is there, so that a job without it waits be
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import tenacity
@@ -50,6 +51,8 @@ class Lookups:
         self._config = config
         self._patiently = connect.patiently(stop)
         self._hold_reason: str | None = "the registry was not asked yet"
+        self._asked_at = 0.0
+        metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
     def source(self, _: SparkContext) -> LookupSource | None:
         """Return what the tasks of the next micro-batch get; None when the job is to stop."""
@@ -57,7 +60,6 @@ class Lookups:
             revision = self._patiently(self._ask)
         except tenacity.RetryError:
             return None
-        metrics.REGISTRY_CONFIRMED.set_to_current_time()
         metrics.REGISTRY_REVISION.set(revision)
         return LookupSource(
             database=self._config.database,
@@ -80,5 +82,9 @@ class Lookups:
         except errors.FanoutError as exc:
             self._hold_reason = str(exc)
             raise
-        self._hold_reason = None
+        self._hold_reason, self._asked_at = None, time.time()
         return revision
+
+    def _confirmed_at(self) -> float:
+        # Without events nobody asks, and nothing grows old either: what is not looked up anew has expired.
+        return time.time() if self._hold_reason is None else self._asked_at

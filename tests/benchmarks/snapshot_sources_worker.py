@@ -75,7 +75,6 @@ class Broadcast:
     def _churned(self, churn: int, found: dict[str, Any], cold_us: float) -> float:
         """Return CPU µs per event: routing, taking the deltas, and the share of a rebase."""
         registry = self._fresh()
-        route(registry, self.events[:WARM_EVENTS])
         rng = random.Random(churn)
         with self.file.open("rb") as file:
             base: Snapshot = pickle.load(file)
@@ -84,6 +83,7 @@ class Broadcast:
         batches = min(BATCHES, -(-len(victims) // per_batch))
         first = max(0, len(victims) // per_batch - batches) // 2 * per_batch  # half way between two rebases
         registry.advance(changed(victims[:first], 1))
+        route(registry, self.events[:WARM_EVENTS])
         cpu = events = 0.0
         for batch in range(batches):
             delta = pickle.loads(pickle.dumps(changed(victims[: first + (batch + 1) * per_batch], batch + 2)))

@@ -47,13 +47,16 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database)
     for kind in (snapshot.Broadcasts, lookup.Lookups):
         source = kind(config, stop=stop).source(spark.sparkContext)
         rows = deliver.deliver(records, plan.of(config), source, 2, observer).collect()
-        entries = [orjson.loads(bytes(row["value"])) for row in rows]
+        values = [orjson.loads(bytes(row["value"])) for row in rows]
         written[kind] = {
             "skipped": sorted(
-                (entry["subscription_id"], entry["event_id"]) for entry in entries if entry.get("kind") == "skipped"
+                (entry["subscription_id"], entry["event_id"])
+                for value in values
+                for entry in value.get("entries", ())
+                if entry["kind"] == "skipped"
             ),
             "rejected": sum(row["topic"] == config.delivery.rejected_topic for row in rows),
-            "revisions": {entry["revision"] for entry in entries if entry.get("kind") == "receipt"},
+            "revisions": {value["revision"] for value in values if value.get("kind") == "receipt"},
         }
     stop.set()
     assert written[lookup.Lookups] == written[snapshot.Broadcasts]
