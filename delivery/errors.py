@@ -11,12 +11,13 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── LaneFailed               a streaming query ended by itself; what it committed is kept
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
     │   ├── FilterError          … in a filter pattern
-    │   └── TargetRefused        … in an endpoint's URL or headers, by the guard
+    │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address
+        ├── TokenRefused             before: the endpoint's token server gave no access token
         ├── DnsFailed                before: the host name did not resolve
         ├── ConnectFailed            before: refused or unreachable; nothing was sent
         ├── TlsFailed                before: no trustworthy connection; nothing was sent
@@ -82,7 +83,10 @@ class FilterError(RegistrationError):
 
 
 class TargetRefused(RegistrationError):
-    """An endpoint's URL or headers are refused by the guard. One text for all address reasons: no port-scan oracle."""
+    """An endpoint's URL, headers, authentication or TLS make no request that is allowed.
+
+    One text for all address reasons: no port-scan oracle.
+    """
 
 
 class SealError(FanoutError):
@@ -114,6 +118,12 @@ class AddressBlocked(AttemptFailed):
     """The guard refused the address that the host name stands for."""
 
     error_class = "address_blocked"
+
+
+class TokenRefused(AttemptFailed):
+    """The endpoint's token server gave no access token: it refused, or could not be asked. Holds neither secret nor token."""
+
+    error_class = "token_refused"
 
 
 class DnsFailed(AttemptFailed):

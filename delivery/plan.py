@@ -37,6 +37,7 @@ def of(config: settings.Settings) -> worker.Plan:
         ),
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,
+        max_connections=lane.max_connections,
     )
 
 

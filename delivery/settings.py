@@ -165,6 +165,9 @@ class Delivery(Area):
     rate_wait_s: Seconds = 30
     """How long a delivery waits when its endpoint has more than its `max_per_second`; what would wait longer becomes a dead
     letter. The micro-batch waits with it."""
+    max_connections: Annotated[int, Field(ge=0)] = 0
+    """At most so many open connections in one worker process, idle ones included; beyond it the longest unused are closed.
+    0: half of the files that the process may open (`ulimit -n`)."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False

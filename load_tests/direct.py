@@ -96,6 +96,7 @@ def run(
         "unverified": report.unverified,
         "peak_rss_mb": {role: round(peak) for role, peak in meter.peak_mb().items()},
         "first_delivery_s": round(first_s, 1),
+        "driver_python_cpu_s_per_million": round(spent.driver_s * per_million, 1),
         "warm_up": {
             "deliveries": warm_count,
             "wall_s": round(warm_s, 1),

@@ -13,11 +13,23 @@ class Usage:
     """CPU seconds since the processes began."""
 
     jvm_s: float = 0.0
-    python_s: float = 0.0
+    driver_s: float = 0.0
+    """Of the driver's Python."""
+    workers_s: float = 0.0
+    """Of Spark's Python workers, all together."""
+
+    @property
+    def python_s(self) -> float:
+        """Return what is not the JVM's."""
+        return self.driver_s + self.workers_s
 
     def since(self, earlier: Usage) -> Usage:
         """Return what was used after `earlier`."""
-        return Usage(jvm_s=self.jvm_s - earlier.jvm_s, python_s=self.python_s - earlier.python_s)
+        return Usage(
+            jvm_s=self.jvm_s - earlier.jvm_s,
+            driver_s=self.driver_s - earlier.driver_s,
+            workers_s=self.workers_s - earlier.workers_s,
+        )
 
 
 class Meter:
@@ -25,8 +37,8 @@ class Meter:
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
-        self._cpu_s: dict[tuple[int, float], tuple[bool, float]] = {}
-        self._peak_mb: dict[tuple[int, float], tuple[str, float]] = {}
+        self._read: dict[tuple[int, float], tuple[str, float, float]] = {}
+        """By process: its role, CPU seconds and peak of memory in MB."""
 
     def read(self) -> Usage:
         """Return the CPU seconds of all processes until now."""
@@ -35,20 +47,19 @@ class Meter:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
                     times = process.cpu_times()
-                    name = process.name()
-                    self._cpu_s[key] = (name == "java", times.user + times.system)
-                    self._peak_mb[key] = (_role(process, self._root), _peak_mb(process.pid))
+                    role = _role(process, self._root)
+                    self._read[key] = (role, times.user + times.system, _peak_mb(process.pid))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue
-        return Usage(
-            jvm_s=sum(seconds for is_jvm, seconds in self._cpu_s.values() if is_jvm),
-            python_s=sum(seconds for is_jvm, seconds in self._cpu_s.values() if not is_jvm),
-        )
+        return Usage(jvm_s=self._sum("jvm"), driver_s=self._sum("driver"), workers_s=self._sum("worker"))
+
+    def _sum(self, role: str) -> float:
+        return sum(seconds for of, seconds, _ in self._read.values() if of == role)
 
     def peak_mb(self) -> dict[str, float]:
         """Return the largest resident size of the JVM, the driver's Python and the largest worker, in MB, as last read."""
         peaks: dict[str, float] = {}
-        for role, peak in self._peak_mb.values():
+        for role, _, peak in self._read.values():
             peaks[role] = max(peaks.get(role, 0.0), peak)
         return peaks
 

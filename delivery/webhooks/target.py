@@ -1,79 +1,153 @@
-"""Prepare, once per endpoint, the part of a request that does not change from event to event.
+"""Prepare, once per endpoint, everything of a request that does not change from event to event.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure.
+Runs in the executors. Must not import pyspark or psycopg. Whatever is special about an endpoint is decided here, so that the
+attempts to a plain one pay nothing for it.
 """
 
 from __future__ import annotations
 
 import base64
+import ssl
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import yarl
 
 from delivery import errors
-from delivery.model import Auth, AuthKind, Endpoint
-from delivery.webhooks import guard
+from delivery.model import Auth, AuthKind, Endpoint, Tls
+from delivery.webhooks import guard, tls
 
 USER_AGENT = "fanout-webhooks/1"
 
 
+class Origin(NamedTuple):
+    """Where a connection leads, and by which trust and identity: what is equal in both may share connections."""
+
+    url: str
+    """Scheme, host and port."""
+    tls: ssl.SSLContext | None
+    """None for plain http."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An endpoint, ready to be posted to."""
+    """A URL, ready to be posted to."""
 
-    endpoint: Endpoint
     url: yarl.URL
+    origin: Origin
     head: bytes
     """Request line and all headers but those of the single delivery; ends with CRLF, without the empty line."""
+    endpoint: Endpoint
+    grant: Grant | None = None
+    """How to come by the token that goes with each request; None where `head` holds all that there is."""
 
     def __repr__(self) -> str:
         # `head` carries the endpoint's credentials.
         return f"Target({self.endpoint.endpoint_id})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A token request by client credentials (RFC 6749, section 4.4), ready to be posted."""
+
+    auth: Auth
+    """What it was made from: endpoints with the same share a token."""
+    to: Target
+    body: bytes
+
+
 def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
-    """Return the endpoint's target; raise TargetRefused when its URL or headers are not allowed.
+    """Return the endpoint's target; raise TargetRefused when its settings make no request, or one that is not allowed.
 
     Registration refused such an endpoint already; rows may also be written by plain SQL, and rules may have changed since.
     """
     address_guard.check_url(endpoint.url)
+    auth = dict(_auth_headers(endpoint.auth))
+    _check_custom(endpoint.headers, auth)
     # As it was registered: a `%2F` that becomes a `/` is another URL to some servers.
     url = yarl.URL(endpoint.url, encoded=True)
+    return Target(
+        endpoint=endpoint,
+        url=url,
+        origin=_origin(url, endpoint.tls),
+        head=_head(url, {"accept": "*/*"} | auth | dict(endpoint.headers)),
+        grant=_grant(endpoint, address_guard) if endpoint.auth.kind is AuthKind.OAUTH2 else None,
+    )
+
+
+def _origin(url: yarl.URL, settings: Tls | None) -> Origin:
+    return Origin(str(url.origin()), tls.context(settings) if url.scheme == "https" else None)
+
+
+def _head(url: yarl.URL, headers: dict[str, str]) -> bytes:
+    # A compressed response could unfold without bounds; nothing here needs one.
+    headers = {"user-agent": USER_AGENT, "accept-encoding": "identity"} | headers
     lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
-    headers = {
-        "user-agent": USER_AGENT,
-        "accept": "*/*",
-        # A compressed response could unfold without bounds; nothing here needs one.
-        "accept-encoding": "identity",
-        **dict(_auth_headers(endpoint.auth)),
-    }
     lines += [f"{name}: {_checked(name, value)}" for name, value in headers.items()]
-    return Target(endpoint=endpoint, url=url, head=("\r\n".join(lines) + "\r\n").encode("ascii"))
+    return ("\r\n".join(lines) + "\r\n").encode("ascii")
+
+
+def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
+    """Refuse a header that is not allowed, is given twice, or is authentication's: credentials are sealed, headers are not."""
+    guard.check_headers(dict(headers))
+    seen = {"authorization", *(name.lower() for name in auth)}
+    for name, _ in headers:
+        if name.lower() in seen:
+            raise errors.TargetRefused(f"headers.{name}", "is given twice, or is set by auth")
+        seen.add(name.lower())
 
 
 def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
     """Yield the header that an endpoint's kind of authentication adds. The signature comes beside it, always."""
-    if auth.kind is AuthKind.NONE:
+    if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return
     if auth.secret is None:
         raise errors.TargetRefused("auth", f"{auth.kind} needs a secret")
+    if auth.kind is AuthKind.BASIC:
+        # RFC 7617, with the charset that it recommends.
+        yield "authorization", _basic(f"{auth.username}:".encode() + auth.secret.reveal())
+        return
     try:
         secret = auth.secret.reveal().decode("ascii")
     except UnicodeDecodeError:
-        if auth.kind is not AuthKind.BASIC:
-            raise errors.TargetRefused("auth", "the secret is not ASCII") from None  # the cause would show the secret
-        secret = auth.secret.reveal().decode("utf-8", "surrogateescape")
-    if auth.kind is AuthKind.BASIC:
-        # RFC 7617, with the charset that it recommends.
-        credentials = f"{auth.username}:{secret}".encode("utf-8", "surrogateescape")
-        yield "authorization", "Basic " + base64.b64encode(credentials).decode()
-    elif auth.kind is AuthKind.BEARER:
+        raise errors.TargetRefused("auth", "the secret is not ASCII") from None  # the cause would show the secret
+    if auth.kind is AuthKind.BEARER:
         yield "authorization", f"Bearer {secret}"
-    else:
+    elif auth.kind is AuthKind.API_KEY:
         header = auth.header or "x-api-key"
         guard.check_headers({header: secret})
         yield header, secret
+
+
+def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
+    """Return the token request of an endpoint with `oauth2`.
+
+    The endpoint's `tls` is not for the token server, which may be somebody else's: neither the certificate nor the trust.
+    """
+    auth = endpoint.auth
+    if auth.secret is None or not auth.client_id or not auth.token_url:
+        raise errors.TargetRefused("auth", "oauth2 needs client_id, token_url and a secret")
+    try:
+        address_guard.check_url(auth.token_url)
+    except errors.TargetRefused as exc:
+        raise errors.TargetRefused("auth.token_url", exc.problem) from None
+    url = yarl.URL(auth.token_url, encoded=True)
+    # client_secret_basic: each part form-encoded before they are joined (RFC 6749, section 2.3.1).
+    credentials = f"{urllib.parse.quote_plus(auth.client_id)}:{urllib.parse.quote_plus(auth.secret.reveal())}"
+    headers = {
+        "accept": "application/json",
+        "content-type": "application/x-www-form-urlencoded",
+        "authorization": _basic(credentials.encode()),
+    }
+    fields = {"grant_type": "client_credentials"} | ({"scope": auth.token_scope} if auth.token_scope else {})
+    to = Target(endpoint=endpoint, url=url, origin=_origin(url, None), head=_head(url, headers))
+    return Grant(auth=auth, to=to, body=urllib.parse.urlencode(fields).encode())
+
+
+def _basic(credentials: bytes) -> str:
+    return "Basic " + base64.b64encode(credentials).decode()
 
 
 def _checked(name: str, value: str) -> str:

@@ -1,8 +1,7 @@
 """Post bytes and read a bounded answer, by driving aiohttp's connector and response parser directly.
 
-Runs in the executors. Must not import pyspark or psycopg. This is the only module that knows aiohttp's inner interfaces,
-which is why aiohttp is pinned: `ClientSession.post` costs about four times the CPU (docs/adr/0003). Pool, TLS, DNS and parser
-stay aiohttp's.
+Runs in the executors. Must not import pyspark or psycopg. This module and pool.py alone know aiohttp's inner interfaces, for
+which it is pinned: `ClientSession.post` costs about four times the CPU (docs/adr/0003). TLS and parser stay aiohttp's.
 """
 
 from __future__ import annotations
@@ -11,37 +10,27 @@ import asyncio
 import contextlib
 import errno
 import os
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import aiohttp
-import cachetools
-import yarl
-from aiohttp import client_reqrep, connector, http_exceptions, http_parser, streams
-from aiohttp.helpers import TimerNoop
+from aiohttp import http_exceptions, streams
 
 from delivery import errors
-from delivery.webhooks import guard
+from delivery.webhooks import guard, pool
 from delivery.webhooks.target import Target
 
 MAX_RESPONSE_BYTES = 16 * 1024
 """What is read of a response at most; with more to come the connection is closed instead of drained."""
-KEEPALIVE_S = 30.0
-DNS_TTL_S = 30
 SWITCHING_PROTOCOLS = 101
-MAX_ORIGINS = 20_000
-"""Origins whose connection request is kept ready; the mission names 10,000 endpoints and more."""
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """We ran out of something: no sign about the endpoint."""
-_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-_NO_TRACES: list[Any] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """What an endpoint answered."""
+class Response(NamedTuple):
+    """What an endpoint answered. A tuple, because it is made for each request, and fastest."""
 
     status: int
     headers: Mapping[str, str]
@@ -50,20 +39,12 @@ class Response:
 
 
 class Transport:
-    """Connections to all endpoints of one worker process. Made inside the event loop that uses it."""
+    """Requests to all endpoints of one worker process. Made inside the event loop that uses it."""
 
-    def __init__(self, address_guard: guard.Guard) -> None:
-        # The guard stands where the socket is made: a resolver would not be asked for literal addresses.
-        # The connector sets no limits of its own: the dispatcher decides who may send, and how much at once.
-        self._connector = aiohttp.TCPConnector(
-            limit=0,
-            limit_per_host=0,
-            keepalive_timeout=KEEPALIVE_S,
-            ttl_dns_cache=DNS_TTL_S,
-            socket_factory=address_guard.socket_factory,
-        )
-        self._session = aiohttp.ClientSession(connector=self._connector, trust_env=False)
-        self._requests: cachetools.LRUCache[yarl.URL, client_reqrep.ClientRequest] = cachetools.LRUCache(maxsize=MAX_ORIGINS)
+    def __init__(self, address_guard: guard.Guard, *, max_connections: int = 0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pool = pool.Pool(address_guard, max_connections or pool.default_max_connections())
+        self._deadlines = _Deadlines(self._loop)
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a class of AttemptFailed when none came.
@@ -71,51 +52,90 @@ class Transport:
         `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange, because a
         bound on single reads never fires on an endpoint that drips. Redirects are not followed.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = self._loop.time() + timeout_s
+        request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
+        connection = self._pool.take(target.origin)
         try:
-            async with asyncio.timeout_at(deadline):
-                connection = await self._connector.connect(self._request(target.url), _NO_TRACES, _NO_TIMEOUT)
+            if connection is not None:
                 try:
-                    message, payload = await _exchange(connection, target.head + headers, body)
-                except BaseException:
-                    connection.close()
-                    raise
+                    return await self._exchange(connection, request, deadline)
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    # Servers close what is idle at any time, so also while a request is on its way: no sign about the
+                    # endpoint, unless it had begun to answer.
+                    if connection.has_spoken:
+                        raise
+            connection = await self._pool.open(target.origin, deadline)
+            return await self._exchange(connection, request, deadline)
         except (errors.AttemptFailed, aiohttp.ClientError, http_exceptions.HttpProcessingError, OSError) as exc:
             raise translated(exc) from exc
-        received = await _read(payload, deadline)
-        if payload.at_eof():
-            connection.release()
-        else:
-            connection.close()
-        return Response(status=message.code, headers=message.headers, body=received)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        self._deadlines.stop()
+        await self._pool.close_all()
 
-    def _request(self, url: yarl.URL) -> client_reqrep.ClientRequest:
-        origin = url.origin()
-        request = self._requests.get(origin)
-        if request is None:
-            request = self._requests[origin] = client_reqrep.ClientRequest(
-                "POST", origin, session=self._session, loop=asyncio.get_running_loop(), timer=TimerNoop(), ssl=True
-            )
-        return request
+    async def _exchange(self, connection: pool.Connection, request: bytes, deadline: float) -> Response:
+        """Write a request, wait for its final response, and give the connection back."""
+        try:
+            if not connection.is_reused:  # the parser goes on from response to response
+                connection.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=MAX_RESPONSE_BYTES)
+            self._deadlines.begin(connection, deadline)
+            try:
+                if connection.transport is not None:  # else it closed already, and reading says why
+                    connection.transport.write(request)
+                message, payload = await connection.read()
+                while 100 <= message.code < 200 and message.code != SWITCHING_PROTOCOLS:
+                    message, payload = await connection.read()  # interim answers come first (RFC 9110, section 15.2)
+            finally:
+                self._deadlines.end(connection)
+            if payload.is_eof() and payload.total_bytes <= MAX_RESPONSE_BYTES:  # all here: the usual case, worth no timer
+                body = payload.read_nowait()
+            else:
+                body = await _read(payload, deadline)
+        except BaseException:
+            self._pool.close(connection)
+            raise
+        self._pool.release(connection)
+        return Response(status=message.code, headers=message.headers, body=body)
 
 
-async def _exchange(
-    connection: connector.Connection, head: bytes, body: bytes
-) -> tuple[http_parser.RawResponseMessage, streams.StreamReader]:
-    """Write a request and wait for the head of its final response."""
-    protocol = connection.protocol
-    if protocol is None or protocol.transport is None:
-        raise errors.ConnectionLost("the connection closed before the request")
-    protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=MAX_RESPONSE_BYTES)
-    protocol.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
-    message, payload = await protocol.read()
-    while 100 <= message.code < 200 and message.code != SWITCHING_PROTOCOLS:
-        message, payload = await protocol.read()  # interim answers precede the final one (RFC 9110, section 15.2)
-    return message, payload
+class _Deadlines:
+    """Interrupt requests that get no answer in time. One timer for all: one for each would be a tenth of a request's cost."""
+
+    TICK_S = 0.02
+    """By so much a request may overrun its time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._running: dict[pool.Connection, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, connection: pool.Connection, deadline: float) -> None:
+        self._running[connection] = deadline
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.TICK_S, self._tick)
+
+    def end(self, connection: pool.Connection) -> None:
+        del self._running[connection]
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        for connection, deadline in self._running.items():
+            if deadline <= now:
+                connection.set_exception(errors.AttemptTimedOut(f"the attempt's time ran out {_phase(connection)}"))
+        self._timer = self._loop.call_later(self.TICK_S, self._tick) if self._running else None
+
+
+def _phase(connection: pool.Connection) -> str:
+    if connection.has_spoken:
+        return "inside the head of the answer"
+    if connection.transport is not None and connection.transport.get_write_buffer_size():
+        return "while sending the request"
+    return "while waiting for the answer"
 
 
 async def _read(payload: streams.StreamReader, deadline: float) -> bytes:
@@ -125,11 +145,8 @@ async def _read(payload: streams.StreamReader, deadline: float) -> bytes:
     """
     received = bytearray()
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-        while len(received) < MAX_RESPONSE_BYTES and not payload.at_eof():
-            if payload.total_bytes > len(received):  # already here: the usual case, and worth no timer
-                received += payload.read_nowait(MAX_RESPONSE_BYTES - len(received))
-                continue
-            async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(deadline):
+            while len(received) < MAX_RESPONSE_BYTES and not payload.at_eof():
                 received += await payload.read(MAX_RESPONSE_BYTES - len(received))
     return bytes(received)
 
@@ -138,15 +155,13 @@ def translated(exc: Exception) -> errors.AttemptFailed:
     """Return our class for a foreign error; the one place that knows aiohttp's. From the narrowest class to the widest."""
     if isinstance(exc, errors.AttemptFailed):
         return exc
-    if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientConnectorError):
-        return errors.AttemptTimedOut("no answer within the attempt's time")
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):
         return errors.AddressBlocked("the address is not allowed")
     if isinstance(exc, OSError) and exc.errno in _LOCAL_ERRNO:
         return errors.LocalFailure(os.strerror(exc.errno or 0))
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         return errors.DnsFailed("the host name did not resolve")
-    if isinstance(exc, aiohttp.ClientSSLError):
+    if isinstance(exc, aiohttp.ClientSSLError) or isinstance(exc.__cause__, ssl.SSLError):
         return errors.TlsFailed(str(exc.__cause__ or "no TLS connection")[:200])
     if isinstance(exc, aiohttp.ClientConnectorError):
         return errors.ConnectFailed(os.strerror(exc.errno) if exc.errno else "no connection")

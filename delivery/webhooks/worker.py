@@ -35,6 +35,8 @@ class Plan:
     quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
     attempt_timeout_s: float = 2.0
     max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
+    max_connections: int = 0
+    """0: half of the files that the process may open."""
 
 
 class Worker:
@@ -59,7 +61,7 @@ class Worker:
         )
 
     async def _open(self) -> transport.Transport:
-        return transport.Transport(self._plan.guard)
+        return transport.Transport(self._plan.guard, max_connections=self._plan.max_connections)
 
     def close(self) -> None:
         """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""

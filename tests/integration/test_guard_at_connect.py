@@ -17,7 +17,7 @@ from aiohttp.helpers import TimerNoop
 from delivery import errors
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.webhooks import guard, target, transport
+from delivery.webhooks import guard, resolver, target, transport
 from tests import addresses, builders
 
 pytestmark = pytest.mark.integration
@@ -136,13 +136,6 @@ def run(main, loop_factory=asyncio.new_event_loop):
         return runner.run(main())
 
 
-def as_coroutine(function):
-    async def asked(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    return asked
-
-
 def assert_blocked(outcome):
     error, sockets, accepted = outcome
     assert isinstance(error, aiohttp.ClientConnectorError)
@@ -231,8 +224,11 @@ class TestTransport:
         async def main():
             async with Listener(PUBLIC) as inside, network(CLOSED) as using:
                 url = yarl.URL(f"http://{host}:{inside.port}/", encoded=True)
+                to = target.Target(
+                    endpoint=builders.endpoint(), url=url, origin=target.Origin(str(url.origin()), None), head=HEAD
+                )
                 with pytest.raises(errors.AttemptFailed):
-                    await using.post(target.Target(endpoint=builders.endpoint(), url=url, head=HEAD), b"", b"", 5.0)
+                    await using.post(to, b"", b"", 5.0)
                 return inside.requests
 
         assert run(main, loop_factory) == []
@@ -247,10 +243,9 @@ class TestTransport:
             return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, canonical_name, (address, port))]
 
         async def main():
-            monkeypatch.setattr(transport, "DNS_TTL_S", 0)
+            monkeypatch.setattr(resolver, "DNS_TTL_S", 0)
             async with Listener(PUBLIC) as outside, Listener(INSIDE, outside.port) as inside, network(ONE_IS_PUBLIC) as using:
-                # On the loop itself: what the server's own socket needed has been resolved by now.
-                monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", as_coroutine(resolve))
+                monkeypatch.setattr(socket, "getaddrinfo", resolve)  # what the servers needed has been resolved by now
                 first = await post(using, f"http://{NAME}:{outside.port}/")
                 with pytest.raises(errors.AddressBlocked, match=r"^the address is not allowed$"):
                     await post(using, f"http://{NAME}:{outside.port}/")

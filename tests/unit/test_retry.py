@@ -54,6 +54,7 @@ OUTCOMES = [
     (999,                            "response_invalid", False, False),
     (errors.LocalFailure,            "local",            True,  True),
     (errors.AddressBlocked,          "address_blocked",  False, False),
+    (errors.TokenRefused,            "token_refused",    False, False),
     (errors.DnsFailed,               "dns",              True,  True),
     (errors.ConnectFailed,           "connect",          True,  True),
     (errors.TlsFailed,               "tls",              False, False),

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from delivery import errors
+from delivery.model import SigningKey
 from delivery.webhooks import guard, sender, transport
 from tests import builders, fakes
 
@@ -33,7 +34,7 @@ def test_a_refusal_keeps_the_status_and_the_beginning_of_the_response(status, er
 
 FAILURES = [
     errors.LocalFailure, errors.AddressBlocked, errors.DnsFailed, errors.ConnectFailed,
-    errors.TlsFailed, errors.AttemptTimedOut, errors.ConnectionLost, errors.ResponseInvalid,
+    errors.TlsFailed, errors.AttemptTimedOut, errors.ConnectionLost, errors.ResponseInvalid, errors.TokenRefused,
 ]  # fmt: skip
 
 
@@ -56,6 +57,13 @@ def test_a_surprise_at_one_endpoint_is_that_endpoints_failure_and_nobody_elses(c
 def test_an_endpoint_that_makes_no_request_fails_by_its_own_configuration():
     made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
     assert (made.error_class, transport.posted) == ("configuration", [])
+
+
+@pytest.mark.parametrize("keys", [(), (SigningKey(secret=builders.KEY.secret, expires_at_s=fakes.Clock().now),)])
+def test_nothing_is_sent_unsigned(keys):
+    made, transport, _ = attempt(200, endpoint=builders.endpoint(signing_keys=keys))
+    assert (made.error_class, transport.posted) == ("configuration", [])
+    assert made.detail == "signing_keys: there is none that has not expired"
 
 
 def test_a_changed_endpoint_gets_a_new_target():

@@ -6,6 +6,8 @@ import time
 import pytest
 import standardwebhooks
 import svix.webhooks
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from delivery import errors
 from delivery.model import SignatureScheme, SigningKey
@@ -58,6 +60,42 @@ def test_the_public_libraries_refuse_what_was_changed(library, refusal, change):
     signed |= {name: value for name, value in change.items() if name in signed}
     with pytest.raises(refusal):
         library(signing.to_text(key)).verify(change.get("body", b'{"a":1}'), signed)
+
+
+RAW_SEED = bytes(range(32))
+ASYMMETRIC = SigningKey(secret=Secret(RAW_SEED), scheme=SignatureScheme.ED25519)
+
+
+def test_an_ed25519_signature_verifies_with_the_public_key_alone():
+    """Standard Webhooks 1.0, "v1a": ed25519 over the same content."""
+    public = ed25519.Ed25519PrivateKey.from_private_bytes(RAW_SEED).public_key()
+    version, _, signature = signing.sign([ASYMMETRIC], "msg_1", 1_700_000_000, b'{"a":1}').partition(",")
+    assert version == "v1a"
+    public.verify(base64.b64decode(signature, validate=True), b'msg_1.1700000000.{"a":1}')  # raises when it does not
+    with pytest.raises(InvalidSignature):
+        public.verify(base64.b64decode(signature), b'msg_1.1700000000.{"a":2}')
+
+
+@pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
+def test_a_receiver_that_knows_only_hmac_passes_over_the_other_signature(library, _refusal):
+    at = int(time.time())
+    signature = signing.sign([ASYMMETRIC, builders.KEY], "msg_1", at, b"{}")
+    assert [one[:4] for one in signature.split(" ")] == ["v1a,", "v1," + signature.split(" ")[1][3]]
+    library(signing.to_text(builders.KEY)).verify(
+        b"{}", {"webhook-id": "msg_1", "webhook-timestamp": str(at), "webhook-signature": signature}
+    )
+
+
+@pytest.mark.parametrize(("at", "signatures"), [(999, 2), (1000, 1), (1001, 1)])
+def test_a_key_signs_until_it_expires(at, signatures):
+    old = SigningKey(secret=Secret(b"o" * 32), expires_at_s=1000.0)
+    assert len(signing.sign([builders.KEY, old], "msg_1", at, b"").split(" ")) == signatures
+
+
+@pytest.mark.parametrize("keys", [[], [SigningKey(secret=Secret(b"o" * 32), expires_at_s=1000.0)]])
+def test_without_a_key_that_holds_there_is_no_signature_and_that_is_an_error(keys):
+    with pytest.raises(errors.RegistrationError, match="signing_keys"):
+        signing.sign(keys, "msg_1", 1000, b"")
 
 
 @pytest.mark.parametrize("scheme", SignatureScheme)

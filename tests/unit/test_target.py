@@ -8,7 +8,7 @@ from delivery import errors
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks import guard, target
-from tests import builders
+from tests import builders, certificates
 
 GUARD = guard.Guard()
 
@@ -74,6 +74,53 @@ def test_authentication_that_would_break_the_request_is_refused_without_quoting_
     with pytest.raises(errors.TargetRefused) as refused:
         head(auth=auth)
     assert "tok" not in str(refused.value)
+
+
+def test_headers_of_the_customers_choice_go_with_each_request():
+    lines = head(headers=(("X-Environment", "staging"), ("x-team", "a b")))
+    assert {"X-Environment: staging", "x-team: a b"} < set(lines)
+
+
+API_KEY = Auth(kind=AuthKind.API_KEY, header="X-Key", secret=Secret(b"k"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "auth"),
+    [
+        pytest.param((("X-A", "1"), ("X-A", "2")), Auth(), id="twice"),
+        pytest.param((("X-A", "1"), ("x-a", "1")), Auth(), id="twice in other letters"),
+        pytest.param((("x-kEY", "mine"),), API_KEY, id="the API key's"),
+        pytest.param((("Authorization", "Basic eDp5"),), Auth(), id="credentials that would not be sealed"),
+        pytest.param((("User-Agent", "curl"),), Auth(), id="ours"),
+        pytest.param((("Webhook-Id", "1"),), Auth(), id="the signature's"),
+        pytest.param((("Ce-Id", "1"),), Auth(), id="the event's"),
+        pytest.param((("Content-Length", "0"),), Auth(), id="length"),
+        pytest.param((("Transfer-Encoding", "chunked"),), Auth(), id="coding"),
+        pytest.param((("Host", "elsewhere"),), Auth(), id="host"),
+        pytest.param((("Connection", "close"),), Auth(), id="connection"),
+        pytest.param((("Expect", "100-continue"),), Auth(), id="expectation"),
+        pytest.param((("X-A", "1\r\nhost: elsewhere"),), Auth(), id="line break"),
+        pytest.param((("X-A", "\0"),), Auth(), id="NUL"),
+        pytest.param((("X-A: 1\r\nX-B", "1"),), Auth(), id="line break in the name"),
+        pytest.param((("X-A", "v" * 8192),), Auth(), id="8 KiB value"),
+        pytest.param(tuple((f"X-{n}", "1") for n in range(200)), Auth(), id="200 headers"),
+    ],
+)
+def test_a_header_that_is_not_the_customers_to_set_makes_no_target(headers, auth):
+    with pytest.raises(errors.TargetRefused) as refused:
+        head(headers=headers, auth=auth)
+    assert refused.value.path.startswith("headers")
+
+
+def test_endpoints_of_one_host_share_an_origin_unless_their_tls_differs():
+    def origin(**fields):
+        return target.prepare(builders.endpoint(**fields), GUARD).origin
+
+    plain = origin(url="https://hooks.example.com/a")
+    client = certificates.issue("client", issuer=certificates.authority()).client_tls()
+    assert plain == origin(url="https://hooks.example.com/b?c")
+    assert plain != origin(url="https://hooks.example.com:8443/a")
+    assert plain != origin(url="https://hooks.example.com/a", tls=client)
 
 
 def test_a_url_that_the_guard_refuses_makes_no_target():

@@ -1,0 +1,209 @@
+"""Keep connections open between requests: bounded as a whole, and never shared between TLS identities.
+
+Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Knows aiohttp's inner interfaces, as
+transport.py does (docs/adr/0003). aiohttp's connector looks up names, connects and makes TLS. It could also keep connections,
+but does not count idle ones in its limit, and 10,000 endpoints would take more file descriptors than there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextvars
+import functools
+import resource
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import yarl
+from aiohttp import client_proto, client_reqrep, connector
+from aiohttp.helpers import TimerNoop
+
+from delivery import errors
+from delivery.webhooks import guard, resolver
+from delivery.webhooks.target import Origin
+
+KEEPALIVE_S = 30.0
+MAX_NAMES = 20_000
+"""Names whose addresses are kept; the mission names 10,000 endpoints and more."""
+_MAX_CONNECTIONS = 16_384
+
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+_NO_TRACES: list[Any] = []
+
+
+def default_max_connections() -> int:
+    """Return half of the file descriptors that this process may open.
+
+    The other half is for everything else: Spark, look-ups, sockets tried beside each other, and those that are just closing.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MAX_CONNECTIONS))
+
+
+@dataclass(slots=True)
+class _Opening:
+    """How far a new connection has come, for the text of a timeout."""
+
+    phase: str
+
+
+_opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
+
+
+class Connection(client_proto.ResponseHandler):
+    """An open connection. aiohttp parses what arrives; this adds where it leads and whether anything arrived."""
+
+    origin: Origin
+    lease: connector.Connection
+    idle_since: float
+    is_reused = False
+    has_spoken = False
+    """Whether the other side sent a byte since it was last asked, or since it is idle."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        # Made when TCP is connected and before the TLS handshake.
+        _opening.get().phase = "in the TLS handshake"
+
+    def data_received(self, data: bytes) -> None:
+        self.has_spoken = True
+        super().data_received(data)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
+        # Called at the end of each body, paused or not, and then a twentieth of a request's cost.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __init__(self, address_guard: guard.Guard, names: resolver.Resolver) -> None:
+        def make_socket(addr_info: Sequence[Any]) -> socket.socket:
+            _opening.get().phase = "while connecting"
+            return address_guard.socket_factory(addr_info)
+
+        # The guard stands where the socket is made: a resolver would not be asked for literal addresses. No limits of its own:
+        # the dispatcher decides who may send, the pool how many connections there are.
+        super().__init__(
+            limit=0,
+            resolver=names,
+            ttl_dns_cache=resolver.DNS_TTL_S,
+            dns_cache_max_size=MAX_NAMES,
+            socket_factory=make_socket,
+        )
+        self._factory = functools.partial(Connection, loop=self._loop)  # type: ignore[assignment]  # names its own class
+
+
+class Pool:
+    """All connections of one worker process. Made inside the event loop that uses it.
+
+    Guarantee: never more than `max_connections`, idle ones included. Idle ones are closed after KEEPALIVE_S, or sooner, the
+    longest unused first, when another endpoint needs their place.
+    """
+
+    def __init__(self, address_guard: guard.Guard, max_connections: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._names = resolver.Resolver()
+        self._connector = _Connector(address_guard, self._names)
+        self._places = asyncio.Semaphore(max_connections)
+        self._waiting = 0
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._by_age: collections.OrderedDict[Connection, None] = collections.OrderedDict()
+        """The idle ones again, in the order in which they became idle."""
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def take(self, origin: Origin) -> Connection | None:
+        """Return an idle connection to `origin`, or None: then `open` one."""
+        while idle := self._idle.get(origin):
+            connection = self._withdraw(idle, -1)
+            # What spoke unasked would be taken for the answer to the next request.
+            if connection.is_connected() and not connection.has_spoken:
+                connection.is_reused = True
+                return connection
+            self.close(connection)
+        return None
+
+    async def open(self, origin: Origin, deadline: float) -> Connection:
+        """Return a new connection to `origin`; raise AttemptFailed, OSError or a ClientError of aiohttp."""
+        opening = _Opening("")
+        _opening.set(opening)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._take_place()
+                opening.phase = "while looking up the name"
+                try:
+                    lease = await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
+                except BaseException:
+                    self._places.release()
+                    raise
+        except TimeoutError:
+            if not opening.phase:
+                raise errors.LocalFailure("no connection came free within the attempt's time") from None
+            raise errors.AttemptTimedOut(f"the attempt's time ran out {opening.phase}") from None
+        connection = lease.protocol
+        assert isinstance(connection, Connection)  # noqa: S101  # by the connector's factory
+        connection.origin, connection.lease = origin, lease
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Keep `connection` for the next request, unless it is spent or somebody waits for its place."""
+        if connection.should_close or self._waiting:
+            self.close(connection)
+            return
+        connection.has_spoken = False
+        connection.idle_since = self._loop.time()
+        self._idle.setdefault(connection.origin, []).append(connection)
+        self._by_age[connection] = None
+        if self._expiry is None:
+            self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection that was taken. At once: a polite end of TLS would hold the file descriptor for up to 30 s."""
+        connection.abort()
+        connection.lease.close()
+        self._places.release()
+
+    async def close_all(self) -> None:
+        """Close all connections, those in use too."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        while self._by_age:
+            self._close_oldest()
+        await self._connector.close()
+        await self._names.close()
+
+    async def _take_place(self) -> None:
+        if self._places.locked() and self._by_age:
+            self._close_oldest()
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _close_oldest(self) -> None:
+        origin = next(iter(self._by_age)).origin
+        self.close(self._withdraw(self._idle[origin], 0))  # of one origin too, the first became idle first
+
+    def _withdraw(self, idle: list[Connection], position: int) -> Connection:
+        connection = idle.pop(position)
+        del self._by_age[connection]
+        if not idle:
+            del self._idle[connection.origin]
+        return connection
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        while self._by_age and next(iter(self._by_age)).idle_since <= now - KEEPALIVE_S:
+            self._close_oldest()
+        self._expiry = None
+        if self._by_age:
+            self._expiry = self._loop.call_at(next(iter(self._by_age)).idle_since + KEEPALIVE_S, self._expire)
+
+    def _request(self, origin: Origin) -> client_reqrep.ClientRequest:
+        return client_reqrep.ClientRequest(
+            "POST", yarl.URL(origin.url), loop=self._loop, timer=TimerNoop(), ssl=origin.tls or True
+        )

@@ -1,0 +1,90 @@
+"""Make the TLS context of an endpoint: whom we trust there, and as whom we come.
+
+Runs in the executors; registration may check by it what a customer gives. Must not import pyspark or psycopg. Chain and host
+name are always verified. What has the same context may share connections, so a context stands for an identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import ssl
+from pathlib import Path
+
+from delivery import errors
+from delivery.model import Tls
+
+MAX_CONTEXTS = 4096
+MAX_PEM_BYTES = 48 * 1024
+"""A chain of ten certificates takes about 20 KiB. Must stay below what a pipe holds (64 KiB), see `_piped`."""
+_HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
+
+
+@functools.lru_cache(maxsize=MAX_CONTEXTS)
+def context(settings: Tls | None) -> ssl.SSLContext:
+    """Return the context for these settings, the same object for equal ones; raise TargetRefused when they make none.
+
+    aiohttp and our pool tell connections apart by this object: other settings never meet a connection made with these.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.set_alpn_protocols(["http/1.1"])
+    if settings is None or settings.authorities is None:
+        _trust_the_system(made)
+    else:
+        try:
+            made.load_verify_locations(cadata=settings.authorities)
+        except (ssl.SSLError, TypeError, ValueError):
+            raise errors.TargetRefused("tls.authorities", "are not certificates in PEM") from None
+    if settings is not None and settings.certificate is not None:
+        _present(made, settings)
+    return made
+
+
+def _trust_the_system(made: ssl.SSLContext) -> None:
+    """Trust the system's authorities, read one by one when a certificate names them.
+
+    Loading the whole bundle takes 28 ms, in the event loop, and 860 KiB for each context; a customer with a client certificate
+    has a context of their own.
+    """
+    folder = ssl.get_default_verify_paths().capath
+    if folder is not None and any(_HASHED.fullmatch(entry.name) for entry in Path(folder).iterdir()):
+        made.load_verify_locations(capath=folder)
+    else:
+        made.load_default_certs()
+
+
+def _present(made: ssl.SSLContext, settings: Tls) -> None:
+    if settings.key is None or settings.certificate is None:
+        raise errors.TargetRefused("tls.key", "is missing: a client certificate needs its private key")
+    try:
+        certificate = _piped(settings.certificate.encode("ascii"))
+        try:
+            key = _piped(settings.key.reveal())
+            try:
+                # A password, or OpenSSL would ask the terminal for that of an encrypted key.
+                made.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}", password="")
+            finally:
+                os.close(key)
+        finally:
+            os.close(certificate)
+    except (OSError, ValueError):  # ssl.SSLError is an OSError
+        problem = "client certificate and private key must be PEM, belong together, and the key must not be encrypted"
+        raise errors.TargetRefused("tls", problem) from None  # the cause could quote them
+
+
+def _piped(pem: bytes) -> int:
+    """Return a descriptor from which `pem` can be read once.
+
+    OpenSSL, as Python gives it to us, reads keys from files only. A pipe has a path (`/dev/fd/N`) and is never on a disk, not
+    even after a crash in between; no other user can open it, and once read it is empty.
+    """
+    if len(pem) > MAX_PEM_BYTES:
+        raise ValueError("too long")  # writing would wait for a reader that comes later
+    readable, writable = os.pipe()
+    try:
+        os.write(writable, pem)
+    finally:
+        os.close(writable)
+    return readable

@@ -1,0 +1,82 @@
+"""Certificates for tests, as PEM: an authority, what it issues, and what must not be trusted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import ipaddress
+import ssl
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from delivery.model import Tls
+from delivery.secret import Secret
+
+NOW = dt.datetime.now(dt.UTC)
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A certificate with its private key; issued by itself when `issuer` is None."""
+
+    certificate: x509.Certificate
+    private_key: ec.EllipticCurvePrivateKey
+    issuer: Certified | None = None
+
+    @property
+    def pem(self) -> str:
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    @property
+    def key(self) -> str:
+        return self.private_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+
+    def client_tls(self, **fields: object) -> Tls:
+        return Tls(certificate=self.pem, key=Secret(self.key.encode()), **fields)  # type: ignore[arg-type]
+
+
+@functools.cache
+def issue(
+    name: str, *, issuer: Certified | None = None, is_authority: bool = False, days: int = 1, address: str = "127.0.0.1"
+) -> Certified:
+    """Return a certificate for `address`; a negative `days` makes it expired."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    ends = NOW + dt.timedelta(days=days)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.certificate.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(ends - dt.timedelta(days=30))
+        .not_valid_after(ends)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+    )
+    return Certified(builder.sign(issuer.private_key if issuer else key, hashes.SHA256()), key, issuer)
+
+
+def authority(name: str = "authority") -> Certified:
+    return issue(name, is_authority=True)
+
+
+def server_context(of: Certified, *chain: Certified, clients_of: Certified | None = None) -> ssl.SSLContext:
+    """Return a server's context that sends `of` and then `chain`; it demands a certificate of `clients_of` when given."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "server.pem"
+        path.write_text(of.key + of.pem + "".join(one.pem for one in chain))
+        context.load_cert_chain(path)
+    if clients_of is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=clients_of.pem)
+    return context

@@ -1,0 +1,329 @@
+"""Connections between requests: kept, bounded, told apart by identity, and replaced when they went stale."""
+
+import asyncio
+import errno
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from delivery import errors
+from delivery.model import Tls
+from delivery.webhooks import pool
+from tests import certificates
+from tests.integration import serving
+from tests.integration.serving import HEADERS, OK, closing, in_turn, resetting, saying
+
+pytestmark = pytest.mark.integration
+AUTHORITY = certificates.authority()
+
+
+def posted(answer, times, *, timeout_s=1.0):
+    """Post one after another; return (statuses or errors, number of requests received, number of connections)."""
+
+    async def main():
+        results = []
+        async with serving.serve(answer) as server, serving.network() as network:
+            for _ in range(times):
+                try:
+                    results.append((await network.post(serving.to(server.url()), HEADERS, b"body", timeout_s)).status)
+                except errors.AttemptFailed as exc:
+                    results.append(type(exc))
+        return results, len(server.requests), len(server.connections)
+
+    return serving.run(main())
+
+
+@pytest.mark.parametrize("ending", [closing, resetting])
+def test_a_kept_connection_that_the_server_closes_is_replaced_within_the_attempt(ending):
+    """Servers close idle connections whenever they like; the request can be on its way by then."""
+    assert posted(in_turn(saying(OK), ending, saying(OK)), 2) == ([200, 200], 3, 2)
+
+
+@pytest.mark.parametrize("ending", [closing, resetting])
+def test_a_new_connection_that_closes_is_the_endpoints_failure(ending):
+    assert posted(ending, 1) == ([errors.ConnectionLost], 1, 1)
+
+
+def test_a_connection_is_replaced_once_and_not_again():
+    assert posted(in_turn(saying(OK), closing), 2) == ([200, errors.ConnectionLost], 3, 2)
+
+
+async def half_a_head(_, writer):
+    writer.write(b"HTTP/1.1 2")
+    await writer.drain()
+    writer.close()
+
+
+def test_what_began_to_answer_is_not_asked_again():
+    assert posted(in_turn(saying(OK), half_a_head), 2) == ([200, errors.ConnectionLost], 2, 1)
+
+
+def test_a_kept_connection_that_never_answers_is_not_replaced():
+    assert posted(in_turn(saying(OK), serving.hanging), 2, timeout_s=0.3) == ([200, errors.AttemptTimedOut], 2, 1)
+
+
+def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():
+    """Such as the 408 that some servers send before they close what is idle."""
+
+    async def main():
+        unasked = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"
+        async with serving.serve(saying(OK + unasked)) as server, serving.network() as network:
+            statuses = [(await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)).status for _ in range(2)]
+        return statuses, len(server.connections)
+
+    assert serving.run(main()) == ([200, 200], 2)
+
+
+def test_an_unasked_answer_that_comes_later_spoils_the_connection_too():
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
+            server.connections[0].write(b"HTTP/1.1 4")
+            await server.connections[0].drain()
+            await asyncio.sleep(0.05)  # until it has been read
+            answer = await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
+        return answer.status, len(server.connections)
+
+    assert serving.run(main()) == (200, 2)
+
+
+def test_the_parser_goes_on_from_answer_to_answer_of_every_shape():
+    shapes = [
+        OK,
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + OK,
+        b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n",
+        OK,
+    ]
+    assert posted(in_turn(*map(saying, shapes)), len(shapes)) == ([200, 204, 200, 304, 200, 500, 200], len(shapes), 1)
+
+
+def test_an_idle_connection_is_closed_after_a_while(monkeypatch):
+    monkeypatch.setattr(pool, "KEEPALIVE_S", 0.1)
+
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
+            async with asyncio.timeout(5):
+                await server.connections[0].wait_closed()
+        return True
+
+    assert serving.run(main())
+
+
+def test_beyond_the_bound_the_longest_unused_connection_is_closed_first():
+    async def main():
+        async with serving.serve(saying(OK), host="0.0.0.0") as server, serving.network(max_connections=2) as network:
+            for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.1"):
+                await network.post(serving.to(server.url(host)), HEADERS, b"body", 1.0)
+        return len(server.connections)
+
+    assert serving.run(main()) == 3  # .1 was used again before .3 needed a place, so .2 had to go
+
+
+def test_at_the_bound_requests_wait_for_a_place_and_all_get_one():
+    async def main():
+        async with serving.serve(saying(OK), host="0.0.0.0") as server, serving.network(max_connections=3) as network:
+            urls = [server.url(f"127.0.0.{n + 1}") for n in range(40)]
+            answers = await asyncio.gather(*(network.post(serving.to(url), HEADERS, b"body", 5.0) for url in urls))
+        return {answer.status for answer in answers}, len(answers), server.most_open
+
+    statuses, count, most_open = serving.run(main())
+    assert (statuses, count) == ({200}, 40)
+    # What we closed the server learns a moment later.
+    assert most_open <= 3 + 3
+
+
+def test_a_request_that_gets_no_place_in_its_time_fails_by_our_own_fault():
+    async def main():
+        async with serving.serve(serving.hanging, host="0.0.0.0") as server, serving.network(max_connections=1) as network:
+            first = asyncio.create_task(network.post(serving.to(server.url("127.0.0.1")), HEADERS, b"body", 1.0))
+            await asyncio.sleep(0.1)
+            with pytest.raises(errors.LocalFailure, match="no connection came free"):
+                await network.post(serving.to(server.url("127.0.0.2")), HEADERS, b"body", 0.2)
+            with pytest.raises(errors.AttemptTimedOut):
+                await first
+            # The place is free again.
+            with pytest.raises(errors.AttemptTimedOut, match="waiting for the answer"):
+                await network.post(serving.to(server.url("127.0.0.3")), HEADERS, b"body", 0.2)
+
+    serving.run(main())
+
+
+def test_by_default_half_of_the_descriptors_may_be_connections():
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert pool.default_max_connections() == min(soft // 2, 16_384)
+
+
+THREE_HUNDRED_ENDPOINTS = """
+import asyncio, sys, time
+import uvloop
+from delivery.webhooks import sender
+from tests import builders
+from tests.integration import serving
+
+async def main(port):
+    async with serving.network() as network:
+        using = sender.Sender(network, serving.OPEN, timeout_s=5.0, clock=time.time)
+        urls = [f"http://127.0.{n // 200}.{n % 200 + 1}:{port}/" for n in range(300)]
+        due = [builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=url)) for n, url in enumerate(urls)]
+        for _ in range(2):
+            made = await asyncio.gather(*(using.attempt(delivery, 1) for delivery in due))
+            assert [one.detail for one in made if one.error_class] == [], made
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main(int(sys.argv[1])))
+"""
+
+
+def test_more_endpoints_than_descriptors_are_all_served():
+    """`ulimit -n 256`, 300 endpoints at once, each a host of its own, twice."""
+
+    async def main():
+        async with serving.serve(saying(OK), host="0.0.0.0") as server:
+            command = ["/bin/sh", "-c", 'ulimit -n 256 && exec "$@"', "-", sys.executable, "-c", THREE_HUNDRED_ENDPOINTS]
+            child = await asyncio.create_subprocess_exec(
+                *command, str(server.port), cwd=Path(__file__).parents[2], stderr=asyncio.subprocess.PIPE
+            )
+            _, said = await child.communicate()
+        return child.returncode, said.decode(), len(server.requests)
+
+    assert serving.run(main()) == (0, "", 600)
+
+
+def common_name(writer):
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return None if der is None else x509.load_der_x509_certificate(der).subject.rfc4514_string().removeprefix("CN=")
+
+
+def test_a_client_certificate_never_travels_on_behalf_of_another_endpoint():
+    context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY), clients_of=AUTHORITY)
+    context.verify_mode = context.verify_mode.CERT_OPTIONAL
+    a, b = (certificates.issue(name, issuer=AUTHORITY).client_tls(authorities=AUTHORITY.pem) for name in ("a", "b"))
+    nobody = Tls(authorities=AUTHORITY.pem)
+    seen = []
+
+    async def answer(_, writer):
+        seen.append(common_name(writer))
+        writer.write(OK)
+
+    async def main():
+        async with serving.serve(answer, context) as server, serving.network() as network:
+            for identity in (a, b, nobody, a, b, nobody):
+                await network.post(serving.to(server.url(), tls=identity), HEADERS, b"body", 1.0)
+        return len(server.connections)
+
+    assert serving.run(main()) == 3
+    assert seen == ["a", "b", None, "a", "b", None]
+
+
+def test_changed_tls_settings_take_effect_at_once_although_a_connection_is_open():
+    """An authority that is no longer trusted must not be reached through a connection from when it was."""
+    context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY))
+
+    async def main():
+        async with serving.serve(saying(OK), context) as server, serving.network() as network:
+            await network.post(serving.to(server.url(), tls=Tls(authorities=AUTHORITY.pem)), HEADERS, b"body", 1.0)
+            changed = Tls(authorities=certificates.authority("another").pem)
+            with pytest.raises(errors.TlsFailed):
+                await network.post(serving.to(server.url(), tls=changed), HEADERS, b"body", 1.0)
+
+    serving.run(main())
+
+
+class Names:
+    """In the place of the system's resolver. Names that begin with `hangs` are never found, until `release`."""
+
+    def __init__(self, monkeypatch):
+        self.asked = []
+        self.answers = {}
+        self._real = socket.getaddrinfo
+        self._asking = threading.Condition()
+        self._released = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host, port, *args, **kwargs):
+        with self._asking:
+            self.asked.append(host)
+            self._asking.notify_all()
+        if host.startswith("hangs"):
+            self._released.wait()
+        answer = self.answers.get(host, "127.0.0.1")
+        if isinstance(answer, Exception):
+            raise answer
+        return self._real(answer, port, *args, **kwargs)
+
+    def were_asked(self, times):
+        with self._asking:
+            return self._asking.wait_for(lambda: len(self.asked) >= times, timeout=5)
+
+    def release(self):
+        self._released.set()
+
+
+@pytest.fixture
+def names(monkeypatch):
+    made = Names(monkeypatch)
+    yield made
+    made.release()
+
+
+def test_a_name_that_was_found_is_not_looked_up_for_each_connection(names):
+    async def main():
+        last_words = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        async with serving.serve(saying(last_words)) as server, serving.network() as network:
+            for _ in range(3):
+                await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 1.0)
+        return len(server.connections)
+
+    assert serving.run(main()) == 3
+    assert names.asked == ["hooks.example.com"]
+
+
+def test_that_a_name_was_not_found_is_not_remembered(names):
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            to = serving.to(server.url("hooks.example.com"))
+            names.answers["hooks.example.com"] = socket.gaierror(socket.EAI_NONAME, "not known")
+            with pytest.raises(errors.DnsFailed):
+                await network.post(to, HEADERS, b"body", 1.0)
+            names.answers.clear()
+            return (await network.post(to, HEADERS, b"body", 1.0)).status
+
+    assert serving.run(main()) == 200
+
+
+def test_names_that_hang_keep_nobody_else_waiting(names):
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            hanging = [
+                asyncio.create_task(network.post(serving.to(server.url(f"hangs{n}.example.com")), HEADERS, b"body", 1.0))
+                for n in range(16)
+            ]
+            assert await asyncio.to_thread(names.were_asked, len(hanging))
+            answer = await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 0.4)
+            for task in hanging:
+                with pytest.raises(errors.AttemptTimedOut, match="while looking up the name"):
+                    await task
+            names.release()
+        return answer.status
+
+    assert serving.run(main()) == 200
+
+
+def test_running_out_of_descriptors_while_looking_up_is_local(names):
+    names.answers["hooks.example.com"] = OSError(errno.EMFILE, "Too many open files")
+
+    async def main():
+        async with serving.network() as network:
+            await network.post(serving.to("http://hooks.example.com/"), HEADERS, b"body", 1.0)
+
+    with pytest.raises(errors.LocalFailure):
+        serving.run(main())
