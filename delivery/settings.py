@@ -1,6 +1,7 @@
 """Read the configuration once, at the start, from a TOML file and `FANOUT_…` environment variables.
 
-Runs on the driver and in the `fanout` command; executors get small frozen values made from it, never this.
+Runs on the driver and in the `fanout` command. Executors get small frozen values made from it, never all of it; those that look
+up the registry themselves get the areas `database` and `keys`.
 
 Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`), the file named by `--config` or `FANOUT_CONFIG`,
 `./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults below. An unknown name is an error that
@@ -127,12 +128,19 @@ class Source(Area):
 
 
 class Snapshot(Area):
-    """How the job follows changes of the registry."""
+    """Where the workers find the registry. docs/adr/0007-broadcast-or-look-up.md says which source is better when."""
 
+    source: Annotated[str, Field(pattern="^(broadcast|lookup)$")] = "broadcast"
+    """`broadcast`: the driver follows the registry, each worker has all of it. `lookup`: the workers ask Postgres for what
+    their events need; they then hold `database.url` and `keys.ring`."""
     poll_interval_s: Seconds = 1
-    """How often to ask for changes when no notification came."""
+    """Broadcast: how often to ask for changes when no notification came."""
     max_age_s: Seconds = 3600
-    """With Postgres away for longer than this, the job holds instead of delivering by an old registry."""
+    """Broadcast: with Postgres away for longer than this, the job holds instead of delivering by an old registry."""
+    lookup_ttl_s: Seconds = 30
+    """Look-ups: how long a worker keeps an answer, and so how long a change may take to be in effect."""
+    lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
+    """Look-ups: at most so many answers are kept in one worker process, the least used are dropped first."""
 
 
 class Delivery(Area):

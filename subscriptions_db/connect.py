@@ -1,18 +1,23 @@
 """Connect to Postgres, and translate its errors in one place.
 
-Runs on the driver and in the command.
+Runs on the driver, in the command, and in executors that look up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import tenacity
 from psycopg.rows import dict_row
 
 from delivery import errors, settings
+
+log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[dict[str, Any]]
 
@@ -43,6 +48,23 @@ def one_moment(connection: Connection) -> Iterator[None]:
     with translating(), connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         yield
+
+
+def patiently(stop: threading.Event | None = None) -> tenacity.Retrying:
+    """Return what calls a function until Postgres is there and migrated. After `stop` is set it raises tenacity.RetryError."""
+    stop = stop or threading.Event()
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
+        wait=tenacity.wait_exponential(multiplier=0.2, max=5),
+        sleep=tenacity.sleep_using_event(stop),
+        stop=tenacity.stop_when_event_set(stop),
+        before_sleep=_log_absence,
+    )
+
+
+def _log_absence(state: tenacity.RetryCallState) -> None:
+    if state.outcome is not None:
+        log.warning("registry not read: %s", state.outcome.exception())
 
 
 @contextlib.contextmanager

@@ -65,9 +65,31 @@ select s.subscription_id, s.endpoint_id, s.event_type, s.scope, s.status, f.patt
 from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
--- name: scopes
-select subscription_id, effect, tenant_id, sub_tenant_id from scopes
-where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
+-- name: snapshot_scopes
+-- A row for all tenants that a subscription includes, and one for those it excludes: single ones would be millions.
+select subscription_id, effect,
+       array_agg(tenant_id::text) filter (where sub_tenant_id is null) as tenants,
+       array_agg(array[tenant_id::text, sub_tenant_id::text]) filter (where sub_tenant_id is not null) as sub_tenants
+from scopes
+where (%(ids)s::text[] is null or subscription_id = any (%(ids)s))
+  and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+group by subscription_id, effect;
+
+-- name: about_everything
+select (select coalesce(max(revision), 0) from revisions) as revision,
+       null as tenant_status,
+       array(
+           select subscription_id::text from subscriptions
+           where scope = 'everything' and event_type = any (%(patterns)s)
+       ) as subscription_ids;
+
+-- name: naming_the_tenant
+select (select coalesce(max(revision), 0) from revisions) as revision,
+       (select status from tenants where tenant_id = %(tenant_id)s) as tenant_status,
+       array(
+           select distinct subscription_id::text from scopes join subscriptions using (subscription_id)
+           where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s)
+       ) as subscription_ids;
 
 -- name: secrets_to_reseal
 -- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is
@@ -97,6 +119,9 @@ from endpoints;
 -- name: document_subscriptions
 select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter
 from subscriptions s left join filters f using (subscription_id);
+
+-- name: document_scopes
+select subscription_id, effect, tenant_id, sub_tenant_id from scopes;
 
 -- name: put_tenant
 insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)

@@ -41,7 +41,7 @@ def rows_of(connection: connect.Connection) -> Rows:
     for row in connection.execute(query("secrets"), {"ids": None}):
         rows["endpoint"][row["endpoint_id"]][endpoint_secrets.FIELD_OF[row["purpose"]]] = SECRET_KEPT
     scopes: dict[str, set[tuple[str, str, str | None]]] = {}
-    for row in connection.execute(query("scopes"), {"ids": None}):
+    for row in connection.execute(query("document_scopes")):
         scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))
     for row_id, subscription in rows["subscription"].items():
         subscription["scopes"] = frozenset(scopes.get(row_id, ()))

@@ -1,19 +1,19 @@
-"""Read the registry for the job: all of it, or what changed since a revision. Always whole, never a half.
+"""Read the registry for the job: all of it, what changed since a revision, or what an event can be due to. Never a half.
 
-Runs on the driver. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ, read only). A row that cannot
-be used is quarantined: it is returned with its fault, and everybody else is served.
+Runs on the driver, and in executors that look up. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ,
+read only). A row that cannot be used is quarantined: it is returned with its fault, and everybody else is served.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
-
-from psycopg.rows import tuple_row
 
 from delivery import errors
 from delivery.model import (
@@ -46,8 +46,6 @@ log = logging.getLogger(__name__)
 
 Id = TypeVar("Id", bound=str)
 Row = TypeVar("Row")
-ScopeRow = tuple[str, str, str | None]
-"""Effect, tenant id, sub-tenant id."""
 
 
 def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
@@ -81,6 +79,43 @@ def read_changes(
             endpoints=_with_deleted(map(EndpointId, endpoints), _endpoints(connection, endpoints, ring, address_guard)),
             subscriptions=_with_deleted(map(SubscriptionId, subscriptions), _subscriptions(connection, subscriptions)),
         )
+
+
+def read_candidates(
+    connection: connect.Connection,
+    ring: keyring.KeyRing,
+    address_guard: guard.Guard,
+    *,
+    event_type: str,
+    tenant_id: TenantId | None,
+) -> Snapshot:
+    """Return the tenant and the subscriptions that name it; without a tenant, those about everything.
+
+    Of those, what can match the event type, with their endpoints. Of each scope, the tenant's part. For most pairs of tenant
+    and type there is nobody, which is known after one statement; the others' rows are as of one moment, of that revision or
+    a later one.
+    """
+    asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
+    statement = query("about_everything" if tenant_id is None else "naming_the_tenant")
+    with connect.translating():
+        [found] = connection.execute(statement, asked).fetchall()
+    status = found["tenant_status"]
+    known = Snapshot(
+        revision=Revision(found["revision"]),
+        tenants={} if tenant_id is None or status is None else {tenant_id: TenantStatus(status)},
+    )
+    if not found["subscription_ids"]:
+        return known
+    with connection.pipeline(), connect.one_moment(connection):
+        subscriptions = dict(_subscriptions(connection, found["subscription_ids"], tenant_id))
+        used: list[str] = sorted({row.endpoint_id for row in subscriptions.values()})
+        return replace(known, subscriptions=subscriptions, endpoints=dict(_endpoints(connection, used, ring, address_guard)))
+
+
+def _patterns(event_type: str) -> list[str]:
+    """Return every event type pattern that matches: the type itself, and the wildcards, which end at a dot."""
+    prefixes = [event_type[: place + 1] for place, letter in enumerate(event_type) if letter == "."]
+    return [event_type, "*", *(f"{prefix}*" for prefix in prefixes)]
 
 
 def _revisions(connection: connect.Connection) -> tuple[Revision, Revision]:
@@ -160,18 +195,20 @@ def _tls(authorities: str | None, certificate: str | None, key: Secret | None) -
     )
 
 
-def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Iterator[tuple[SubscriptionId, Subscription]]:
+def _subscriptions(
+    connection: connect.Connection, ids: list[str] | None, tenant_id: TenantId | None = None
+) -> Iterator[tuple[SubscriptionId, Subscription]]:
     if ids == []:
         return
-    scopes: collections.defaultdict[str, list[ScopeRow]] = collections.defaultdict(list)
-    # By far the most rows: as tuples they take half the time that they take as dictionaries.
-    for subscription_id, effect, *whose in connection.cursor(row_factory=tuple_row).execute(query("scopes"), {"ids": ids}):
-        scopes[subscription_id].append((effect, *whose))
-    # Thousands of subscriptions share few scopes, event types and endpoints; shared objects are pickled and kept once.
+    scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in connection.execute(query("snapshot_scopes"), {"ids": ids, "tenant_id": tenant_id}):
+        scopes[row["subscription_id"]].append(row)
+    # Thousands of subscriptions share few scopes, filters, event types and endpoints; what is shared is pickled and kept once.
     shared: dict[Scope, Scope] = {}
+    read_pattern = functools.cache(_pattern)
     for row in connection.execute(query("subscriptions"), {"ids": ids}):
-        scope = _scope(row["scope"], scopes[row["subscription_id"]])
-        pattern, fault = _pattern(row["pattern"])
+        scope = _scope(row["scope"], scopes.pop(row["subscription_id"], []))
+        pattern, fault = read_pattern(row["pattern"])
         subscription = Subscription(
             subscription_id=SubscriptionId(row["subscription_id"]),
             endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
@@ -184,17 +221,20 @@ def _subscriptions(connection: connect.Connection, ids: list[str] | None) -> Ite
         yield subscription.subscription_id, subscription
 
 
-def _scope(kind: str, rows: list[ScopeRow]) -> Scope:
-    found: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
-    for effect, tenant_text, sub_tenant_text in rows:
-        tenant_id = TenantId(sys.intern(tenant_text))
-        if sub_tenant_text is None:
-            found["tenants" if effect == "include" else "without_tenants"].append(tenant_id)
+def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
+    found: dict[str, Any] = {}
+    for row in rows:
+        tenants = [TenantId(sys.intern(tenant_id)) for tenant_id in row["tenants"] or ()]
+        pairs = [
+            (TenantId(sys.intern(tenant_id)), SubTenantId(sys.intern(sub_tenant_id)))
+            for tenant_id, sub_tenant_id in row["sub_tenants"] or ()
+        ]
+        if row["effect"] == "include":
+            found |= {"tenants": tuple(sorted(tenants)), "sub_tenants": tuple(sorted(pairs))}
         else:
-            pair = (tenant_id, SubTenantId(sys.intern(sub_tenant_text)))
-            found["sub_tenants" if effect == "include" else "without_sub_tenants"].append(pair)
+            found |= {"without_tenants": frozenset(tenants), "without_sub_tenants": frozenset(pairs)}
     # Only what there is: the empty sets are then those of Scope's defaults, which all scopes share.
-    return Scope(everything=kind == "everything", **{name: frozenset(ids) for name, ids in found.items()})
+    return Scope(everything=kind == "everything", **{name: ids for name, ids in found.items() if ids})
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:

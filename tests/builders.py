@@ -73,11 +73,13 @@ def endpoint(endpoint_id: str = "ep1", **fields: Any) -> Endpoint:
 
 def scope(*tenants: str, **fields: Any) -> Scope:
     """A scope of these tenants; of everything when none is named."""
-    return Scope(everything=not tenants and "sub_tenants" not in fields, tenants=frozenset(map(TenantId, tenants)), **fields)
+    return Scope(
+        everything=not tenants and "sub_tenants" not in fields, tenants=tuple(map(TenantId, sorted(tenants))), **fields
+    )
 
 
-def sub_tenants(*pairs: tuple[str, str]) -> frozenset[tuple[TenantId, SubTenantId]]:
-    return frozenset((TenantId(tenant), SubTenantId(sub_tenant)) for tenant, sub_tenant in pairs)
+def sub_tenants(*pairs: tuple[str, str]) -> tuple[tuple[TenantId, SubTenantId], ...]:
+    return tuple((TenantId(tenant), SubTenantId(sub_tenant)) for tenant, sub_tenant in sorted(pairs))
 
 
 def subscription(subscription_id: str = "s1", **fields: Any) -> Subscription:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.webhooks import lane, rows, worker
+from delivery.webhooks import lane, routing, rows, worker
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -26,7 +26,7 @@ _ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value
 def deliver(
     records: DataFrame,
     plan: worker.Plan,
-    source: worker.SnapshotSource,
+    source: routing.Source,
     parallelism: int,
     observe: Callable[[lane.Results], None],
 ) -> DataFrame:
@@ -64,7 +64,7 @@ class DeliverPartition:
     """The partition function: Arrow batches of records in, Arrow batches of rows out."""
 
     plan: worker.Plan
-    source: worker.SnapshotSource
+    source: routing.Source
     observe: Callable[[lane.Results], None]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
-Runs on the driver; `BroadcastSnapshot` is what crosses to the executors. The full registry is broadcast once; what changes
-after that travels with each micro-batch as a small delta, until the deltas are worth a new broadcast. So a change costs as
-much as it changes, not as much as the registry holds.
+Runs on the driver; delivery.webhooks.routing.BroadcastSource is what crosses to the executors. The full registry is broadcast
+once; what changes after that travels with each micro-batch as a small delta, until the deltas are worth a new broadcast. So a
+change costs as much as it changes, not as much as the registry holds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import tenacity
 from pyspark import Broadcast, SparkContext
 
-from delivery import errors, metrics, plan, settings
+from delivery import metrics, plan, settings
 from delivery.model import Revision
+from delivery.webhooks import routing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring, migrate
 from subscriptions_db import snapshot as registry
@@ -117,16 +118,10 @@ class Follower:
         return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
 
     def _follow(self) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
-            wait=tenacity.wait_exponential(multiplier=0.2, max=5),
-            sleep=tenacity.sleep_using_event(self._stop),
-            stop=tenacity.stop_when_event_set(self._stop),
-            before_sleep=_log_absence,
-        )
+        patiently = connect.patiently(self._stop)
         while not self._stop.is_set():
             try:
-                retrying(self._follow_one_connection)
+                patiently(self._follow_one_connection)
             except tenacity.RetryError:
                 return  # asked to stop
             except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
@@ -191,28 +186,6 @@ def _log_base(base: Snapshot) -> None:
     )
 
 
-def _log_absence(state: tenacity.RetryCallState) -> None:
-    if state.outcome is not None:
-        log.warning("registry not read: %s", state.outcome.exception())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastSnapshot:
-    """What a task gets: a handle to the broadcast, and the delta by value."""
-
-    base_id: str
-    broadcast: Broadcast[Snapshot]
-    delta: SnapshotChanges | None
-
-    def base(self) -> Snapshot:
-        """Return the full snapshot; each worker process unpickles it once."""
-        return self.broadcast.value
-
-    def changes(self) -> SnapshotChanges | None:
-        """Return all that changed since the base."""
-        return self.delta
-
-
 class Broadcaster:
     """Make broadcasts of what the follower publishes; keep the one in use, release the one before."""
 
@@ -221,10 +194,28 @@ class Broadcaster:
         self._base_id = ""
         self._broadcast: Broadcast[Snapshot] | None = None
 
-    def source(self, published: Published) -> BroadcastSnapshot:
+    def source(self, published: Published) -> routing.BroadcastSource:
         """Return what the tasks of the next micro-batch get."""
         if self._broadcast is None or self._base_id != published.base_id:
             if self._broadcast is not None:
                 self._broadcast.destroy()  # micro-batches come one after the other: nobody uses it any more
             self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
-        return BroadcastSnapshot(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
+        return routing.BroadcastSource(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
+
+
+class Broadcasts:
+    """Give each micro-batch the newest registry, as a broadcast and what has changed since. Follows from when it is made."""
+
+    def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
+        self._follower = Follower(config, stop=stop)
+        self._follower.start()
+        self.hold_reason = self._follower.hold_reason
+        self._broadcaster: Broadcaster | None = None
+
+    def source(self, context: SparkContext) -> routing.BroadcastSource | None:
+        """Return what the tasks of the next micro-batch get, waiting for it; None when the job is to stop."""
+        published = self._follower.current()
+        if published is None:
+            return None
+        self._broadcaster = self._broadcaster or Broadcaster(context)
+        return self._broadcaster.source(published)

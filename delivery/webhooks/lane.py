@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from delivery import errors
 from delivery.model import ContentMode, Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
-from delivery.webhooks import dispatch, envelope, matching, message
+from delivery.webhooks import dispatch, envelope, matching, message, routing
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Lane:
     yet, `finish` does.
     """
 
-    def __init__(self, router: matching.Router, dispatcher: dispatch.Dispatcher, layout: envelope.Layout) -> None:
-        self._router = router
+    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher, layout: envelope.Layout) -> None:
+        self._registry = registry
         self._dispatcher = dispatcher
         self._layout = layout
         self._receipts: dict[tuple[str, int], Receipt] = {}
@@ -74,7 +74,7 @@ class Lane:
         for count, record in enumerate(records, start=1):
             receipt = self._receipt(record)
             try:
-                due = self._due(record)
+                due = await self._due(record)
             except errors.EventRejected as exc:
                 receipt.rejected += 1
                 results.rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
@@ -104,13 +104,14 @@ class Lane:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
 
-    def _due(self, record: Record) -> list[tuple[Delivery, SkipReason | None]]:
+    async def _due(self, record: Record) -> list[tuple[Delivery, SkipReason | None]]:
         """Return what is due of a record, with the reason to skip it if there is one; raise EventRejected for no event."""
         event = envelope.parse(record, self._layout)
-        self._require_active(event)
+        router = await self._registry.router_for(event)
+        _require_active(event, router)
         contents: dict[ContentMode, message.Content] = {}
         due: list[tuple[Delivery, SkipReason | None]] = []
-        for match in self._router.matches(event):
+        for match in router.matches(event):
             mode = match.endpoint.content_mode
             content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
             delivery = Delivery(
@@ -131,13 +132,6 @@ class Lane:
             else:
                 results.outcomes.append(Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=skip))
 
-    def _require_active(self, event: Event) -> None:
-        status = self._router.tenant_status(event.tenant_id)
-        if status is None:
-            raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
-        if status is TenantStatus.SUSPENDED:
-            raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
-
     def _receipt(self, record: Record) -> Receipt:
         key = (record.topic, record.partition)
         receipt = self._receipts.get(key)
@@ -145,10 +139,18 @@ class Lane:
             receipt = self._receipts[key] = Receipt(
                 topic=record.topic,
                 partition=record.partition,
-                revision=self._router.revision,
+                revision=self._registry.revision,
                 first_offset=record.offset,
                 last_offset=record.offset,
             )
         receipt.last_offset = record.offset
         receipt.records += 1
         return receipt
+
+
+def _require_active(event: Event, router: routing.Router) -> None:
+    status = router.tenant_status(event.tenant_id)
+    if status is None:
+        raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
+    if status is TenantStatus.SUSPENDED:
+        raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")

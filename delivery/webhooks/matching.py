@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import cachetools
 
@@ -26,11 +26,10 @@ from delivery.model import (
     Subscription,
     SubscriptionId,
     SubscriptionStatus,
-    SubTenantId,
     TenantId,
     TenantStatus,
 )
-from delivery.webhooks import filters
+from delivery.webhooks import filters, scope_index
 from delivery.webhooks.filter_index import FilterIndex
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -38,9 +37,6 @@ MAX_KNOWN_TYPES = 10_000
 """Event types are named by producers, so their number has no bound of its own. The mission names 500 and more."""
 MIN_INDEXED_RULES = 8
 """Fewer are asked one after the other: an index would save no time, and most tenants have few for a type of event."""
-
-_ScopeKey: TypeAlias = TenantId | tuple[TenantId, SubTenantId] | None
-"""A tenant, a sub-tenant, or None: everything."""
 
 
 class Match(NamedTuple):
@@ -77,11 +73,10 @@ class _PatternIndex:
     __slots__ = ("_by_scope", "_indexed")
 
     def __init__(self, subscriptions: Iterable[Subscription]) -> None:
-        self._by_scope: defaultdict[_ScopeKey, list[_Rule]] = defaultdict(list)
-        self._indexed: dict[_ScopeKey, _IndexedRules] = {}
-        for rule in _rules(subscriptions):
-            for key in _scope_keys(rule.subscription.scope):
-                self._by_scope[key].append(rule)
+        self._by_scope = scope_index.ScopeIndex(
+            (key, rule) for rule in _rules(subscriptions) for key in _scope_keys(rule.subscription.scope)
+        )
+        self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
     def matching(self, event: Event) -> list[_Rule]:
         """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
@@ -89,7 +84,7 @@ class _PatternIndex:
         found: list[_Rule] = []
         for key in (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id)):
             rules = self._by_scope.get(key)
-            if rules is None:
+            if not rules:
                 continue
             document = filter_document(event)
             if len(rules) < MIN_INDEXED_RULES:
@@ -153,8 +148,11 @@ class Router:
         _overlay(self._tenants, changes.tenants)
         _overlay(self._endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
-            before = self._subscriptions.pop(subscription_id, None)
+            before = self._subscriptions.get(subscription_id)
+            if before == subscription:
+                continue  # a delta holds all since the base, and most of it was taken before: its indexes are to stay
             if before is not None:
+                del self._subscriptions[subscription_id]
                 del self._by_type[before.event_type][subscription_id]
                 self._forget(before.event_type)
             if subscription is not None:
@@ -232,7 +230,7 @@ def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
             yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
 
 
-def _scope_keys(scope: Scope) -> Iterator[_ScopeKey]:
+def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
     if scope.everything:
         yield None
         return
@@ -252,5 +250,5 @@ def _overlay(rows: dict[Any, Any], changed: Mapping[Any, Any]) -> None:
     for key, row in changed.items():
         if row is None:
             rows.pop(key, None)
-        else:
+        elif rows.get(key) != row:  # else the known object stays: the sender knows an unchanged endpoint by it
             rows[key] = row

@@ -7,19 +7,17 @@ pickled or survives a fork. Spark starts one worker per core, forks it once and 
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import cachetools
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, limits, matching, retry, rows, sender, transport
-from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+from delivery.webhooks import dispatch, envelope, guard, lane, limits, retry, routing, rows, sender, transport
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
@@ -41,26 +39,12 @@ class Plan:
     """0: half of the files that the process may open."""
 
 
-class SnapshotSource(Protocol):
-    """Where a worker finds the registry. See delivery.stages.snapshot.BroadcastSnapshot."""
-
-    @property
-    def base_id(self) -> str:
-        """Which full snapshot this is; the same for all sources that differ in `changes` only."""
-
-    def base(self) -> Snapshot: ...
-
-    def changes(self) -> SnapshotChanges | None:
-        """Return all that changed since the base, or None."""
-
-
 class Worker:
     """One event loop on a thread of its own, and what lives in it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._base_id: str | None = None
-        self._router: matching.Router | None = None
+        self._registry: routing.Registry | None = None
         self._paces: dispatch.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
@@ -86,7 +70,7 @@ class Worker:
         self._thread.join()
         self._loop.close()
 
-    def deliver(self, batches: Iterable[Iterable[Record]], source: SnapshotSource) -> Iterator[lane.Results]:
+    def deliver(self, batches: Iterable[Iterable[Record]], source: routing.Source) -> Iterator[lane.Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
         Called from the task's thread, by one task at a time. While it reads the next batch, what was begun goes on.
@@ -102,7 +86,7 @@ class Worker:
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _begin(self, source: SnapshotSource) -> lane.Lane:
+    async def _begin(self, source: routing.Source) -> lane.Lane:
         dispatcher = dispatch.Dispatcher(
             self._sender,
             self._plan.limits,
@@ -110,22 +94,8 @@ class Worker:
             paces=self._paces,
             clock=asyncio.get_running_loop().time,
         )
-        return lane.Lane(self._routed_by(source), dispatcher, self._plan.layout)
-
-    def _routed_by(self, source: SnapshotSource) -> matching.Router:
-        """Return the router at the revision of `source`, or a later one.
-
-        A task that Spark runs again may bring an older snapshot than this worker has seen; the newer one stays.
-        """
-        if self._router is None or self._base_id != source.base_id:
-            self._router, self._base_id = matching.Router(source.base()), source.base_id
-            # The registry stays for long and holds no cycles: the collector need not walk through it again and again.
-            gc.collect()
-            gc.freeze()
-        changes = source.changes()
-        if changes is not None and changes.revision > self._router.revision:
-            self._router.apply(changes)
-        return self._router
+        self._registry = source.registry(self._registry)
+        return lane.Lane(self._registry, dispatcher, self._plan.layout)
 
 
 _workers: dict[Plan, Worker] = {}

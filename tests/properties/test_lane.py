@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import TenantId, TenantStatus
-from delivery.webhooks import dispatch, envelope, lane, limits, matching, retry, rows
+from delivery.webhooks import dispatch, envelope, lane, limits, retry, routing, rows
 from tests import builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
@@ -77,7 +77,7 @@ def deliver(batch, layout):
 
     async def main():
         dispatcher = dispatch.Dispatcher(sender, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
-        begun = lane.Lane(matching.Router(SNAPSHOT), dispatcher, layout)
+        begun = lane.Lane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, layout)
         first, rest = await begun.take(batch), await begun.finish()
         return lane.Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts

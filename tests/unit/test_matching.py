@@ -179,6 +179,14 @@ class TestChanges:
         [match] = of.matches(builders.event())
         assert match.endpoint.url == "https://new.example.com/"
 
+    def test_what_a_delta_repeats_without_a_change_stays_the_same_object(self):
+        of = router(builders.subscription())
+        [before] = of.matches(builders.event())
+        of.apply(self.changes(subscriptions={"s1": builders.subscription()}, endpoints={"ep1": builders.endpoint()}))
+        [after] = of.matches(builders.event())
+        assert after.subscription is before.subscription
+        assert after.endpoint is before.endpoint
+
     def test_taking_changes_twice_is_as_once(self):
         of = router(builders.subscription("a"))
         changes = self.changes(subscriptions={"a": None, "b": builders.subscription("b")})

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from delivery import kafka_options, plan, settings
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.stages import deliver, snapshot, telemetry
-from delivery.webhooks import guard, target
+from delivery.stages import deliver, lookup, snapshot, telemetry
+from delivery.webhooks import guard, routing, target
 from delivery.webhooks.snapshot import SnapshotChanges
 from delivery.webhooks.tally import Tally
 from fanout import cli
@@ -33,10 +33,13 @@ ENDPOINT = builders.endpoint(
     auth=Auth(kind=AuthKind.BEARER, secret=Secret(CANARY.encode())),
 )
 BASE = builders.snapshot(ENDPOINT)
-SOURCE = snapshot.BroadcastSnapshot(
+SOURCE = routing.BroadcastSource(
     base_id="b", broadcast=None, delta=SnapshotChanges(since=1, revision=2, endpoints={"ep1": ENDPOINT})
 )
 CONFIG = settings.load(ENVIRON)
+LOOK_UP = lookup.LookupSource(
+    database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
+)
 OBSERVER = telemetry.Observer(total=Tally(), logs=CONFIG.logs)
 
 
@@ -46,6 +49,7 @@ OBSERVER = telemetry.Observer(total=Tally(), logs=CONFIG.logs)
         pytest.param(CONFIG, id="settings"),
         pytest.param(BASE, id="snapshot"),
         pytest.param(SOURCE, id="what a task gets"),
+        pytest.param(LOOK_UP, id="what a task that looks up gets"),
         pytest.param(snapshot.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"),
         pytest.param(deliver.DeliverPartition(plan=plan.of(CONFIG), source=SOURCE, observe=OBSERVER), id="partition function"),
         pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),

@@ -258,7 +258,7 @@ class TestSnapshot:
         assert read.tenants == {"1": TenantStatus.ACTIVE, "2": TenantStatus.ACTIVE, "3": TenantStatus.SUSPENDED}
         one, two = read.subscriptions["s1"], read.subscriptions["s2"]
         assert (one.scope.everything, one.scope.without_tenants) == (True, {"2"})
-        assert (two.scope.tenants, two.scope.sub_tenants, two.status) == ({"1"}, {("2", "100")}, SubscriptionStatus.PAUSED)
+        assert (two.scope.tenants, two.scope.sub_tenants, two.status) == (("1",), (("2", "100"),), SubscriptionStatus.PAUSED)
         assert two.filter_pattern == {"data": {"a": [1]}}
         endpoint = read.endpoints["ep1"]
         assert (endpoint.auth.kind, endpoint.auth.username, endpoint.auth.secret) == (AuthKind.BASIC, "ann", Secret(b"hunter2"))

@@ -1,0 +1,41 @@
+"""Find by tenant or sub-tenant, in little memory: a registry of 100,000 subscriptions names a million tenants.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure. An entry takes 24 bytes, of a dictionary of lists about 200. A
+look-up is a binary search, a third of a microsecond.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Generic, TypeAlias, TypeVar
+
+from delivery.model import SubTenantId, TenantId
+
+ScopeKey: TypeAlias = TenantId | tuple[TenantId, SubTenantId] | None
+"""A tenant, a sub-tenant, or None: everything."""
+Item = TypeVar("Item")
+
+
+class ScopeIndex(Generic[Item]):
+    """Items by key, several under one key in the order in which they came. Never changed: made anew."""
+
+    __slots__ = ("_hashes", "_items", "_keys")
+
+    def __init__(self, entries: Iterable[tuple[ScopeKey, Item]]) -> None:
+        ordered = sorted(((hash(key), key, item) for key, item in entries), key=itemgetter(0))
+        self._hashes = array("q", map(itemgetter(0), ordered))
+        self._keys: list[ScopeKey] = list(map(itemgetter(1), ordered))
+        self._items: list[Item] = list(map(itemgetter(2), ordered))
+
+    def get(self, key: ScopeKey) -> list[Item]:
+        """Return the items under `key`; empty when there are none."""
+        wanted = hash(key)
+        first = bisect.bisect_left(self._hashes, wanted)
+        if first == len(self._hashes) or self._hashes[first] != wanted:
+            return []
+        last = bisect.bisect_right(self._hashes, wanted, first)
+        # The hash finds them, the key decides.
+        return [item for known, item in zip(self._keys[first:last], self._items[first:last], strict=True) if known == key]

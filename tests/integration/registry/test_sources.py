@@ -1,0 +1,269 @@
+"""Broadcast or looked up: whichever way a worker gets the registry, the same events are due to the same subscriptions."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+
+import psycopg
+import pytest
+
+from delivery import settings
+from delivery.model import SkipReason, TenantStatus
+from delivery.webhooks import guard, lookup, matching, routing
+from fanout.local import stack
+from subscriptions_db import apply, connect, keyring, manifest, migrate, snapshot
+from subscriptions_db.lookup import PostgresReader
+from tests import builders
+
+pytestmark = pytest.mark.integration
+
+GUARD = guard.Guard()
+RING = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": stack.new_key()}))
+TTL_S = 30.0
+SIGNING = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+ENDPOINTS = ("ep1", "ep2", "ep3")
+TENANTS = ("1", "2", "3", "4")
+DEPARTMENTS = ("100", "200")
+TYPES = ("order.created", "order.created.eu", "order", "orders.x", "invoice", "a..b.")
+PATTERNS = ("order.created", "order.*", "order.created.*", "order", "*", "invoice", "orders.*", "a.*")
+EVENTS = [
+    builders.event(event_type=event_type, tenant_id=tenant, sub_tenant_id=department, content={"n": n})
+    for event_type, tenant, department, n in itertools.product(TYPES, [*TENANTS, "5"], [*DEPARTMENTS, None], (0, 3))
+]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Broadcast:
+    """The whole registry, read once, and then what has changed."""
+
+    def __init__(self, database):
+        self.database = settings.Database(url=database)
+        with connect.connect(self.database) as opened:
+            self.registry = routing.WholeRegistry("base", snapshot.read_full(opened, RING, GUARD))
+
+    def catch_up(self):
+        with connect.connect(self.database) as opened:
+            self.registry.advance(snapshot.read_changes(opened, RING, GUARD, since=self.registry.revision))
+
+    def close(self):
+        pass
+
+
+class LookUp:
+    """Answers as they are needed; those of before a change have expired when it is looked for."""
+
+    def __init__(self, database):
+        self.clock = Clock()
+        self.reader = PostgresReader(settings.Database(url=database), RING, GUARD)
+        self.registry = lookup.LookedUpRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
+
+    def catch_up(self):
+        self.clock.now += TTL_S
+
+    def close(self):
+        self.reader.close()
+
+
+@pytest.fixture
+def connection(database):
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened)
+        yield opened
+
+
+@pytest.fixture(params=[Broadcast, LookUp])
+def source(request):
+    """Make the source that the test is about; it reads no earlier."""
+    with contextlib.ExitStack() as opened:
+
+        def make(database):
+            made = request.param(database)
+            opened.callback(made.close)
+            return made
+
+        yield make
+
+
+def register(connection, subscriptions, **fields):
+    document = {
+        "tenants": [{"id": tenant, "sub_tenants": list(DEPARTMENTS)} for tenant in TENANTS[:-1]]
+        + [{"id": TENANTS[-1], "status": "suspended"}],
+        "customers": [{"id": "c1"}],
+        "endpoints": [
+            {"id": name, "customer": "c1", "url": f"https://example.com/{name}", "signing_secrets": [SIGNING]}
+            for name in ENDPOINTS
+        ],
+        "subscriptions": subscriptions,
+    } | fields
+    return apply.apply(connection, manifest.check(document, GUARD), RING, prune=True)
+
+
+def routed(registry, events):
+    """For each event its tenant's status, and each subscription with its endpoint and why it is to be skipped."""
+
+    async def ask():
+        routers = [(event, await registry.router_for(event)) for event in events]
+        return [(router.tenant_status(event.tenant_id), router.matches(event)) for event, router in routers]
+
+    return [
+        (status, {match.subscription.subscription_id: (match.endpoint, matching.skip_reason(match)) for match in matches})
+        for status, matches in asyncio.run(ask())
+    ]
+
+
+def due(registry, event):
+    [(_, matches)] = routed(registry, [event])
+    return set(matches)
+
+
+def test_type_scope_exclusion_and_filter_decide(connection, database, source):
+    register(
+        connection,
+        [
+            {"id": "all", "endpoint": "ep1", "event_type": "*", "everything": True},
+            {"id": "all-but", "endpoint": "ep1", "event_type": "order.*", "everything": True, "except_tenants": ["2"]},
+            {"id": "some", "endpoint": "ep2", "event_type": "order.created", "tenants": ["1", "2"]},
+            {"id": "part", "endpoint": "ep2", "event_type": "order.created", "sub_tenants": {"2": ["100"]}},
+            {"id": "less", "endpoint": "ep3", "event_type": "order.created", "tenants": ["2"],
+             "except_sub_tenants": {"2": ["100"]}},
+            {"id": "rich", "endpoint": "ep3", "event_type": "order.created", "tenants": ["1", "2"],
+             "filter": {"data": {"n": [{"numeric": [">", 1]}]}}},
+        ],
+    )  # fmt: skip
+    registry = source(database).registry
+
+    def of(tenant, department=None, n=0, event_type="order.created"):
+        event = builders.event(event_type=event_type, tenant_id=tenant, sub_tenant_id=department, content={"n": n})
+        return due(registry, event)
+
+    assert of("1") == {"all", "all-but", "some"}
+    assert of("1", n=3) == {"all", "all-but", "some", "rich"}
+    assert of("2", "100") == {"all", "some", "part"}
+    assert of("2", "200") == {"all", "some", "less"}
+    assert of("3") == {"all", "all-but"}
+    assert of("1", event_type="orders") == {"all"}
+
+
+def test_a_tenant_is_active_suspended_or_unknown(connection, database, source):
+    register(connection, [])
+    registry = source(database).registry
+    events = [builders.event(tenant_id=tenant) for tenant in ("1", "4", "5", "ö 5")]
+    assert [status for status, _ in routed(registry, events)] == [TenantStatus.ACTIVE, TenantStatus.SUSPENDED, None, None]
+
+
+def test_what_cannot_be_used_is_quarantined_and_what_is_paused_is_skipped(connection, database, source):
+    one = {"endpoint": "ep1", "event_type": "order.created", "everything": True}
+    register(
+        connection,
+        [one | {"id": "fine"}, one | {"id": "paused", "status": "paused"}, one | {"id": "odd"}, one | {"id": "moved"}],
+    )
+    connection.execute("insert into filters values ('odd', '{\"data\": 1}')")
+    connection.execute("update subscriptions set endpoint_id = 'ep3' where subscription_id = 'moved'")
+    connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep3'")
+    [(_, found)] = routed(source(database).registry, [builders.event(tenant_id="1")])
+    assert {name: skip for name, (_, skip) in found.items()} == {
+        "fine": None,
+        "paused": SkipReason.SUBSCRIPTION_PAUSED,
+        "odd": SkipReason.QUARANTINED,
+        "moved": SkipReason.QUARANTINED,
+    }
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into subscriptions values ('s9', 'ep3', 'c1', 'order.created', 'everything')",
+        "delete from subscriptions where subscription_id = 's1'",
+        "delete from endpoints where endpoint_id = 'ep1'",
+        "update subscriptions set event_type = 'invoice' where subscription_id = 's1'",
+        "update subscriptions set status = 'paused' where subscription_id = 's2'",
+        "update endpoints set status = 'disabled' where endpoint_id = 'ep2'",
+        "update endpoints set url = 'https://example.com/new' where endpoint_id = 'ep1'",
+        "insert into scopes values ('s1', 'selected', 'exclude', '1', '100')",
+        "delete from scopes where tenant_id = '1'",
+        "update tenants set status = 'suspended' where tenant_id = '1'",
+        "insert into filters values ('s2', '{\"data\": {\"n\": [3]}}')",
+    ],
+)
+def test_a_change_is_in_effect_once_the_source_has_caught_up(connection, database, source, statement):
+    register(
+        connection,
+        [
+            {"id": "s1", "endpoint": "ep1", "event_type": "order.created", "tenants": ["1"]},
+            {"id": "s2", "endpoint": "ep2", "event_type": "order.created", "everything": True},
+        ],
+    )
+    here = source(database)
+    before = routed(here.registry, EVENTS)
+    connection.execute(statement)
+    assert routed(here.registry, EVENTS) == before
+    here.catch_up()
+    assert routed(here.registry, EVENTS) != before
+    assert routed(here.registry, EVENTS) == routed(Broadcast(database).registry, EVENTS)
+
+
+def random_subscription(rng, number):
+    chosen = {
+        "tenants": rng.sample(TENANTS, rng.randint(0, 3)),
+        "sub_tenants": {tenant: rng.sample(DEPARTMENTS, 1) for tenant in rng.sample(TENANTS[:-1], rng.randint(0, 2))},
+    }
+    return {
+        "id": f"s{number}",
+        "endpoint": rng.choice(ENDPOINTS),
+        "event_type": rng.choice(PATTERNS),
+        "status": rng.choice(["active", "active", "paused"]),
+        "except_tenants": rng.sample(TENANTS, rng.randint(0, 1)),
+        "except_sub_tenants": {tenant: rng.sample(DEPARTMENTS, 1) for tenant in rng.sample(TENANTS[:-1], rng.randint(0, 1))},
+        **(chosen if any(chosen.values()) and rng.random() < 0.7 else {"everything": True}),
+        **({"filter": {"data": {"n": [{"numeric": [">", 1]}]}}} if rng.random() < 0.3 else {}),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_sources_agree_on_every_event_through_any_history(connection, database, seed):
+    rng = random.Random(seed)
+    with contextlib.closing(LookUp(database)) as looked_up:
+        for revision in range(4):
+            register(connection, [random_subscription(rng, number) for number in rng.sample(range(40), 25)])
+            looked_up.catch_up()
+            found = routed(looked_up.registry, EVENTS)
+            assert found == routed(Broadcast(database).registry, EVENTS), (seed, revision)
+            assert any(matches for _, matches in found)
+
+
+def test_a_look_up_waits_for_a_postgres_that_is_away_and_the_event_loop_does_not(own_postgres):
+    with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+        migrate.migrate(opened)
+        register(opened, [{"id": "s1", "endpoint": "ep1", "event_type": "*", "everything": True}])
+    own_postgres.kill()
+
+    async def ask(registry):
+        waiting = asyncio.create_task(registry.router_for(event))
+        await asyncio.wait([waiting], timeout=0.5)
+        assert not waiting.done()
+        await asyncio.to_thread(own_postgres.start)
+        return (await waiting).matches(event)
+
+    event = builders.event(tenant_id="1")
+    with contextlib.closing(LookUp(own_postgres.url)) as looked_up:
+        matches = asyncio.run(ask(looked_up.registry))
+    assert [match.subscription.subscription_id for match in matches] == ["s1"]
+
+
+def test_a_connection_that_broke_is_made_anew(connection, database):
+    register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "*", "everything": True}])
+    event = builders.event(tenant_id="1")
+    with contextlib.closing(LookUp(database)) as looked_up:
+        assert due(looked_up.registry, event) == {"s1"}
+        with psycopg.connect(database) as other:
+            other.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'fanout look-up'"
+                          " and datname = current_database()")  # fmt: skip
+        looked_up.catch_up()
+        assert due(looked_up.registry, event) == {"s1"}
