@@ -17,7 +17,7 @@ from delivery import settings
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
-    # Less CPU than the default collector, by a sixth of the JVM's in the load test; heaps of some GB do not need the other's pauses.
+    # Takes less CPU than the default collector, a sixth of the JVM's in the load test; heaps of some GB do without its short pauses.
     "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
     "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",
     "spark.python.worker.reuse": "true",
