@@ -17,7 +17,7 @@ from delivery import settings
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
-    # Takes less CPU than the default collector, a sixth of the JVM's in the load test; heaps of some GB do without its short pauses.
+    # Less CPU than the default collector: a sixth of the JVM's in the load test. Small heaps do without its shorter pauses.
     "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
     "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",
     "spark.python.worker.reuse": "true",
