@@ -29,6 +29,9 @@ EVENT_TYPES = [f"load.{number}" for number in range(10)]
 PARTITIONS = 2
 EVENT_BYTES = 450
 FIRST_DELIVERY_TIMEOUT_S = 120
+SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
+"""Of the job, for two cores that broker and receiver share with it: one worker, so that the JVM has the other core (two workers
+take more CPU for each delivery), and micro-batches as large as a backlog is worth."""
 IDLE_S = 30
 
 
@@ -38,7 +41,7 @@ class Scenario:
 
     events: int = 100_000
     """Events that are measured."""
-    warm_up: int = 60_000
+    warm_up: int = 100_000
     """Events before those."""
     endpoints: int = 100
     steady_per_s: int = 1_000
@@ -49,7 +52,8 @@ class Scenario:
 def run(
     scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run it, with settings of the job replaced by `overrides` (`area.field` → value), and return the figures."""
+    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
+    chosen = SETTINGS | dict(overrides or {})
     say("starting Kafka, Postgres and the receiver …")
     with platform.started(folder) as stage, receiver.Receiver() as customers:
         stage.register(registry(scenario, customers.url))
@@ -58,7 +62,7 @@ def run(
         _publish(stage.config, filled)
         say(f"filled {len(EVENT_TYPES)} topics with {len(filled):,} events of {EVENT_BYTES} bytes")
         began = time.monotonic()
-        with stage.job(overrides or {}) as job:
+        with stage.job(chosen) as job:
             meter = usage.Meter(job.pid)
 
             def reached(count: int) -> Callable[[], bool]:
@@ -102,6 +106,7 @@ def run(
             "wall_s": round(warm_s, 1),
             "cpu_s": {"jvm": round(warm.jvm_s, 1), "python": round(warm.python_s, 1)},
         },
+        "settings": chosen,
         "receiver": {
             "cpu_s_per_million": round(report.cpu_s * 1e6 / sum(report.webhook_ids.values()), 1),
             "connections": report.connections,

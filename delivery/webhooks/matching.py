@@ -70,29 +70,35 @@ class _Rule(NamedTuple):
 class _PatternIndex:
     """The subscriptions with one event type pattern. No event meets the same one twice."""
 
-    __slots__ = ("_by_scope", "_indexed")
+    __slots__ = ("_by_scope", "_everywhere", "_indexed")
 
     def __init__(self, subscriptions: Iterable[Subscription]) -> None:
         self._by_scope = scope_index.ScopeIndex(
             (key, rule) for rule in _rules(subscriptions) for key in _scope_keys(rule.subscription.scope)
         )
+        self._everywhere = self._by_scope.get(None)  # asked for by each event
         self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
     def matching(self, event: Event) -> list[_Rule]:
         """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
         found: list[_Rule] = []
+        document: Mapping[str, Any] | None = None
         for key in (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id)):
-            rules = self._by_scope.get(key)
-            if not rules:
+            rules = self._everywhere if key is None else self._by_scope.get(key)
+            if len(rules) >= MIN_INDEXED_RULES:
+                if key not in self._indexed:
+                    self._indexed[key] = _IndexedRules(rules)
+                document = document or filter_document(event)
+                found += self._indexed[key].matching(document)
                 continue
-            document = filter_document(event)
-            if len(rules) < MIN_INDEXED_RULES:
-                found += [rule for rule in rules if rule.filter is None or rule.filter.matches(document)]
-                continue
-            if key not in self._indexed:
-                self._indexed[key] = _IndexedRules(rules)
-            found += self._indexed[key].matching(document)
+            for rule in rules:
+                if rule.filter is None:
+                    found.append(rule)
+                else:
+                    document = document or filter_document(event)
+                    if rule.filter.matches(document):
+                        found.append(rule)
         return found
 
 

@@ -13,7 +13,7 @@ import contextvars
 import functools
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class Connection(client_proto.ResponseHandler):
     is_reused = False
     has_spoken = False
     """Whether the other side sent a byte since it was last asked, or since it is idle."""
+    on_closed: Callable[[Connection], None] | None = None
+    """Told once, when the file descriptor is given back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -72,6 +74,11 @@ class Connection(client_proto.ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self.has_spoken = True
         super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self.on_closed is not None:
+            self.on_closed(self)
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
         # Called at the end of each body, paused or not, and then a twentieth of a request's cost.
@@ -146,6 +153,10 @@ class Pool:
         connection = lease.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # by the connector's factory
         connection.origin, connection.lease = origin, lease
+        if connection.transport is None:  # the other side was faster
+            self._places.release()
+        else:
+            connection.on_closed = self._closed
         return connection
 
     def release(self, connection: Connection) -> None:
@@ -164,7 +175,14 @@ class Pool:
         """Close a connection that was taken. At once: a polite end of TLS would hold the file descriptor for up to 30 s."""
         connection.abort()
         connection.lease.close()
+
+    def _closed(self, connection: Connection) -> None:
+        # Not before: an aborted connection keeps its descriptor until the event loop's next turn, and a burst of new ones in
+        # place of old ones would need both.
         self._places.release()
+        if connection in self._by_age:  # closed by the other side while it was idle
+            idle = self._idle[connection.origin]
+            self._withdraw(idle, idle.index(connection))
 
     async def close_all(self) -> None:
         """Close all connections, those in use too."""

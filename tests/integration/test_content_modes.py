@@ -79,7 +79,7 @@ def test_in_the_other_modes_the_payload_stands_under_data_byte_for_byte(mode):
 @pytest.mark.parametrize("mode", ContentMode)
 def test_the_signature_covers_the_body_of_every_mode(mode):
     headers, body, _ = received(content_mode=mode)
-    verified = standardwebhooks.Webhook(signing.to_text(builders.KEY.secret)).verify(body, headers)
+    verified = standardwebhooks.Webhook(signing.to_text(builders.KEY)).verify(body, headers)
     assert verified == json.loads(body)
 
 

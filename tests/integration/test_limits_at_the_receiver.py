@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from delivery.webhooks import guard, limits, rows, worker
+from delivery.webhooks import guard, limits, routing, rows, worker
 from tests import builders
 
 pytestmark = pytest.mark.integration
@@ -57,16 +57,11 @@ class Customer:
 
 
 class Source:
-    base_id = "limits"
-
     def __init__(self, snapshot):
         self._snapshot = snapshot
 
-    def base(self):
-        return self._snapshot
-
-    def changes(self):
-        return None
+    def registry(self, last):
+        return last or routing.WholeRegistry("limits", self._snapshot)
 
 
 def deliver(customer, events, **own):
