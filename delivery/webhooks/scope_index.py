@@ -1,7 +1,7 @@
 """Find by tenant or sub-tenant, in little memory: a registry of 100,000 subscriptions names a million tenants.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure. An entry takes 24 bytes, of a dictionary of lists about 200. A
-look-up is a binary search, a third of a microsecond.
+Runs in the executors. Must not import pyspark or psycopg. Pure. An entry takes 25 bytes, in a dictionary of lists 109. A
+question is a binary search: 0.6 µs when it finds nothing, less than 2 µs when it does.
 """
 
 from __future__ import annotations

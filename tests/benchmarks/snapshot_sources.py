@@ -101,6 +101,7 @@ def measured(server: postgres.EmbeddedPostgres, size: int, folder: Path) -> dict
     broadcast = in_a_worker(
         worker.Broadcast(file=file, events=events, types=population.TYPES, churns=churns, rebase_rows=following.REBASE_ROWS)
     )
+    broadcast |= {"read_s": read_s, "pickle_mb": file.stat().st_size / 1e6}
     source = stage.LookupSource(
         database=config.database,
         keys=config.keys,
@@ -114,11 +115,29 @@ def measured(server: postgres.EmbeddedPostgres, size: int, folder: Path) -> dict
         few = in_a_worker(worker.LookUp(source=source, events=events[: len(events) // 20]))
     return {
         "subscriptions": size,
-        "broadcast": {"read_s": read_s, "pickle_mb": file.stat().st_size / 1e6, **broadcast},
+        "broadcast": broadcast | {"churn_us": {churn: over_a_cycle(size, broadcast, churn) for churn in CHURNS}},
         "broadcast_effect_s": {churn: effect_s(config, size, churn) for churn in CHURNS},
         "look_up": looked_up,
         "look_up_ms_churned": few["look_up_ms"],
     }
+
+
+def over_a_cycle(size: int, broadcast: dict[str, Any], churn: int) -> float:
+    """Return CPU µs per event of a worker from one broadcast to the next.
+
+    Deltas come until they are worth a rebase. Then nothing comes while the driver reads, then the new broadcast.
+    """
+    warm_us = broadcast["warm_us"]
+    if not churn:
+        return warm_us
+    delta_us = broadcast["delta_us"][str(churn)]
+    if size < following.REBASE_ROWS:
+        return delta_us  # there are never enough changed rows
+    deltas_s = following.REBASE_ROWS / churn
+    events = (deltas_s + broadcast["read_s"]) * EVENTS_PER_S
+    deltas_cost_us = (delta_us - warm_us) * deltas_s * EVENTS_PER_S
+    rebase_cost_us = broadcast["first_event_cpu_s"] * 1e6 + (broadcast["cold_us"] - warm_us) * min(worker.WARM_EVENTS, events)
+    return warm_us + (deltas_cost_us + rebase_cost_us) / events
 
 
 def in_a_worker(task: worker.Broadcast | worker.LookUp) -> dict[str, Any]:

@@ -76,6 +76,9 @@ def draw(figures: dict[str, Any], file: Path) -> None:
         ),
         (f"look-up, TTL {TTL_S} s", LOOK_UP, "-", [TTL_S for _ in rows]),
     )
+    cpu.set_ylim(top=1e5)  # room for the legends
+    effect.set_ylim(bottom=1e-5)
+    effect.legend(frameon=False, fontsize=7.5, loc="lower left")
     sheet.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pyspark.worker  # noqa: F401  # what Spark's Python worker is
 import uvloop
 
 from delivery.model import Event, Record, Revision, SubscriptionStatus
-from delivery.stages import deliver  # noqa: F401  # the partition function, with all that it imports
+from delivery.stages import deliver, telemetry  # noqa: F401  # what the partition function is made of, with all that it imports
 from delivery.webhooks import routing, rows, worker
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -62,7 +63,7 @@ class Broadcast:
         due = route(registry, self.events[:WARM_EVENTS]) / WARM_EVENTS
         warm = min(cpu_us(lambda: route(registry, self.events[:WARM_EVENTS])) for _ in range(3))
         found |= {"registry_mb": routed - start, "peak_mb": peak, "cold_us": cold, "warm_us": warm, "due_per_event": due}
-        found["churn_us"] = {0: warm} | {churn: self._churned(churn, found, cold - warm) for churn in self.churns}
+        found["delta_us"] = {churn: self._churned(churn) for churn in self.churns}
         return found
 
     def _fresh(self) -> routing.WholeRegistry:
@@ -72,8 +73,8 @@ class Broadcast:
             gc.enable()
         return routing.WholeRegistry("base", base)
 
-    def _churned(self, churn: int, found: dict[str, Any], cold_us: float) -> float:
-        """Return CPU µs per event: routing, taking the deltas, and the share of a rebase."""
+    def _churned(self, churn: int) -> float:
+        """Return CPU µs per event of routing and taking the deltas, half way between two rebases."""
         registry = self._fresh()
         rng = random.Random(churn)
         with self.file.open("rb") as file:
@@ -90,11 +91,7 @@ class Broadcast:
             chosen = rng.sample(self.events, BATCH_EVENTS)
             cpu += cpu_us(lambda d=delta, c=chosen: (registry.advance(d), route(registry, c)), BATCH_EVENTS) * BATCH_EVENTS
             events += BATCH_EVENTS
-        if len(victims) < self.rebase_rows:
-            return cpu / events  # there are too few rows for a delta that is worth a rebase
-        between_rebases = self.rebase_rows / churn * BATCH_EVENTS / BATCH_S
-        rebase_us = found["first_event_cpu_s"] * 1e6 + cold_us * min(WARM_EVENTS, between_rebases)
-        return cpu / events + rebase_us / between_rebases
+        return cpu / events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +189,7 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
+    pa.array([0])  # from the first array on, pandas is loaded, as in each worker that has returned a row
     worker.of(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r")))  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())
