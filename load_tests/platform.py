@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +12,9 @@ from typing import Any
 
 from delivery import errors, plan, settings
 from fanout import registering
-from fanout.local import guardian, stack
+from fanout.local import job as local_job
+from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
-
-STOP_TIMEOUT_S = 60
 
 
 class Platform:
@@ -35,38 +31,16 @@ class Platform:
             migrate.migrate(connection)
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
 
-    @contextlib.contextmanager
-    def job(self, overrides: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    def job(self, overrides: Mapping[str, str]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
         """Run the job with settings (`area.field`) replaced by `overrides`. At the end it is stopped in order."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}
-        with (self.folder / "job.log").open("ab") as log:
-            job = subprocess.Popen(
-                [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run"],
-                cwd=self.folder,
-                env=clean | {settings.PREFIX + name.replace(".", "_").upper(): value for name, value in overrides.items()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        watcher = guardian.watch([job.pid])
-        try:
-            yield job
-        finally:
-            job.send_signal(signal.SIGTERM)
-            try:
-                job.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                job.wait()
-            guardian.dismiss(watcher)
+        return local_job.running(self.folder, overrides)
 
     def wait_until(self, is_so: Callable[[], bool], job: subprocess.Popen[bytes], *, within_s: float, what: str) -> None:
         """Wait for `is_so`; raise, with the end of the job's log, when it does not come or the job has ended."""
         deadline = time.monotonic() + within_s
         while not is_so():
             if job.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / "job.log").read_text()[-4000:]
+                log = (self.folder / local_job.LOG).read_text()[-4000:]
                 raise errors.LocalStackError(f"{what}: not within {within_s:.0f} s\n{log}")
             time.sleep(0.01)
 

@@ -28,9 +28,9 @@ _SPKI = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
     """Raise RegistrationError, with the path of what is wrong, when no request could be made. Quotes no secret."""
-    _check_auth(endpoint.auth, address_guard)
-    if endpoint.headers:
-        _check_headers(endpoint)
+    _check_auth(endpoint.auth)
+    if len(json.dumps(dict(endpoint.headers))) > MAX_HEADERS_BYTES:
+        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS_BYTES} bytes together")
     if endpoint.tls is not None:
         _check_tls(endpoint.tls)
     for number, key in enumerate(endpoint.signing_keys):
@@ -38,7 +38,7 @@ def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
             signing.check(key)
     if len(endpoint.signing_keys) > endpoint_secrets.MAX_SIGNING_KEYS:
         raise errors.RegistrationError("signing_secrets", f"are more than {endpoint_secrets.MAX_SIGNING_KEYS}")
-    # What is left to find: the URL, and a secret that makes no header. Without TLS, for which it would make a context.
+    # What a request is made of: URLs, headers, secrets. Without TLS, for which it would make a context.
     target.prepare(endpoint if endpoint.tls is None else replace(endpoint, tls=None), address_guard)
 
 
@@ -51,28 +51,10 @@ def below(parent: str) -> Iterator[None]:
         raise exc.within(parent) from None
 
 
-def _check_auth(auth: Auth, address_guard: guard.Guard) -> None:
+def _check_auth(auth: Auth) -> None:
     if auth.header is not None and auth.secret is not None:
         with below("auth"):
             guard.check_headers({auth.header: auth.secret.reveal().decode("latin-1")})
-    if auth.token_url is not None:
-        try:
-            address_guard.check_url(auth.token_url)
-        except errors.TargetRefused as exc:
-            raise errors.TargetRefused("auth.token_url", exc.problem) from None
-
-
-def _check_headers(endpoint: Endpoint) -> None:
-    headers = dict(endpoint.headers)
-    guard.check_headers(headers)
-    if len(json.dumps(headers)) > MAX_HEADERS_BYTES:
-        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS_BYTES} bytes together")
-    seen = {"authorization"} | ({endpoint.auth.header.lower()} if endpoint.auth.header else set())
-    for name in headers:
-        if name.lower() in seen:
-            problem = "stands twice, or is for auth to set: it is kept sealed there"
-            raise errors.TargetRefused(f"headers.{name}", problem)
-        seen.add(name.lower())
 
 
 def _check_tls(tls: Tls) -> None:

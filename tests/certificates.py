@@ -39,6 +39,13 @@ class Certified:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
 
+    @property
+    def locked_key(self) -> str:
+        """The key behind a password."""
+        return self.private_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"password")
+        ).decode()
+
     def client_tls(self, **fields: object) -> Tls:
         return Tls(certificate=self.pem, key=Secret(self.key.encode()), **fields)  # type: ignore[arg-type]
 

@@ -6,14 +6,11 @@ Runs in the command. The job is a process of its own, started as a user would: `
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +23,17 @@ from delivery import errors, plan, settings
 from delivery.stages import topics
 from fanout import ledger, publishing, receiver, registering
 from fanout.demo import reconcile, scenario
-from fanout.local import guardian, stack
+from fanout.local import job as local_job
+from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate, registry
 
 ROOT = Path(".fanout/demo")
+JOB_LOG = ROOT / local_job.LOG
 EVENTS_PER_S = 500
 CHANGE_AFTER = 0.4
 """The share of the events after which the registry is changed."""
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 60
 PARTITIONS = 1
 
 
@@ -88,7 +86,7 @@ class _Scene:
         if self.stop.is_set():
             raise Interrupted("stopped; nothing is left running")
         if job.poll() is not None:
-            raise errors.LocalStackError(f"the job ended by itself with code {job.returncode}; see {ROOT / 'job.log'}")
+            raise errors.LocalStackError(f"the job ended by itself with code {job.returncode}; see {JOB_LOG}")
 
 
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> reconcile.Account:
@@ -111,9 +109,11 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
         console.print(f"[bold]2[/] registered {_counts(scene.document)}")
         console.print("[bold]3[/] starting the job: fanout run")
         with contextlib.closing(scene.reader):
-            with _job() as job:
+            with local_job.running(ROOT) as job:
                 _play(scene, job, events, seed, console)
                 console.print("[bold]5[/] stopping the job in order …")
+            if job.returncode:
+                raise errors.LocalStackError(f"the job ended with code {job.returncode}; see {JOB_LOG}")
             while scene.reader.poll(timeout_s=1.0):
                 pass
         result = reconcile.account(scene.placed, scene.history, scene.reader.ledger, received, wall_s=time.monotonic() - began)
@@ -137,34 +137,6 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
     )
     scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data
     return scene
-
-
-@contextlib.contextmanager
-def _job() -> Iterator[subprocess.Popen[bytes]]:
-    """Run the job; at the end ask it to stop and see that it did so in order."""
-    with (ROOT / "job.log").open("wb") as log:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run"],
-            cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is for the demo to answer
-        )
-    watcher = guardian.watch([job.pid])
-    try:
-        yield job
-    finally:
-        job.send_signal(signal.SIGTERM)
-        try:
-            code = job.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            code = job.wait()
-        guardian.dismiss(watcher)
-    if code:
-        raise errors.LocalStackError(f"the job ended with code {code}; see {ROOT / 'job.log'}")
 
 
 def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, console: rich.console.Console) -> None:
@@ -206,7 +178,7 @@ def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s
         if advance(0.2):
             last = time.monotonic()
         if time.monotonic() - last > timeout_s:
-            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see {ROOT / 'job.log'}")
+            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see {JOB_LOG}")
 
 
 def _counts(document: dict[str, Any]) -> str:

@@ -94,6 +94,19 @@ class Platform:
     def create_topic(self, event_type, partitions=2):
         topics.ensure(self.config.kafka, [f"{self.name}.{event_type}"], partitions)
 
+    def assert_deletion_takes_effect(self, subscription_id="s0", *, within_s=2.0):
+        """Delete a subscription of ep1 by plain SQL, and see that after this time nothing more comes; ep2 still gets it all."""
+        with connect.connect(self.config.database) as connection:
+            connection.execute("delete from subscriptions where subscription_id = %s", [subscription_id])
+        deleted_at = time.monotonic()
+        number = 100
+        while time.monotonic() - deleted_at < within_s:
+            self.publish(1, first=number)
+            number += 1
+        self.publish(5, first=1000)
+        assert_eventually(lambda: self.accepted("ep2"), lambda got: "e1004" in got)
+        assert not [event_id for event_id in self.accepted() if int(event_id[1:]) >= 1000]
+
     def add_partitions(self, event_type, partitions):
         admin = AdminClient(kafka_options.for_command(self.config.kafka))
         for added in admin.create_partitions([NewPartitions(f"{self.name}.{event_type}", partitions)]).values():

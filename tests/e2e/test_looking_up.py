@@ -1,10 +1,7 @@
 """The whole platform with workers that look up the registry themselves."""
 
-import time
-
 import pytest
 
-from subscriptions_db import connect
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.e2e
@@ -20,15 +17,6 @@ def test_a_job_that_looks_up_delivers_and_follows_changes_within_the_time_to_liv
     assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=90)
     assert_eventually(lambda: sorted(platform.accepted("ep2")), lambda got: got == ["e0", "e1", "e2"])
 
-    with connect.connect(platform.config.database) as connection:
-        connection.execute("delete from subscriptions where subscription_id = 's0'")
-    deleted_at = time.monotonic()
-    number = 100
-    while time.monotonic() - deleted_at < 2.0:
-        platform.publish(1, first=number)
-        number += 1
-    platform.publish(5, first=1000)
-    assert_eventually(lambda: platform.accepted("ep2"), lambda got: "e1004" in got)
-    assert not [event_id for event_id in platform.accepted() if int(event_id[1:]) >= 1000]
+    platform.assert_deletion_takes_effect()
     assert platform.stop(job) == 0, platform.log()
     assert platform.config.keys.ring["test"].get_secret_value() not in platform.log(whole=True)

@@ -16,7 +16,7 @@ from delivery.webhooks import guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import manifest
-from tests import builders, pki
+from tests import builders, certificates
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
@@ -50,7 +50,7 @@ def test_the_readmes_manifest_is_accepted():
 def registering():
     """The document with every field, with certificates for the reader's dots."""
     [example] = blocks("docs/registering.md", "yaml")
-    for kind, pem in (("CERTIFICATE", pki.certificate()), ("PRIVATE KEY", pki.key())):
+    for kind, pem in (("CERTIFICATE", certificates.issue("client").pem), ("PRIVATE KEY", certificates.issue("client").key)):
         dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
         example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
     return example

@@ -6,7 +6,7 @@ import pytest
 
 from delivery import errors
 from fanout import registering
-from tests import pki
+from tests import certificates
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_an_overlap_that_is_none_is_refused(text):
 
 def test_a_person_sees_a_certificate_by_its_digest_and_no_empty_column():
     rows = [
-        {"id": "a", "tls": pki.certificate(), "limit": None, "headers": {}},
+        {"id": "a", "tls": certificates.issue("client").pem, "limit": None, "headers": {}},
         {"id": "b", "tls": None, "limit": None, "headers": {}},
     ]
     first, second = registering.shortened(rows)

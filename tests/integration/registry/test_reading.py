@@ -1,0 +1,200 @@
+"""Rows become a snapshot, whole or as what has changed; a row that cannot be used spoils itself alone."""
+
+import datetime as dt
+import pickle
+import random
+
+import pytest
+
+from delivery.model import (
+    AuthKind,
+    SubscriptionStatus,
+    TenantStatus,
+)
+from delivery.secret import Secret
+from delivery.webhooks.snapshot import updated
+from subscriptions_db import connect, snapshot
+from subscriptions_db.endpoint_secrets import Opened
+from subscriptions_db.sql import query
+from tests import addresses, certificates
+from tests.integration.registry.documents import DOCUMENT, GUARD, SIGNING, UNREADABLE, applied
+
+pytestmark = pytest.mark.integration
+
+TOKEN_URL_WITHIN = """
+update endpoints
+set auth_kind = 'oauth2', auth_username = null, auth_client_id = 'us', auth_token_url = 'https://10.0.0.1/'
+where endpoint_id = 'ep1'
+"""
+
+
+def test_it_says_what_was_registered(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    read = snapshot.read_full(connection, ring, GUARD)
+    assert read.tenants == {"1": TenantStatus.ACTIVE, "2": TenantStatus.ACTIVE, "3": TenantStatus.SUSPENDED}
+    one, two = read.subscriptions["s1"], read.subscriptions["s2"]
+    assert (one.scope.everything, one.scope.without_tenants) == (True, {"2"})
+    assert (two.scope.tenants, two.scope.sub_tenants, two.status) == (("1",), (("2", "100"),), SubscriptionStatus.PAUSED)
+    assert two.filter_pattern == {"data": {"a": [1]}}
+    endpoint = read.endpoints["ep1"]
+    assert (endpoint.auth.kind, endpoint.auth.username, endpoint.auth.secret) == (AuthKind.BASIC, "ann", Secret(b"hunter2"))
+    assert [key.secret for key in endpoint.signing_keys] == [Secret(b"0123456789abcdef0123456789abcdef")]
+    assert read.quarantined() == {}
+
+
+def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    newer = "whsec_" + "QUFB" * 8
+    rotated = DOCUMENT["endpoints"][0] | {"signing_secrets": [newer, SIGNING]}
+    applied(connection, ring, {"endpoints": [rotated]})
+    keys = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+    assert [key.secret.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
+
+
+def test_an_expired_signing_key_signs_no_more(connection, ring):
+    applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
+    connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
+    fault = "has no signing secret that has not expired"
+    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+
+
+def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    connection.execute("update secrets set expires_at = '2100-01-01T00:00:00Z' where purpose = 'signing'")
+    [key] = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+    assert key.expires_at_s == dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("statement", "row", "fault"),
+    [
+        ("delete from secrets where endpoint_id = 'ep1' and purpose = 'signing'", "endpoint ep1", "no signing secret"),
+        ("delete from secrets where endpoint_id = 'ep1' and purpose = 'auth'", "endpoint ep1", "basic needs a secret"),
+        ("update endpoints set url = 'https://127.0.0.1/' where endpoint_id = 'ep1'", "endpoint ep1", "not allowed"),
+        ("update secrets set key_id = 'lost' where endpoint_id = 'ep1'", "endpoint ep1", "key lost is not in keys.ring"),
+        ('update filters set pattern = \'{"data": {"a": [{"no": 1}]}}\'', "subscription s2", "filter"),
+        (
+            "update endpoints set headers = '{\"Host\": \"x\"}' where endpoint_id = 'ep1'",
+            "endpoint ep1",
+            "headers.Host: is set",
+        ),
+        (
+            "update endpoints set tls_authorities = 'x' where endpoint_id = 'ep1'",
+            "endpoint ep1",
+            "tls.authorities: is no PEM",
+        ),
+        (
+            "update endpoints set tls_certificate = 'x' where endpoint_id = 'ep1'",
+            "endpoint ep1",
+            "tls: certificate and key go",
+        ),
+        (TOKEN_URL_WITHIN, "endpoint ep1", "auth.token_url: the address is not allowed"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_quarantined_and_the_others_are_served(connection, ring, statement, row, fault):
+    applied(connection, ring, DOCUMENT)
+    connection.execute(statement)
+    read = snapshot.read_full(connection, ring, GUARD)
+    assert list(read.quarantined()) == [row]
+    assert fault in read.quarantined()[row]
+    assert "hunter2" not in str(read.quarantined())
+    assert (len(read.endpoints), len(read.subscriptions)) == (2, 2)
+
+
+def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words_whatever_its_form(connection, ring):
+    urls = {f"inside-{number}": addresses.url_of(host) for number, host in enumerate([*addresses.INSIDE, *addresses.NAMES])}
+    endpoints = [{"id": row_id, "customer": "c1", "url": "https://example.com/"} for row_id in urls]
+    applied(connection, ring, DOCUMENT | {"endpoints": [*DOCUMENT["endpoints"], *endpoints]})
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "update endpoints set url = %s where endpoint_id = %s", [(url, row_id) for row_id, url in urls.items()]
+        )
+    quarantined = snapshot.read_full(connection, ring, GUARD).quarantined()
+    assert quarantined.keys() == {f"endpoint {row_id}" for row_id in urls}
+    assert set(quarantined.values()) == {"url: the address is not allowed: an endpoint is a public https address"}
+
+
+@pytest.mark.parametrize("pattern", UNREADABLE)
+def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(connection, ring, pattern):
+    """It ended the read with a RecursionError or a ValueError: nobody was served."""
+    applied(connection, ring, DOCUMENT)
+    connection.execute("update filters set pattern = %s::jsonb", [pattern])
+    read = snapshot.read_full(connection, ring, GUARD)
+    assert read.quarantined() == {"subscription s2": "filter: cannot be read as JSON"}
+    assert pickle.loads(pickle.dumps(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("purpose", "secret", "fault"),
+    [
+        ("signing", b"x", "signing_secrets[0]: an HMAC key has 24 to 64 bytes"),
+        ("signing_v1a", b"x" * 31, "signing_secrets[0]: an ed25519 key has 32 bytes"),
+        ("tls_key", b"hunter2", "tls: certificate and key go together"),
+    ],
+)
+def test_a_sealed_secret_that_is_no_key_quarantines_its_endpoint(connection, ring, purpose, secret, fault):
+    applied(connection, ring, DOCUMENT)
+    row = Opened(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
+    connection.execute(query("put_secret"), row)
+    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+
+
+def test_a_value_that_only_a_later_version_knows_spoils_its_row_alone(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    connection.execute("alter table endpoints drop constraint endpoints_auth_kind_check")
+    connection.execute("update endpoints set auth_kind = 'kerberos', auth_username = null where endpoint_id = 'ep1'")
+    assert list(snapshot.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep1"]
+
+
+def test_endpoints_share_the_text_of_their_certificates(connection, ring):
+    def pickled(authorities):
+        endpoints = [{"id": f"ep{n}", "customer": "c1", "url": "https://example.com/", "tls": {"authorities": pem}}
+                     for n, pem in enumerate(authorities)]  # fmt: skip
+        applied(connection, ring, {"customers": [{"id": "c1"}], "endpoints": endpoints})
+        return len(pickle.dumps(snapshot.read_full(connection, ring, GUARD)))
+
+    pem = certificates.issue("client").pem * 50
+    assert pickled([pem, pem]) + len(pem) - pickled([pem, pem + "\n"]) < 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(connection, ring, seed):
+    rng = random.Random(seed)
+    applied(connection, ring, DOCUMENT)
+    current = snapshot.read_full(connection, ring, GUARD)
+    statements = [
+        "update tenants set status = 'suspended' where tenant_id = '1'",
+        "delete from tenants where tenant_id = '3'",
+        "insert into tenants values ('4')",
+        "update endpoints set status = 'paused' where endpoint_id = 'ep1'",
+        "delete from secrets where endpoint_id = 'ep2'",
+        "update subscriptions set event_type = 'user.*' where subscription_id = 's1'",
+        "delete from scopes where tenant_id = '2'",
+        "delete from filters",
+        "insert into subscriptions values ('s3', 'ep1', 'c1', '*', 'selected')",
+        "update subscriptions set subscription_id = 's9' where subscription_id = 's2'",
+        "delete from endpoints where endpoint_id = 'ep2'",
+        "delete from customers",
+    ]
+    for statement in rng.sample(statements, k=6):
+        try:
+            connection.execute(statement)
+        except connect.psycopg.errors.IntegrityError:
+            continue  # an earlier step took away what this one refers to
+        changes = snapshot.read_changes(connection, ring, GUARD, since=current.revision)
+        current = updated(current, changes)
+        assert current == snapshot.read_full(connection, ring, GUARD)
+
+
+def test_nothing_changed_is_an_empty_change(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    read = snapshot.read_full(connection, ring, GUARD)
+    changes = snapshot.read_changes(connection, ring, GUARD, since=read.revision)
+    assert (len(changes), changes.revision) == (0, read.revision)
+
+
+@pytest.mark.parametrize("since", [0, 10_000])
+def test_a_log_that_does_not_reach_back_asks_for_a_full_read(connection, ring, since):
+    applied(connection, ring, DOCUMENT)
+    connection.execute("delete from revisions where revision < 5")
+    assert snapshot.read_changes(connection, ring, GUARD, since=since) is None

@@ -1,0 +1,71 @@
+"""A secret stays sealed, and opens where it belongs only."""
+
+import base64
+
+import pytest
+from psycopg import sql
+
+from delivery import errors, settings
+from fanout.local import stack
+from subscriptions_db import keyring, snapshot
+from tests.integration.registry.documents import CLIENT, DOCUMENT, GUARD, WHOLE, applied
+
+pytestmark = pytest.mark.integration
+
+
+def test_no_table_holds_a_secret_in_the_clear(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    applied(connection, ring, {"endpoints": [WHOLE]})
+    every_row = "select to_jsonb(row)::text as line from {} row"
+    tables = connection.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
+    dump = "".join(
+        row["line"]
+        for table in tables
+        for row in connection.execute(sql.SQL(every_row).format(sql.Identifier(table["tablename"])))
+    )
+    assert "https://example.com/1" in dump
+    for secret in (
+        b"hunter2",
+        b"0123456789abcdef0123456789abcdef",
+        b"e" * 32,
+        CLIENT.key.splitlines()[1].encode(),
+    ):
+        for form in (secret.decode(), secret.hex(), base64.b64encode(secret).decode()):
+            assert form not in dump
+
+
+def test_a_sealed_secret_moved_to_another_row_does_not_open(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    connection.execute(
+        "update secrets set sealed = (select sealed from secrets where endpoint_id = 'ep2') "
+        "where endpoint_id = 'ep1' and purpose = 'signing'"
+    )
+    read = snapshot.read_full(connection, ring, GUARD)
+    assert list(read.quarantined()) == ["endpoint ep1"]
+
+
+def test_a_secret_is_no_key_of_another_scheme(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
+    assert "does not open" in snapshot.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
+
+
+def test_after_a_rotation_the_old_key_is_needed_no_more(connection):
+    old, new = stack.new_key(), stack.new_key()
+    applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), DOCUMENT)
+    before = snapshot.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), GUARD)
+    both = keyring.KeyRing.from_settings(settings.Keys(ring={"old": old, "new": new}, active="new"))
+    assert keyring.rotate(connection, both) == 3
+    assert keyring.rotate(connection, both) == 0
+    after = snapshot.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
+    assert after.endpoints == before.endpoints
+
+
+def test_a_secret_that_does_not_open_hinders_no_other_from_being_sealed_anew(connection, ring, ring_key):
+    applied(connection, ring, DOCUMENT)
+    connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep2'")
+    new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))
+    with pytest.raises(errors.SealError, match=r"sealed 2 secrets with k2, but 1 do not open: the signing secret of .* ep2"):
+        keyring.rotate(connection, new)
+    used = connection.execute("select key_id from secrets order by 1").fetchall()
+    assert [row["key_id"] for row in used] == ["k2", "k2", "lost"]
