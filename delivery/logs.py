@@ -13,8 +13,6 @@ from typing import Any
 
 import orjson
 
-from delivery import settings
-
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -48,9 +46,9 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
 
 
-def configure(config: settings.Logs) -> None:
-    """Send all logs to standard error in the chosen form."""
+def configure(level: str, form: str) -> None:
+    """Send the logs from `level` on to standard error; `form` is `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
-    logging.basicConfig(level=config.level, handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -47,7 +47,7 @@ def _common(
 
 def _settings(context: typer.Context) -> settings.Settings:
     loaded = settings.load(os.environ, context.obj)
-    logs.configure(loaded.logs)
+    logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
 
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 import pyspark.worker  # noqa: F401  # what Spark's Python worker is
 import uvloop
 
 from delivery.model import Event, Record, Revision, SubscriptionStatus
-from delivery.stages import deliver, telemetry  # noqa: F401  # what the partition function is made of, with all that it imports
+from delivery.stages import deliver, observer  # noqa: F401  # what the partition function is made of, with all that it imports
 from delivery.webhooks import routing, rows, worker
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -189,7 +188,6 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
-    pa.array([0])  # from the first array on, pandas is loaded, as in each worker that has returned a row
     worker.of(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r")))  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())

@@ -1,6 +1,9 @@
 """The partition function in a real Spark: few tasks, every record accounted for, a registry that changes between batches."""
 
+import sys
+
 import orjson
+import pyarrow as pa
 import pytest
 
 from delivery import plan, settings
@@ -83,3 +86,16 @@ def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
 def test_workers_can_be_made_ready_without_any_record(spark, observer):
     of = snapshot.Broadcaster(spark.sparkContext).source(published())
     assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer)) == []
+
+
+def test_workers_have_returned_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer):
+    """They are as many as there are cores, and these modules took 60 MB of each."""
+    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    partition = deliver.DeliverPartition(plan=TOLD, source=of, observe=observer)
+
+    def loaded(batches):
+        assert sum(batch.num_rows for batch in partition(batches)) == 2007  # seven receipts
+        names = [name for name in ("pandas", "pydantic", "psycopg") if name in sys.modules]
+        yield pa.RecordBatch.from_pylist([{"module": name} for name in names], pa.schema([("module", pa.string())]))
+
+    assert source_rows(spark, 2000, 1, value="not JSON").coalesce(1).mapInArrow(loaded, "module string").collect() == []

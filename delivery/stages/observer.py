@@ -1,0 +1,73 @@
+"""Take note, in a worker, of what came of its records: numbers for the driver, log lines for standard error.
+
+Runs in the executors' Python workers. It stands apart from delivery.stages.telemetry because a worker that unpickles it imports
+its module: the driver's metrics and settings would take 11 MB of each worker.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark import Accumulator, AccumulatorParam
+
+from delivery import logs
+from delivery.webhooks import attempt_log, tally
+from delivery.webhooks.lane import Results
+from delivery.webhooks.tally import Tally
+
+
+class Merging(AccumulatorParam[Tally]):
+    """How Spark adds the tallies of tasks."""
+
+    def zero(self, _: Tally) -> Tally:
+        """Return the tally of nothing."""
+        return Tally()
+
+    def addInPlace(self, value1: Tally, value2: Tally) -> Tally:  # noqa: N802  # Spark's name
+        """Return the tally of both."""
+        return value1 + value2
+
+
+class Meter:
+    """Tell what was spent since it was last asked, of a clock that begins at zero."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._told = 0.0
+
+    def spent(self) -> float:
+        """Return what was spent since the last call."""
+        now = self._read()
+        spent, self._told = now - self._told, now
+        return spent
+
+
+@functools.cache  # once for each process: a worker's CPU time is told with its results, the driver's at each micro-batch
+def process_cpu() -> Meter:
+    """Return this process's meter of CPU seconds."""
+    return Meter(time.process_time)
+
+
+@functools.cache  # once for each worker process
+def _attempt_log(level: str, form: str, sample: float) -> attempt_log.AttemptLog:
+    logs.configure(level, form)
+    return attempt_log.AttemptLog(sample, clock=time.monotonic, rng=random.Random())  # noqa: S311  # a sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observer:
+    """Take note of what came of an Arrow batch."""
+
+    total: Accumulator[Tally]
+    level: str
+    """As the three of the settings of the area `logs`."""
+    format: str
+    attempt_sample: float
+
+    def __call__(self, results: Results) -> None:
+        _attempt_log(self.level, self.format, self.attempt_sample).write(results)
+        self.total.add(tally.of(results, cpu_s=process_cpu().spent()))
