@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from delivery import kafka_options, plan, settings
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.stages import deliver, lookup, snapshot, telemetry
+from delivery.stages import deliver, lookup, observer, snapshot
 from delivery.webhooks import guard, routing, target
 from delivery.webhooks.snapshot import SnapshotChanges
 from delivery.webhooks.tally import Tally
@@ -40,7 +40,7 @@ CONFIG = settings.load(ENVIRON)
 LOOK_UP = lookup.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
-OBSERVER = telemetry.Observer(total=Tally(), logs=CONFIG.logs)
+OBSERVER = observer.Observer(total=Tally(), level="INFO", format="json", attempt_sample=0.0)
 
 
 @pytest.mark.parametrize(
