@@ -75,12 +75,12 @@ class DeliverPartition:
             self.observe(results)
             if written := list(rows.rows(results, self.plan.topics)):
                 topics, keys, values = zip(*written, strict=True)
-                arrays = [_array(pa.string(), [topic.encode() for topic in topics])]
-                arrays += [_array(pa.binary(), keys), _array(pa.binary(), values)]
+                arrays = [array_of(pa.string(), [topic.encode() for topic in topics])]
+                arrays += [array_of(pa.binary(), keys), array_of(pa.binary(), values)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
 
 
-def _array(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
+def array_of(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
     """Return an Arrow array of values of any length.
 
     pyarrow's own `pa.array` loads pandas in each worker, 48 MB, to see whether a list is one of its series.

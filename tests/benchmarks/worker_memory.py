@@ -1,0 +1,106 @@
+"""What a worker of a real Spark session takes, with a whole registry and a micro-batch under way.
+
+Run: `python -m tests.benchmarks.worker_memory [--subscriptions 100000] [--events 20000]`. A real Postgres and Spark, no Kafka;
+all endpoints are paused, so that what is due shows in the results without a request. Prints a JSON line for each worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+
+from delivery import plan, settings
+from delivery.model import EndpointStatus
+from delivery.stages import deliver, observer, session, telemetry
+from delivery.stages import snapshot as following
+from delivery.webhooks import routing, worker
+from delivery.webhooks.snapshot import Snapshot
+from fanout.local import jars, postgres, stack
+from subscriptions_db import connect, keyring, migrate, snapshot
+from tests.benchmarks import population
+
+SCHEMA = pa.schema([("told", pa.string())])
+
+
+class Measured:
+    """The partition function, which tells at its end what its process takes."""
+
+    def __init__(self, told: worker.Plan, source: routing.Source, observe: observer.Observer) -> None:
+        self._partition = deliver.DeliverPartition(plan=told, source=source, observe=observe)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Deliver; yield one row of JSON."""
+        results = sum(batch.num_rows for batch in self._partition(batches))
+        found = {"pid": os.getpid(), "rows": results, **memory_mb()}
+        told = orjson.dumps(found)
+        yield pa.RecordBatch.from_arrays([deliver.array_of(pa.string(), [told])], schema=SCHEMA)
+
+
+def memory_mb() -> dict[str, float]:
+    """Return what is resident, what is this process's alone, and its share of what it shares with others; and the peak."""
+    rollup = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    status = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    kilobytes = {words[0]: int(words[1]) for words in (*rollup, *status) if words[-1] == "kB"}
+    alone = kilobytes["Private_Clean:"] + kilobytes["Private_Dirty:"]
+    return {
+        "resident_mb": kilobytes["Rss:"] // 1024,
+        "alone_mb": alone // 1024,
+        "proportional_mb": kilobytes["Pss:"] // 1024,
+        "peak_mb": kilobytes["VmHWM:"] // 1024,
+    }
+
+
+def main() -> None:
+    """Measure two micro-batches, so that the second finds the workers as they stay."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--subscriptions", type=int, default=100_000)
+    parser.add_argument("--events", type=int, default=20_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        base = registry(Path(folder), arguments.subscriptions)
+    spark = session.start(settings.Spark(), jars.ensure().connector)
+    published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
+    source = following.Broadcaster(spark.sparkContext).source(published)
+    config = settings.Settings()
+    function = Measured(plan.of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer)
+    rows = [
+        (f"events.{kind}", 0, offset, 0, orjson.dumps({"tenant_id": tenant, "sub_tenant_id": department, "amount": amount}))
+        for offset, (kind, tenant, department, amount) in enumerate(population.events(arguments.events, random.Random(1)))
+    ]
+    records = spark.createDataFrame(rows, "topic string, partition int, offset long, appended_at_ms long, value binary")
+    records = records.selectExpr("*", "CAST(NULL AS STRING) AS headers").repartition(config.spark.parallelism).cache()
+    for _ in range(2):
+        for row in records.mapInArrow(function, "told string").collect():
+            print(row["told"], flush=True)
+    spark.stop()
+
+
+def registry(folder: Path, subscriptions: int) -> Snapshot:
+    """Return a registry of this size, read from Postgres, with every endpoint paused."""
+    server = postgres.EmbeddedPostgres(folder / "postgres")
+    server.start()
+    try:
+        config = settings.Settings.model_validate(
+            {"database": {"url": server.url, "statement_timeout_s": 3600}, "keys": {"ring": {"benchmark": stack.new_key()}}}
+        )
+        ring = keyring.KeyRing.from_settings(config.keys)
+        with connect.connect(config.database) as connection:
+            migrate.migrate(connection)
+            population.load(connection, ring, subscriptions, random.Random(subscriptions))
+            base = snapshot.read_full(connection, ring, plan.guard_of(config.delivery))
+    finally:
+        server.stop()
+    paused = {key: replace(row, status=EndpointStatus.PAUSED) for key, row in base.endpoints.items()}
+    return replace(base, endpoints=paused)
+
+
+if __name__ == "__main__":
+    main()
