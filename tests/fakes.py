@@ -23,7 +23,7 @@ class FakeTransport:
             raise step
         if isinstance(step, transport.Response):
             return step
-        return transport.Response(status=step, headers={}, body=b"ok")
+        return transport.Response(status=step, headers=(), body=b"ok")
 
 
 class Clock:
@@ -56,3 +56,18 @@ class FakeSender:
         self._clock.now += self._seconds
         self.in_flight[endpoint_id] -= 1
         return Attempt(number=number, started_at_ms=0, duration_ms=1.0, status=None, error_class=self._decide(delivery, number))
+
+
+class Wire:
+    """The socket's side of a connection, without a socket."""
+
+    is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted

@@ -1,8 +1,9 @@
 """Keep connections open between requests: bounded as a whole, and never shared between TLS identities.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Knows aiohttp's inner interfaces, as
-transport.py does (docs/adr/0003). aiohttp's connector looks up names, connects and makes TLS. It could also keep connections,
-but does not count idle ones in its limit, and 10,000 endpoints would take more file descriptors than there are.
+Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Alone knows aiohttp's inner
+interfaces, for which it is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and makes TLS. It could also
+keep connections, but does not count idle ones in its limit, and 10,000 endpoints would take more file descriptors than there
+are.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 import aiohttp
 import yarl
-from aiohttp import client_proto, client_reqrep, connector
+from aiohttp import client_reqrep, connector
 from aiohttp.helpers import TimerNoop
 
 from delivery import errors
-from delivery.webhooks import guard, resolver
+from delivery.webhooks import guard, resolver, wire
 from delivery.webhooks.target import Origin
 
 KEEPALIVE_S = 30.0
@@ -54,36 +55,25 @@ class _Opening:
 _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
 
 
-class Connection(client_proto.ResponseHandler):
-    """An open connection. aiohttp parses what arrives; this adds where it leads and whether anything arrived."""
+class Connection(wire.Connection):
+    """An open connection, and where it leads."""
 
     origin: Origin
     lease: connector.Connection
     idle_since: float
     is_reused = False
-    has_spoken = False
-    """Whether the other side sent a byte since it was last asked, or since it is idle."""
     on_closed: Callable[[Connection], None] | None = None
     """Told once, when the file descriptor is given back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
+        super().__init__(loop)
         # Made when TCP is connected and before the TLS handshake.
         _opening.get().phase = "in the TLS handshake"
 
-    def data_received(self, data: bytes) -> None:
-        self.has_spoken = True
-        super().data_received(data)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.on_closed is not None:
             self.on_closed(self)
-
-    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
-        # Called at the end of each body, paused or not, and then a twentieth of a request's cost.
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -101,7 +91,7 @@ class _Connector(aiohttp.TCPConnector):
             dns_cache_max_size=MAX_NAMES,
             socket_factory=make_socket,
         )
-        self._factory = functools.partial(Connection, loop=self._loop)  # type: ignore[assignment]  # names its own class
+        self._factory = functools.partial(Connection, self._loop)  # type: ignore[arg-type, assignment]  # names its own class
 
 
 class Pool:
@@ -126,8 +116,7 @@ class Pool:
         """Return an idle connection to `origin`, or None: then `open` one."""
         while idle := self._idle.get(origin):
             connection = self._withdraw(idle, -1)
-            # What spoke unasked would be taken for the answer to the next request.
-            if connection.is_connected() and not connection.has_spoken:
+            if connection.is_connected():
                 connection.is_reused = True
                 return connection
             self.close(connection)
@@ -164,7 +153,6 @@ class Pool:
         if connection.should_close or self._waiting:
             self.close(connection)
             return
-        connection.has_spoken = False
         connection.idle_since = self._loop.time()
         self._idle.setdefault(connection.origin, []).append(connection)
         self._by_age[connection] = None
@@ -172,8 +160,8 @@ class Pool:
             self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
 
     def close(self, connection: Connection) -> None:
-        """Close a connection that was taken. At once: a polite end of TLS would hold the file descriptor for up to 30 s."""
-        connection.abort()
+        """Close a connection that was taken."""
+        connection.close()
         connection.lease.close()
 
     def _closed(self, connection: Connection) -> None:
@@ -183,6 +171,7 @@ class Pool:
         if connection in self._by_age:  # closed by the other side while it was idle
             idle = self._idle[connection.origin]
             self._withdraw(idle, idle.index(connection))
+            connection.lease.close()  # or aiohttp would remember the connection for ever
 
     async def close_all(self) -> None:
         """Close all connections, those in use too."""

@@ -10,7 +10,7 @@ import calendar
 import email.utils
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,9 +92,9 @@ def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> f
     return min(max(wait_s, 0.0), cap_s)
 
 
-def longest_retry_after_s(headers: Mapping[str, str], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
+def longest_retry_after_s(headers: Iterable[tuple[bytes, bytes]], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
     """Return the wait that a response asks for. There should be one such header; of several none is broken by the longest."""
-    waits = [retry_after_s(value, now, cap_s) for name, value in headers.items() if name.lower() == "retry-after"]
+    waits = [retry_after_s(value.decode("latin-1"), now, cap_s) for name, value in headers if name.lower() == b"retry-after"]
     return max((wait_s for wait_s in waits if wait_s is not None), default=None)
 
 

@@ -32,10 +32,10 @@ class ScopeIndex(Generic[Item]):
 
     def get(self, key: ScopeKey) -> list[Item]:
         """Return the items under `key`; empty when there are none."""
-        wanted = hash(key)
-        first = bisect.bisect_left(self._hashes, wanted)
-        if first == len(self._hashes) or self._hashes[first] != wanted:
-            return []
-        last = bisect.bisect_right(self._hashes, wanted, first)
-        # The hash finds them, the key decides.
-        return [item for known, item in zip(self._keys[first:last], self._items[first:last], strict=True) if known == key]
+        hashes, wanted, found = self._hashes, hash(key), []
+        position = bisect.bisect_left(hashes, wanted)
+        while position < len(hashes) and hashes[position] == wanted:
+            if self._keys[position] == key:  # the hash finds them, the key decides
+                found.append(self._items[position])
+            position += 1
+        return found

@@ -7,6 +7,7 @@ pickled or survives a fork. Spark starts one worker per core, forks it once and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator
@@ -21,6 +22,9 @@ from delivery.webhooks import dispatch, envelope, guard, lane, limits, retry, ro
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
+COLLECTED_EVERY = 20_000
+"""Objects made and not yet freed, between two runs of Python's collector. Every 700, its default, it walks through what is
+under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
 Returned = TypeVar("Returned")
 
 
@@ -43,6 +47,7 @@ class Worker:
     """One event loop on a thread of its own, and what lives in it."""
 
     def __init__(self, plan: Plan) -> None:
+        gc.set_threshold(COLLECTED_EVERY)
         self._plan = plan
         self._registry: routing.Registry | None = None
         self._paces: dispatch.Paces = cachetools.LRUCache(maxsize=MAX_PACES)

@@ -92,6 +92,21 @@ def test_an_unasked_answer_that_comes_later_spoils_the_connection_too():
     assert serving.run(main()) == (200, 2)
 
 
+def test_a_connection_that_the_server_closes_while_it_is_idle_is_forgotten():
+    """By aiohttp's connector too, which remembered each for ever."""
+
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
+            server.connections[0].close()
+            async with asyncio.timeout(5):
+                while network._pool._by_age:  # noqa: ASYNC110  # it tells nobody
+                    await asyncio.sleep(0)
+            return len(network._pool._connector._acquired)
+
+    assert serving.run(main()) == 0
+
+
 def test_the_parser_goes_on_from_answer_to_answer_of_every_shape():
     shapes = [
         OK,

@@ -13,7 +13,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import Tls
-from delivery.webhooks import guard, transport
+from delivery.webhooks import guard, wire
 from tests import certificates, fakes
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, OPEN, saying
@@ -74,7 +74,7 @@ def test_one_connection_serves_many_requests():
 )
 def test_no_more_than_the_bound_is_read_and_the_connection_is_not_used_again(raw):
     responses, _, connections = post(saying(raw), times=2)
-    assert [(one.status, len(one.body)) for one in responses] == [(200, transport.MAX_RESPONSE_BYTES)] * 2
+    assert [(one.status, len(one.body)) for one in responses] == [(200, wire.MAX_RESPONSE_BYTES)] * 2
     assert connections == 2
 
 

@@ -26,7 +26,7 @@ TIMEOUT_S = 2.0
 
 def granted(value="t1", **fields):
     return transport.Response(
-        status=200, headers={}, body=orjson.dumps({"access_token": value, "token_type": "Bearer"} | fields)
+        status=200, headers=(), body=orjson.dumps({"access_token": value, "token_type": "Bearer"} | fields)
     )
 
 
@@ -50,7 +50,7 @@ class Servers:
             step = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(step, Exception):
             raise step
-        return step if isinstance(step, transport.Response) else transport.Response(status=step, headers={}, body=b"")
+        return step if isinstance(step, transport.Response) else transport.Response(status=step, headers=(), body=b"")
 
     def tokens_sent(self):
         return [
@@ -138,16 +138,16 @@ def test_a_renewal_that_fails_does_not_take_the_old_token_away():
 
 REFUSALS = [
     pytest.param(
-        transport.Response(status=401, headers={}, body=b'{"error":"invalid_client"}'), "401 invalid_client", id="refused"
+        transport.Response(status=401, headers=(), body=b'{"error":"invalid_client"}'), "401 invalid_client", id="refused"
     ),
     pytest.param(
-        transport.Response(status=400, headers={}, body=orjson.dumps({"error": SECRET})),
+        transport.Response(status=400, headers=(), body=orjson.dumps({"error": SECRET})),
         "answered 400",
         id="secret in the error",
     ),
     pytest.param(302, "answered 302", id="redirect"),
-    pytest.param(transport.Response(status=200, headers={}, body=b"<html>"), "no usable access_token", id="not JSON"),
-    pytest.param(transport.Response(status=200, headers={}, body=b"[]"), "no usable access_token", id="not an object"),
+    pytest.param(transport.Response(status=200, headers=(), body=b"<html>"), "no usable access_token", id="not JSON"),
+    pytest.param(transport.Response(status=200, headers=(), body=b"[]"), "no usable access_token", id="not an object"),
     pytest.param(granted("a\r\nhost: elsewhere"), "no usable access_token", id="line break in the token"),
     pytest.param(granted(""), "no usable access_token", id="empty token"),
     pytest.param(granted(token_type="mac"), "token_type", id="another kind of token"),

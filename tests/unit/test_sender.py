@@ -85,5 +85,5 @@ def test_a_changed_endpoint_gets_a_new_target():
     ],
 )
 def test_a_failed_attempt_tells_how_long_the_endpoint_asked_to_wait(status, value, wait_s):
-    made, _, _ = attempt(transport.Response(status=status, headers={"Retry-After": value}, body=b""))
+    made, _, _ = attempt(transport.Response(status=status, headers=[(b"Retry-After", value.encode())], body=b""))
     assert made.retry_after_s == wait_s

@@ -1,0 +1,164 @@
+"""Measure a worker without Spark: CPU µs of a delivery from an Arrow batch to the rows of its results.
+
+Run: `python -m tests.benchmarks.worker [--json FILE]`. The partition function of the direct lane gets its Arrow batches from
+memory and posts to the load tests' receiver, with the load test's events and registry: Spark has no part in what it takes.
+Each `--variant` is `in_flight` or `in_flight:collected_every`; the variants take turns round by round, because the machine's
+speed drifts. The collector's time is read from its own callbacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import resource
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
+
+from delivery import settings
+from delivery.model import SigningKey
+from delivery.secret import Secret
+from delivery.stages import deliver
+from delivery.webhooks import envelope, guard, limits, routing, rows, tally, worker
+from delivery.webhooks.snapshot import Snapshot
+from load_tests import direct, receiver
+from tests import builders
+
+ARROW_ROWS = 1_000
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What a broadcast is to a task, without Spark."""
+
+    value: Snapshot
+
+
+def source(url: str) -> routing.BroadcastSource:
+    """Return the registry of the load test, with `url` in the place of its customers."""
+    document = direct.registry(direct.Scenario(), url)
+    key = SigningKey(secret=Secret(receiver.KEY))
+    endpoints = [builders.endpoint(row["id"], url=row["url"], signing_keys=(key,)) for row in document["endpoints"]]
+    subscriptions = [
+        builders.subscription(
+            row["id"], endpoint_id=row["endpoint"], event_type=row["event_type"], scope=builders.scope(*row["tenants"])
+        )
+        for row in document["subscriptions"]
+    ]
+    snapshot = builders.snapshot(*endpoints, *subscriptions, tenants=tuple(row["id"] for row in document["tenants"]))
+    return routing.BroadcastSource(base_id="base", broadcast=InMemory(snapshot), delta=None)
+
+
+def batches(count: int) -> Iterator[pa.RecordBatch]:
+    """Yield the load test's events as the source stage gives them."""
+    made = list(direct.events(direct.Scenario(), count, random.Random(1), settings.Source()))
+    now_ms = int(time.time() * 1000)
+    for first in range(0, count, ARROW_ROWS):
+        part = made[first : first + ARROW_ROWS]
+        columns = [
+            pa.array([event.message.topic for event in part]),
+            pa.array([0] * len(part), pa.int32()),
+            pa.array(range(first, first + len(part)), pa.int64()),
+            pa.array([now_ms] * len(part), pa.int64()),
+            pa.array([event.message.value for event in part], pa.binary()),
+            pa.array([None] * len(part), pa.string()),
+        ]
+        yield pa.record_batch(columns, list(deliver.COLUMNS))
+
+
+class Collector:
+    """The CPU seconds of this process's garbage collector."""
+
+    def __init__(self) -> None:
+        self.spent_s = self._began = 0.0
+        gc.callbacks.append(self)
+
+    def __call__(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.spent_s += time.thread_time() - self._began
+
+
+@dataclass
+class Variant:
+    """A way to deliver, and the µs of a delivery in each round."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        in_flight, _, collected_every = self.text.partition(":")
+        self.bounds = limits.Limits(max_in_flight=int(in_flight))
+        self.collected_every = int(collected_every or worker.COLLECTED_EVERY)
+        self.rounds: list[dict[str, float]] = []
+
+    def figures(self) -> dict[str, float]:
+        """Return the median of each figure, and the best round's CPU."""
+        medians = {name: round(statistics.median(one[name] for one in self.rounds), 1) for name in self.rounds[0]}
+        return medians | {"best_cpu_us": round(min(one["cpu_us"] for one in self.rounds), 1)}
+
+
+def measure(
+    variant: Variant, given: list[pa.RecordBatch], registry: routing.BroadcastSource, collector: Collector
+) -> dict[str, float]:
+    """Deliver all of `given` once; return µs for each delivery."""
+    plan = worker.Plan(topics=TOPICS, guard=OPEN, layout=envelope.Layout(), limits=variant.bounds)
+    worker.of(plan)  # it sets the collector's threshold, which the variant then replaces
+    gc.set_threshold(variant.collected_every)
+    told: list[tally.Tally] = []
+    partition = deliver.DeliverPartition(
+        plan=plan, source=registry, observe=lambda results: told.append(tally.of(results, cpu_s=0.0))
+    )
+    before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
+    for _ in partition(given):
+        pass
+    after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
+    count = sum(batch.num_rows for batch in given)
+    if sum(told, tally.Tally()).deliveries["delivered", tally.NONE] != count:
+        raise RuntimeError(f"not all were delivered: {told}")
+    user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    spent_s = {
+        "cpu_us": user_s + system_s,
+        "user_us": user_s,
+        "system_us": system_s,
+        "task_thread_us": task_s,
+        "collector_us": collector.spent_s - collected_s,
+    }
+    return {name: seconds / count * 1e6 for name, seconds in spent_s.items()}
+
+
+def main() -> None:
+    """Measure and print a row per variant; also as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--events", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--variant", action="append", help="256, 64, 256:700, …")
+    arguments = parser.parse_args()
+    variants = [Variant(text) for text in arguments.variant or ["256"]]
+    collector, given = Collector(), list(batches(arguments.events))
+    with receiver.Receiver() as customers:
+        registry = source(customers.url)
+        for number in range(arguments.rounds + 1):
+            for variant in variants:
+                figures = measure(variant, given, registry, collector)
+                if number:  # the first makes connections
+                    variant.rounds.append(figures)
+        customers.report()
+    for variant in variants:
+        print(f"{variant.text}:", variant.figures())
+    if arguments.json:
+        arguments.json.write_bytes(orjson.dumps({variant.text: variant.figures() for variant in variants}))
+
+
+if __name__ == "__main__":
+    main()
