@@ -142,6 +142,19 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How an endpoint in batch mode takes its events: a batch leaves by whichever bound is reached first."""
+
+    max_events: int = 1000
+    max_wait_s: float = 1.0
+    """Counted from the batch's first event, when Kafka appended it."""
+    max_bytes: int = 1024 * 1024
+    """Of the body, before it is compressed. An event that alone is larger leaves alone."""
+    is_gzipped: bool = False
+    """Whether the body is sent with `content-encoding: gzip`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a customer takes deliveries."""
 
@@ -162,6 +175,8 @@ class Endpoint:
     """At most so many requests under way to it at once, over all workers; None: the operator's bound for each worker."""
     max_per_second: float | None = None
     """At most so many requests a second, over all workers; None: no bound."""
+    batching: Batching | None = None
+    """Set in batch mode, and only there."""
     fault: str | None = None
     """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
 
@@ -219,6 +234,17 @@ class SkipReason(enum.StrEnum):
     ENDPOINT_PAUSED = "endpoint_paused"
     ENDPOINT_DISABLED = "endpoint_disabled"
     QUARANTINED = "quarantined"
+    ENDPOINT_DELETED = "endpoint_deleted"
+    """While the event waited for its batch; as the next."""
+    SUBSCRIPTION_DELETED = "subscription_deleted"
+
+
+class LeaveReason(enum.StrEnum):
+    """Why a batch left. A closed set: it labels metrics."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    TIME = "time"
 
 
 class Attempt(NamedTuple):

@@ -17,7 +17,8 @@ import yarl
 
 from delivery.model import Attempt, CustomerId, Delivery, EndpointId, Outcome, OutcomeKind, Record
 from delivery.webhooks import envelope
-from delivery.webhooks.lane import Receipt, Rejection, Results
+from delivery.webhooks.intake import Receipt, Rejection
+from delivery.webhooks.lane import Results
 
 MAX_REJECTED_BYTES = 64 * 1024
 """How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""
