@@ -6,10 +6,8 @@ when it failed or its process was killed, because Spark runs the whole task agai
 
 from __future__ import annotations
 
-import array
 import base64
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -17,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
+from delivery.stages import arrow
 from delivery.webhooks import lane, routing, rows, worker
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
@@ -75,18 +74,9 @@ class DeliverPartition:
             self.observe(results)
             if written := list(rows.rows(results, self.plan.topics)):
                 topics, keys, values = zip(*written, strict=True)
-                arrays = [_array(pa.string(), [topic.encode() for topic in topics])]
-                arrays += [_array(pa.binary(), keys), _array(pa.binary(), values)]
+                arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
+                arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
-
-
-def _array(kind: pa.DataType, values: Sequence[bytes]) -> pa.Array:
-    """Return an Arrow array of values of any length.
-
-    pyarrow's own `pa.array` loads pandas in each worker, 48 MB, to see whether a list is one of its series.
-    """
-    ends = array.array("i", itertools.accumulate(map(len, values), initial=0))
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

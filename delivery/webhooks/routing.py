@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from delivery.model import Event, Revision, TenantId, TenantStatus
 from delivery.webhooks import matching
@@ -41,6 +41,13 @@ class Source(Protocol):
 
     def registry(self, last: Registry | None) -> Registry:
         """Return `last`, this process's registry so far, brought to this source's revision; a new one where it cannot be."""
+
+
+class RefreshedSource(Source, Protocol):
+    """A source of which one field, named here, is renewed with each micro-batch. A dataclass."""
+
+    REFRESHED: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class WholeRegistry:
@@ -84,6 +91,7 @@ class BroadcastSource:
     psycopg and pydantic would take 26 MB of each worker.
     """
 
+    REFRESHED: ClassVar[str] = "delta"
     base_id: str
     """Which broadcast it is; the same for all sources that differ in `delta` only."""
     broadcast: Broadcast

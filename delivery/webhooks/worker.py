@@ -17,7 +17,7 @@ import cachetools
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, limits, retry, routing, rows, sender, transport
+from delivery.webhooks import collecting, dispatch, envelope, guard, lane, limits, retry, routing, rows, sender, transport
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
@@ -82,6 +82,23 @@ class Worker:
             yield self._wait_for(begun.finish())
         finally:  # done, or nobody reads the results any more
             self._loop.call_soon_threadsafe(begun.abandon)
+
+    def collect(
+        self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, now_ms: int, pass_through_s: float
+    ) -> Iterator[collecting.Collected]:
+        """Collect what is due in batches of the records of a task; yield it by shard, as it is read."""
+        collector = self._wait_for(self._collector(source, shards, now_ms, pass_through_s))
+        for records in batches:
+            yield self._wait_for(collector.take(records))
+        yield collector.finish()
+
+    async def _collector(
+        self, source: routing.Source, shards: int, now_ms: int, pass_through_s: float
+    ) -> collecting.Collector:
+        self._registry = source.registry(self._registry)
+        return collecting.Collector(
+            self._registry, self._plan.layout, shards=shards, now_ms=now_ms, pass_through_s=pass_through_s
+        )
 
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
