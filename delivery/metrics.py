@@ -51,6 +51,7 @@ DELIVERIES = Counter(
     "Deliveries by outcome (delivered, dead_lettered, skipped) and reason.",
     ["lane", "outcome", "reason"],
 )
+BATCHES = Counter("fanout_batches", "Batches that were sent, by why they left: count, bytes or time.", ["lane", "reason"])
 ATTEMPTS = Counter(
     "fanout_attempts", "Requests to endpoints by error class, `none` for those accepted.", ["lane", "error_class"]
 )
@@ -95,6 +96,8 @@ def account(lane: str, tally: Tally) -> None:
         DELIVERIES.labels(lane, outcome, reason).inc(count)
     for reason, count in tally.rejected.items():
         REJECTED.labels(lane, reason).inc(count)
+    for reason, count in tally.batches.items():
+        BATCHES.labels(lane, reason).inc(count)
     for error_class, count in tally.attempts.items():
         ATTEMPTS.labels(lane, error_class).inc(count)
     RETRIES.labels(lane).inc(tally.retries)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NewType
+from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeVar
 
 from delivery.secret import Secret
 
@@ -20,6 +20,9 @@ EndpointId = NewType("EndpointId", str)
 SubscriptionId = NewType("SubscriptionId", str)
 Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
+
+KEPT_RESPONSE_BYTES = 1024
+"""How much of a response goes into the dead letter."""
 
 
 class Record(NamedTuple):
@@ -213,6 +216,31 @@ class Subscription:
     """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
 
 
+class Sendable(Protocol):
+    """What is posted in one request: a delivery, or a batch of them."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def webhook_id(self) -> str:
+        """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+
+    @property
+    def body(self) -> bytes:
+        """What is signed and sent."""
+
+    @property
+    def content_headers(self) -> bytes:
+        """The header lines that describe the body, each ended by CRLF."""
+
+    @property
+    def kept_response_bytes(self) -> int:
+        """How much of the response is worth keeping."""
+
+
+Sent = TypeVar("Sent", bound=Sendable)
+
+
 class Delivery(NamedTuple):
     """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
 
@@ -225,6 +253,11 @@ class Delivery(NamedTuple):
     """What is signed and sent; deliveries of one event in one content mode share it."""
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF; shared like it."""
+
+    @property
+    def kept_response_bytes(self) -> int:
+        """Enough for a person to see, in the dead letter, what was wrong."""
+        return KEPT_RESPONSE_BYTES
 
 
 class SkipReason(enum.StrEnum):
@@ -272,10 +305,10 @@ class OutcomeKind(enum.StrEnum):
     SKIPPED = "skipped"
 
 
-class Outcome(NamedTuple):
-    """How a delivery ended in this lane. A failed delivery is data, not an exception."""
+class Outcome(NamedTuple, Generic[Sent]):
+    """How a delivery ended in this lane, or a batch of them. A failed delivery is data, not an exception."""
 
-    delivery: Delivery
+    delivery: Sent
     kind: OutcomeKind
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None

@@ -3,8 +3,8 @@
 Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
 
 One endpoint may have most of the load. What fills a whole batch within one task's micro-batch leaves as one: it needs no state,
-and goes to a shard of its own, so that one endpoint is not all the work of one task. The rest goes to the endpoint's home shard.
-In a batch the events of one Kafka partition stand in their order; a full batch does not wait for what came before it.
+and goes to a shard of its own, so that one endpoint is not all the work of one task. The rest goes to the endpoint's home
+shard. In a batch the events of one Kafka partition stand in their order; a full batch does not wait for what came before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Due(NamedTuple):
 
     item: segment.Item
     collected: list[matching.Match]
-    skipped: list[Outcome]
+    skipped: list[Outcome[Delivery]]
 
 
 @dataclass(slots=True)

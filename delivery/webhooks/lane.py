@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record, SkipReason
-from delivery.webhooks import dispatch, envelope, intake, matching, message, routing
+from delivery.webhooks import batch_message, dispatch, envelope, intake, matching, message, routing
 
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
@@ -19,7 +19,8 @@ RECORDS_BETWEEN_IO = 32
 class Results:
     """What came of some records."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome[Delivery]] = field(default_factory=list)
+    batches: list[batch_message.BatchOutcome] = field(default_factory=list)
     rejections: list[intake.Rejection] = field(default_factory=list)
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
@@ -33,7 +34,7 @@ class Lane:
     yet, `finish` does.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher, layout: envelope.Layout) -> None:
+    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[Delivery], layout: envelope.Layout) -> None:
         self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, _deliveries)
         self._dispatcher = dispatcher
 

@@ -7,10 +7,15 @@ Runs in the executors. Must not import pyspark or psycopg. The other registry is
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
+<<<<<<< HEAD
 from typing import Any, ClassVar, Protocol
+=======
+from typing import NamedTuple, Protocol
+>>>>>>> h/core
 
-from delivery.model import Event, Revision, TenantId, TenantStatus
+from delivery.model import Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
 from delivery.webhooks import matching
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -25,6 +30,15 @@ class Router(Protocol):
         """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
 
 
+class Destination(NamedTuple):
+    """An endpoint as it is now, and the subscriptions that may lead to it."""
+
+    endpoint: Endpoint | None
+    """None: it is not registered."""
+    subscriptions: Mapping[SubscriptionId, Subscription]
+    """Each that leads to it is in here; others may be."""
+
+
 class Registry(Protocol):
     """The registry as one worker process has it. Kept from micro-batch to micro-batch."""
 
@@ -34,6 +48,9 @@ class Registry(Protocol):
 
     async def router_for(self, event: Event) -> Router:
         """Return a router that knows all that `event` can be due to. May wait for Postgres; deliveries go on meanwhile."""
+
+    async def destination(self, endpoint_id: EndpointId) -> Destination:
+        """Return what a batch for an endpoint is sent by. May wait for Postgres as well."""
 
 
 class Source(Protocol):
@@ -65,6 +82,10 @@ class WholeRegistry:
     async def router_for(self, _: Event) -> matching.Router:
         """Return the one router, at once."""
         return self._router
+
+    async def destination(self, endpoint_id: EndpointId) -> Destination:
+        """Return the endpoint and all subscriptions, at once."""
+        return Destination(self._router.endpoints.get(endpoint_id), self._router.subscriptions)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Take all that has changed since the base.
