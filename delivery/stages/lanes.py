@@ -112,9 +112,9 @@ class Batch:
             self._plan,
             self._carrier.source,
             self._config.spark.parallelism,
-            self._shard_keys,
-            interval_s * 2,
             self._seen.observer,
+            shard_keys=self._shard_keys,
+            pass_through_s=interval_s * 2,
             rejects=self._rejects,
         )
         return batch.batch(routed, round(interval_s * 1000), self._seen.pending)
