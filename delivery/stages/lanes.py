@@ -8,7 +8,9 @@ starts it again: a process that delivers a part of what it should would look wel
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -19,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery import health, plan, settings
 from delivery.stages import batch, carried, deliver, deliver_batches, query, route, shards, sink, source, telemetry, ticks
 from delivery.webhooks import routing
+
+log = logging.getLogger(__name__)
 
 Hold = Callable[[], routing.RefreshedSource | None]
 
@@ -127,6 +131,15 @@ class Batch:
         sink.write(results, self._config.kafka)
         self._seen.publish()
         self._ticker.waits(self._seen.told_pending())
+
+
+def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
+    """Make all lanes ready by the registry that is known; None where the job is to stop."""
+    for name, lane in lanes.items():
+        if (registry := known[name]) is not None:
+            began = time.monotonic()
+            lane.warm(registry)
+            log.info("lane %s is warm after %.1f s", name, time.monotonic() - began)
 
 
 def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:

@@ -140,7 +140,7 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     job = platform.start()
     platform.publish_raw("order", b"not JSON")
     ids = platform.publish(20)
-    assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=90)
+    assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=150)
     assert_eventually(lambda: events(platform, "ep2"), lambda got: len(got) == 20, within_s=60)
 
     # More rows than a delta may have.
