@@ -13,6 +13,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     │   ├── FilterError          … in a filter pattern
     │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
+    ├── StateUnreadable          what a lane keeps was written by a newer version; nothing of it is touched
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
@@ -91,6 +92,10 @@ class TargetRefused(RegistrationError):
 
 class SealError(FanoutError):
     """A sealed secret cannot be opened. Says which key id is missing, or that the data belongs to another row."""
+
+
+class StateUnreadable(FanoutError):
+    """What a lane keeps between micro-batches was written by a newer version. Start that one again."""
 
 
 class EventRejected(FanoutError):

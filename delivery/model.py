@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NewType
+from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeVar
 
 from delivery.secret import Secret
 
@@ -20,6 +20,9 @@ EndpointId = NewType("EndpointId", str)
 SubscriptionId = NewType("SubscriptionId", str)
 Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
+
+KEPT_RESPONSE_BYTES = 1024
+"""How much of a response goes into the dead letter."""
 
 
 class Record(NamedTuple):
@@ -142,6 +145,19 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How an endpoint in batch mode takes its events: a batch leaves by whichever bound is reached first."""
+
+    max_events: int = 1000
+    max_wait_s: float = 1.0
+    """Counted from the batch's first event, when Kafka appended it."""
+    max_bytes: int = 1024 * 1024
+    """Of the body, before it is compressed. An event that alone is larger leaves alone."""
+    is_gzipped: bool = False
+    """Whether the body is sent with `content-encoding: gzip`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a customer takes deliveries."""
 
@@ -162,6 +178,8 @@ class Endpoint:
     """At most so many requests under way to it at once, over all workers; None: the operator's bound for each worker."""
     max_per_second: float | None = None
     """At most so many requests a second, over all workers; None: no bound."""
+    batching: Batching | None = None
+    """Set in batch mode, and only there."""
     fault: str | None = None
     """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
 
@@ -198,6 +216,35 @@ class Subscription:
     """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
 
 
+class Sendable(Protocol):
+    """What is posted in one request: a delivery, or a batch of them."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def webhook_id(self) -> str:
+        """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+
+    @property
+    def body(self) -> bytes:
+        """What is sent."""
+
+    @property
+    def signed(self) -> bytes:
+        """What is signed: the body, before it was compressed."""
+
+    @property
+    def content_headers(self) -> bytes:
+        """The header lines that describe the body, each ended by CRLF."""
+
+    @property
+    def kept_response_bytes(self) -> int:
+        """How much of the response is worth keeping."""
+
+
+Sent = TypeVar("Sent", bound=Sendable)
+
+
 class Delivery(NamedTuple):
     """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
 
@@ -211,6 +258,16 @@ class Delivery(NamedTuple):
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF; shared like it."""
 
+    @property
+    def signed(self) -> bytes:
+        """The body: a single event's is never compressed."""
+        return self.body
+
+    @property
+    def kept_response_bytes(self) -> int:
+        """Enough for a person to see, in the dead letter, what was wrong."""
+        return KEPT_RESPONSE_BYTES
+
 
 class SkipReason(enum.StrEnum):
     """Why a due delivery was not attempted. A closed set: it labels metrics."""
@@ -219,6 +276,17 @@ class SkipReason(enum.StrEnum):
     ENDPOINT_PAUSED = "endpoint_paused"
     ENDPOINT_DISABLED = "endpoint_disabled"
     QUARANTINED = "quarantined"
+    ENDPOINT_DELETED = "endpoint_deleted"
+    """While the event waited for its batch; as the next."""
+    SUBSCRIPTION_DELETED = "subscription_deleted"
+
+
+class LeaveReason(enum.StrEnum):
+    """Why a batch left. A closed set: it labels metrics."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    TIME = "time"
 
 
 class Attempt(NamedTuple):
@@ -246,10 +314,10 @@ class OutcomeKind(enum.StrEnum):
     SKIPPED = "skipped"
 
 
-class Outcome(NamedTuple):
-    """How a delivery ended in this lane. A failed delivery is data, not an exception."""
+class Outcome(NamedTuple, Generic[Sent]):
+    """How a delivery ended in this lane, or a batch of them. A failed delivery is data, not an exception."""
 
-    delivery: Delivery
+    delivery: Sent
     kind: OutcomeKind
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None

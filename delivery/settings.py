@@ -189,6 +189,19 @@ class Delivery(Area):
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+class Batch(Area):
+    """The batch lane. How requests are made is set for both lanes in the area `delivery`."""
+
+    shards: Annotated[int, Field(gt=0, le=1024)] = 4
+    """Parts of the state, each of which one task works on; twice the number of executor cores. A checkpoint keeps the number
+    with which it began: the lane refuses to start with another one."""
+    trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
+    """Pause between micro-batches. A batch leaves at the last of them before its time is over, so up to so much early."""
+    ticks_topic: str = "fanout.ticks"
+    """Topic of one partition in which the job wakes itself when a batch is due and no event comes. Must match no
+    `source.topic_pattern`."""
+
+
 class Spark(Area):
     """The Spark application."""
 
@@ -246,6 +259,7 @@ class Settings(Area):
     source: Source = Source()
     snapshot: Snapshot = Snapshot()
     delivery: Delivery = Delivery()
+    batch: Batch = Batch()
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()

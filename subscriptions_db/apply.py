@@ -197,6 +197,10 @@ def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
         "tls_certificate": row.tls.certificate,
         "max_in_flight": row.max_in_flight,
         "max_per_second": row.max_per_second,
+        "batch_max_events": row.batch.max_events,
+        "batch_max_wait_s": row.batch.max_wait_s,
+        "batch_max_bytes": row.batch.max_bytes,
+        "batch_gzip": row.batch.gzip,
     }
 
 
@@ -224,6 +228,7 @@ def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, curr
     changed = {(change.kind, change.id) for change in changes}
     customers = current["customer"].keys() | {row.id for row in wanted.customers}
     endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
+    modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
     for number, endpoint in enumerate(wanted.endpoints):
         if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
             raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
@@ -231,9 +236,16 @@ def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, curr
         if owner != endpoint.customer:
             problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
             raise errors.RegistrationError(f"endpoints[{number}].customer", problem)
+        if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
+            problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
+            raise errors.RegistrationError(f"endpoints[{number}].mode", problem)
     for number, subscription in enumerate(wanted.subscriptions):
         if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
             raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
+        before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
+        if before in modes and modes[before] != modes[subscription.endpoint]:
+            problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
+            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
 
 
 def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets) -> None:

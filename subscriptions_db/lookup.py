@@ -7,9 +7,11 @@ means is said in decision 7 (docs/adr/0007-broadcast-or-look-up.md).
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 
 from delivery import errors, settings
-from delivery.model import TenantId
+from delivery.model import EndpointId, TenantId
 from delivery.webhooks import guard
 from delivery.webhooks.snapshot import Snapshot
 from subscriptions_db import connect, keyring, snapshot
@@ -32,15 +34,18 @@ class PostgresReader:
         An event that cannot be looked up can neither be delivered nor skipped. Failing the task instead would send again what
         it had sent, and in the end stop the job.
         """
-        return self._patiently(self._candidates, event_type, tenant_id)
+        read = functools.partial(snapshot.read_candidates, event_type=event_type, tenant_id=tenant_id)
+        return self._patiently(self._read, read)
 
-    def _candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
+    def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
+        """Return an endpoint and the subscriptions that lead to it, and wait as long."""
+        return self._patiently(self._read, functools.partial(snapshot.read_endpoint, endpoint_id=endpoint_id))
+
+    def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:
         if self._connection is None:
             self._connection = self._open.enter_context(connect.connect(self._database, application_name="fanout look-up"))
         try:
-            return snapshot.read_candidates(
-                self._connection, self._ring, self._guard, event_type=event_type, tenant_id=tenant_id
-            )
+            return read(self._connection, self._ring, self._guard)
         except (errors.RegistryUnavailable, errors.RegistryOutdated):
             self.close()
             raise

@@ -114,6 +114,15 @@ class Tls(_Part):
     key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
 
 
+class Batch(_Part):
+    """When a batch leaves: by whichever bound is reached first. For endpoints in batch mode."""
+
+    max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
+    max_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1
+    max_bytes: Annotated[int, Field(ge=4096, le=10 * 1024 * 1024)] = 1024 * 1024
+    gzip: bool = False
+
+
 class Endpoint(_Part):
     """Where a customer takes deliveries. Without `signing_secrets` one is made when the endpoint is, and shown once."""
 
@@ -130,6 +139,15 @@ class Endpoint(_Part):
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
     """Newest first; several while a rotation lasts."""
+    batch: Batch = Batch()
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_batched(self) -> Endpoint:
+        if self.mode == "direct" and self.batch != Batch():
+            raise ValueError("batch is for mode: batch")
+        if self.mode == "batch" and self.content_mode == "cloudevents_binary":
+            raise ValueError("cloudevents_binary is for single events; mode: batch takes standard or cloudevents_structured")
+        return self
 
 
 class Subscription(_Part):

@@ -45,7 +45,8 @@ where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 select
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second
+    content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
 from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
@@ -91,6 +92,10 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
            where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
+-- name: leading_to_the_endpoint
+select (select coalesce(max(revision), 0) from revisions) as revision,
+       array(select subscription_id::text from subscriptions where endpoint_id = %(endpoint_id)s) as subscription_ids;
+
 -- name: secrets_to_reseal
 -- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is
 -- waited for: when the rotation is done, nothing may be left under the old key.
@@ -113,7 +118,8 @@ select customer_id as id, name from customers;
 select
     endpoint_id as id, customer_id as customer, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second
+    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
 from endpoints;
 
 -- name: document_subscriptions
@@ -142,12 +148,14 @@ on conflict (customer_id) do update set name = excluded.name;
 insert into endpoints (
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second
+    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
 )
 values (
     %(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s,
     %(auth_kind)s, %(auth_username)s, %(auth_header)s, %(auth_client_id)s, %(auth_token_url)s, %(auth_token_scope)s,
-    %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s
+    %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s,
+    %(batch_max_events)s, %(batch_max_wait_s)s, %(batch_max_bytes)s, %(batch_gzip)s
 )
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
@@ -155,7 +163,9 @@ on conflict (endpoint_id) do update set
     auth_client_id = excluded.auth_client_id, auth_token_url = excluded.auth_token_url,
     auth_token_scope = excluded.auth_token_scope, content_mode = excluded.content_mode, headers = excluded.headers,
     tls_authorities = excluded.tls_authorities, tls_certificate = excluded.tls_certificate,
-    max_in_flight = excluded.max_in_flight, max_per_second = excluded.max_per_second;
+    max_in_flight = excluded.max_in_flight, max_per_second = excluded.max_per_second,
+    batch_max_events = excluded.batch_max_events, batch_max_wait_s = excluded.batch_max_wait_s,
+    batch_max_bytes = excluded.batch_max_bytes, batch_gzip = excluded.batch_gzip;
 
 -- name: put_secret
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)

@@ -19,6 +19,7 @@ from delivery import errors
 from delivery.model import (
     Auth,
     AuthKind,
+    Batching,
     ContentMode,
     CustomerId,
     DeliveryMode,
@@ -112,6 +113,19 @@ def read_candidates(
         return replace(known, subscriptions=subscriptions, endpoints=dict(_endpoints(connection, used, ring, address_guard)))
 
 
+def read_endpoint(
+    connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, endpoint_id: EndpointId
+) -> Snapshot:
+    """Return an endpoint, if it is registered, and the subscriptions that lead to it, as of one moment."""
+    with connect.one_moment(connection):
+        [found] = connection.execute(query("leading_to_the_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
+        return Snapshot(
+            revision=Revision(found["revision"]),
+            endpoints=dict(_endpoints(connection, [endpoint_id], ring, address_guard)),
+            subscriptions=dict(_subscriptions(connection, found["subscription_ids"])),
+        )
+
+
 def _patterns(event_type: str) -> list[str]:
     """Return every event type pattern that matches: the type itself, and the wildcards, which end at a dot."""
     prefixes = [event_type[: place + 1] for place, letter in enumerate(event_type) if letter == "."]
@@ -153,7 +167,11 @@ def _endpoints(
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
     return Endpoint(
-        endpoint_id=EndpointId(row["endpoint_id"]), customer_id=CustomerId(row["customer_id"]), url=row["url"], fault=fault
+        endpoint_id=EndpointId(row["endpoint_id"]),
+        customer_id=CustomerId(row["customer_id"]),
+        url=row["url"],
+        mode=DeliveryMode(row["mode"]),  # its own, so that one lane tells of what is skipped
+        fault=fault,
     )
 
 
@@ -183,6 +201,16 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         tls=_tls(row["tls_authorities"], row["tls_certificate"], by_purpose.get(endpoint_secrets.TLS_KEY)),
         max_in_flight=row["max_in_flight"],
         max_per_second=row["max_per_second"],
+        batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+    )
+
+
+def _batching(row: dict[str, Any]) -> Batching:
+    return Batching(
+        max_events=row["batch_max_events"],
+        max_wait_s=row["batch_max_wait_s"],
+        max_bytes=row["batch_max_bytes"],
+        is_gzipped=row["batch_gzip"],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tenacity
 from pyspark import SparkContext
@@ -24,6 +25,7 @@ from subscriptions_db.lookup import PostgresReader
 class LookupSource:
     """What a task gets: how to reach Postgres and open secrets there. Both are SecretStr, so that no repr shows them."""
 
+    REFRESHED: ClassVar[str] = "revision"
     database: settings.Database
     keys: settings.Keys
     guard: guard.Guard
@@ -54,7 +56,7 @@ class Lookups:
         self._asked_at = 0.0
         metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
-    def source(self, _: SparkContext) -> LookupSource | None:
+    def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # to each lane the same
         """Return what the tasks of the next micro-batch get; None when the job is to stop."""
         try:
             revision = self._patiently(self._ask)

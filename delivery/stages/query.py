@@ -18,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors, health, metrics, settings
+from delivery.stages import session
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,11 @@ _OF_A_STACK = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames))")
 Registry = TypeVar("Registry")
 
 
-class _StopRequested(Exception):  # not an error: how a micro-batch that has done nothing is handed back
+class StartAgain(Exception):
+    """Not an error: how `handle` hands back a micro-batch of which nothing was done, to have the query planned anew."""
+
+
+class _StopRequested(Exception):  # not an error either: the micro-batch is handed back, and the next start handles it
     pass
 
 
@@ -50,36 +55,56 @@ class Lane(Generic[Registry]):
         self._handle = handle
         self._stop = stop
         self._watched = watch
-        self._handed_back = False
+        self._handed_back: type[Exception] | None = None
         self._last_begun = -1
 
-    def run(self, records: DataFrame, config: settings.Spark, *, once: bool) -> None:
-        """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled."""
+    def run(self, planned: Callable[[], DataFrame], config: settings.Spark, interval_s: float, *, once: bool) -> None:
+        """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled.
+
+        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain.
+        """
+        self._run_query(planned(), config, interval_s, once=once)
+        while self._handed_back is StartAgain and not self._stop.is_set():
+            self._handed_back = None
+            log.info("lane %s is planned anew", self._name)
+            self._run_query(planned(), config, interval_s, once=once)
+
+    def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
         writer = (
-            records.writeStream.queryName(self._name)
+            rows.writeStream.queryName(self._name)
             .option("checkpointLocation", f"{config.checkpoint.rstrip('/')}/{self._name}")
             .foreachBatch(self._handle_batch)
         )
         if once:
             query = writer.trigger(availableNow=True).start()
         else:
-            query = writer.trigger(processingTime=f"{config.trigger_interval_s} seconds").start()
+            query = writer.trigger(processingTime=f"{interval_s} seconds").start()
         self._watched.entered(health.Phase.RUNNING)
         try:
             self._watch(query)
         finally:
             query.stop()
+            rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
-        registry = None if self._stop.is_set() else self._hold()
-        if registry is None:
+        before = self._last_begun
+        try:
+            registry = self._held()
+            self._last_begun = batch_id
+            self._handle(batch, registry)
+        except (StartAgain, _StopRequested) as handed_back:
             # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with
             # the batch uncommitted, to be run again at the next start; that is no error, so Spark is not to report one.
-            self._handed_back = True
+            self._last_begun = before
+            self._handed_back = type(handed_back)
             batch.sparkSession.sparkContext.setLogLevel("OFF")
+            raise
+
+    def _held(self) -> Registry:
+        registry = None if self._stop.is_set() else self._hold()
+        if registry is None:
             raise _StopRequested
-        self._last_begun = batch_id
-        self._handle(batch, registry)
+        return registry
 
     def _watch(self, query: StreamingQuery) -> None:
         newest, reported = None, -1
@@ -92,9 +117,12 @@ class Lane(Generic[Registry]):
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
                     _report(self._name, progress)
+            for state in newest["stateOperators"]:
+                metrics.STATE_ROWS.set(state["numRowsTotal"])
+                metrics.STATE_BYTES.set(state["memoryUsedBytes"])
             self._watched.reached(_positions(newest))
         failure = query.exception()
-        if failure is not None and not self._handed_back:
+        if failure is not None and self._handed_back is None:
             self._watched.entered(health.Phase.ENDED)
             raise errors.LaneFailed(
                 f"lane {self._name} ended: {cause_of(str(failure)) or type(failure).__name__}. "

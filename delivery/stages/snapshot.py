@@ -187,20 +187,24 @@ def _log_base(base: Snapshot) -> None:
 
 
 class Broadcaster:
-    """Make broadcasts of what the follower publishes; keep the one in use, release the one before."""
+    """Make broadcasts of what the follower publishes, one for all lanes; release those that no lane uses any more."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
-        self._base_id = ""
-        self._broadcast: Broadcast[Snapshot] | None = None
+        self._lock = threading.Lock()
+        self._broadcasts: dict[str, Broadcast[Snapshot]] = {}
+        self._used: dict[str, str] = {}
 
-    def source(self, published: Published) -> routing.BroadcastSource:
-        """Return what the tasks of the next micro-batch get."""
-        if self._broadcast is None or self._base_id != published.base_id:
-            if self._broadcast is not None:
-                self._broadcast.destroy()  # micro-batches come one after the other: nobody uses it any more
-            self._broadcast, self._base_id = self._context.broadcast(published.base), published.base_id
-        return routing.BroadcastSource(base_id=self._base_id, broadcast=self._broadcast, delta=published.changes)
+    def source(self, published: Published, lane: str) -> routing.BroadcastSource:
+        """Return what the tasks of the lane's next micro-batch get. Micro-batches of one lane come one after the other."""
+        base_id = published.base_id
+        with self._lock:
+            if base_id not in self._broadcasts:
+                self._broadcasts[base_id] = self._context.broadcast(published.base)
+            self._used[lane] = base_id
+            for unused in self._broadcasts.keys() - set(self._used.values()):
+                self._broadcasts.pop(unused).destroy()
+            return routing.BroadcastSource(base_id=base_id, broadcast=self._broadcasts[base_id], delta=published.changes)
 
 
 class Broadcasts:
@@ -212,10 +216,10 @@ class Broadcasts:
         self.hold_reason = self._follower.hold_reason
         self._broadcaster: Broadcaster | None = None
 
-    def source(self, context: SparkContext) -> routing.BroadcastSource | None:
-        """Return what the tasks of the next micro-batch get, waiting for it; None when the job is to stop."""
+    def source(self, context: SparkContext, lane: str) -> routing.BroadcastSource | None:
+        """Return what the tasks of the lane's next micro-batch get, waiting for it; None when the job is to stop."""
         published = self._follower.current()
         if published is None:
             return None
         self._broadcaster = self._broadcaster or Broadcaster(context)
-        return self._broadcaster.source(published)
+        return self._broadcaster.source(published, lane)

@@ -6,6 +6,8 @@ again after a crash.
 
 from __future__ import annotations
 
+import re
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
@@ -15,12 +17,12 @@ FETCH_WAIT_MS = "10"
 """The Java client's default of 500 shows up as 600 ms spikes of latency in micro-batches (docs/architecture.md)."""
 
 
-def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source) -> DataFrame:
-    """Return the stream of records on all topics that match, those created later included."""
+def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:
+    """Return the stream of records on all topics that match, those created later included, and on the topic `beside`."""
     options = {
         "kafka.fetch.max.wait.ms": FETCH_WAIT_MS,
         **kafka_options.for_spark(kafka),
-        "subscribePattern": source.topic_pattern,
+        "subscribePattern": f"(?:{source.topic_pattern})|{re.escape(beside)}" if beside else source.topic_pattern,
         "startingOffsets": source.starting_offsets,
         "maxOffsetsPerTrigger": str(source.max_events_per_batch),
         "includeHeaders": "true",

@@ -11,12 +11,14 @@ import logging
 import random
 from collections.abc import Callable
 
-from delivery.model import Attempt, Outcome
+from delivery.model import Attempt, Delivery, Outcome
+from delivery.webhooks.batch_message import BatchOutcome
 from delivery.webhooks.lane import Results
 
 log = logging.getLogger(__name__)
 
 EVENT = "delivery.attempted"
+BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
 """In one worker process, and the size of a burst."""
 
@@ -37,8 +39,15 @@ class AttemptLog:
             return
         for outcome in results.outcomes:
             for attempt in outcome.attempts:
-                if self._is_sampled() or (attempt.error_class is not None and self._may_tell_failure()):
+                if self._is_written(attempt):
                     log.info(EVENT, extra=fields(outcome, attempt))
+        for batch in results.batches:
+            for attempt in batch.outcome.attempts:
+                if self._is_written(attempt):
+                    log.info(BATCH_EVENT, extra=batch_fields(batch, attempt))
+
+    def _is_written(self, attempt: Attempt) -> bool:
+        return self._is_sampled() or (attempt.error_class is not None and self._may_tell_failure())
 
     def _is_sampled(self) -> bool:
         return self._sample > 0 and self._rng.random() < self._sample
@@ -53,7 +62,7 @@ class AttemptLog:
         return True
 
 
-def fields(outcome: Outcome, attempt: Attempt) -> dict[str, str | int | float | None]:
+def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int | float | None]:
     """Return the keys of the line: always these."""
     delivery = outcome.delivery
     record = delivery.event.record
@@ -75,4 +84,24 @@ def fields(outcome: Outcome, attempt: Attempt) -> dict[str, str | int | float | 
         "duration_ms": round(attempt.duration_ms, 1),
         "latency_ms": round(attempt.started_at_ms + attempt.duration_ms - record.appended_at_ms, 1),
         "outcome": outcome.kind.value,
+    }
+
+
+def batch_fields(batch: BatchOutcome, attempt: Attempt) -> dict[str, str | int | float | None]:
+    """Return the keys of the line of a batch: always these."""
+    outcome = batch.outcome
+    delivery = outcome.delivery
+    return {
+        "webhook_id": delivery.webhook_id,
+        "customer_id": delivery.endpoint.customer_id,
+        "endpoint_id": delivery.endpoint.endpoint_id,
+        "events": len(delivery.events),
+        "left_by": delivery.left_by.value,
+        "attempt": attempt.number,
+        "status": attempt.status,
+        "error_class": attempt.error_class,
+        "detail": attempt.detail,
+        "duration_ms": round(attempt.duration_ms, 1),
+        "outcome": outcome.kind.value,
+        "rejected": len(batch.rejected),
     }

@@ -14,10 +14,10 @@ import asyncio
 import collections
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol
 
 from delivery import errors
-from delivery.model import Attempt, Delivery, Endpoint, EndpointId, Outcome, OutcomeKind
+from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
 from delivery.webhooks import limits, retry
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
@@ -29,23 +29,23 @@ Paces = MutableMapping[EndpointId, limits.Pace]
 class Sender(Protocol):
     """What the dispatcher needs of the sender. See delivery.webhooks.sender.Sender."""
 
-    async def attempt(self, delivery: Delivery, number: int) -> Attempt: ...
+    async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
 
 
 @dataclass(slots=True)
-class _Pending:
-    delivery: Delivery
+class _Pending(Generic[Sent]):
+    delivery: Sent
     waiting_since: float
     attempts: tuple[Attempt, ...] = ()
 
 
 @dataclass(slots=True)
-class _Queue:
+class _Queue(Generic[Sent]):
     """What waits for one endpoint."""
 
     max_in_flight: int
     pace: limits.Pace | None
-    waiting: collections.deque[_Pending] = field(default_factory=collections.deque)
+    waiting: collections.deque[_Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_in_turn: bool = False
     """Whether it stands in line for a slot, or will when its pace allows."""
@@ -54,7 +54,7 @@ class _Queue:
     """Since when, for all that is known, it has accepted nothing; None when it has not failed since it last did."""
 
 
-class Dispatcher:
+class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
     `clock` is monotonic, in seconds. `paces` outlives the dispatcher: an endpoint's second does not end with a micro-batch.
@@ -75,23 +75,24 @@ class Dispatcher:
         self._quick_retry = quick_retry
         self._paces = paces
         self._clock = clock
-        self._queues: dict[EndpointId, _Queue] = {}
-        self._turns: collections.deque[_Queue] = collections.deque()
+        self._queues: dict[EndpointId, _Queue[Sent]] = {}
+        self._turns: collections.deque[_Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._unsettled = 0
-        self._ended: list[Outcome] = []
+        self._enough_settled = 0
+        self._ended: list[Outcome[Sent]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self.most_in_flight = 0
 
-    def submit(self, delivery: Delivery) -> None:
+    def submit(self, delivery: Sent) -> None:
         """Take a delivery; it is attempted when its endpoint's turn comes."""
         self._unsettled += 1
         self._enqueue(_Pending(delivery, self._clock()))
 
-    def ended(self) -> list[Outcome]:
+    def ended(self) -> list[Outcome[Sent]]:
         """Return the outcomes since the last call, in the order in which the deliveries ended."""
         ended, self._ended = self._ended, []
         return ended
@@ -103,7 +104,12 @@ class Dispatcher:
 
     async def finish(self) -> None:
         """Wait until every delivery has its outcome."""
-        await self._wait_while(lambda: self._unsettled > 0)
+        await self.down_to(0)
+
+    async def down_to(self, unsettled: int) -> None:
+        """Wait until no more than so many deliveries are without an outcome."""
+        self._enough_settled = unsettled
+        await self._wait_while(lambda: self._unsettled > unsettled)
 
     def abandon(self) -> None:
         """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole."""
@@ -119,7 +125,7 @@ class Dispatcher:
         if self._failure is not None:
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
-    def _enqueue(self, pending: _Pending) -> None:
+    def _enqueue(self, pending: _Pending[Sent]) -> None:
         if self._is_abandoned:
             return
         endpoint = pending.delivery.endpoint
@@ -141,12 +147,12 @@ class Dispatcher:
             known = self._paces[endpoint.endpoint_id] = limits.Pace(per_second)
         return known
 
-    def _give_turn(self, queue: _Queue) -> None:
+    def _give_turn(self, queue: _Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.max_in_flight:
             queue.is_in_turn = True
             self._turns.append(queue)
 
-    def _resume(self, queue: _Queue) -> None:
+    def _resume(self, queue: _Queue[Sent]) -> None:
         """Put a queue in line again whose pace made it wait."""
         if not self._is_abandoned:
             self._turns.append(queue)
@@ -182,7 +188,7 @@ class Dispatcher:
             self._settle(queue, pending, attempt, now)
             self._give_turn(queue)
 
-    def _may_go(self, queue: _Queue, now: float) -> bool:
+    def _may_go(self, queue: _Queue[Sent], now: float) -> bool:
         """Decide for the first in the queue.
 
         1. The endpoint has refused everything for the lane's deadline: all that waits ends.
@@ -207,7 +213,7 @@ class Dispatcher:
             return False
         return True
 
-    def _settle(self, queue: _Queue, pending: _Pending, attempt: Attempt, began_at: float) -> None:
+    def _settle(self, queue: _Queue[Sent], pending: _Pending[Sent], attempt: Attempt, began_at: float) -> None:
         """Take the result of an attempt.
 
         1. Accepted: delivered, and the endpoint is alive.
@@ -226,10 +232,10 @@ class Dispatcher:
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
 
-    def _end(self, pending: _Pending, kind: OutcomeKind, reason: str | None) -> None:
+    def _end(self, pending: _Pending[Sent], kind: OutcomeKind, reason: str | None) -> None:
         self._ended.append(Outcome(delivery=pending.delivery, kind=kind, attempts=pending.attempts, reason=reason))
         self._unsettled -= 1
-        if not self._unsettled:
+        if self._unsettled <= self._enough_settled:
             self._changed.set()
 
     def _runner_ended(self, runner: asyncio.Task[None]) -> None:

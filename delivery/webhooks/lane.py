@@ -5,52 +5,24 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from delivery import errors
-from delivery.model import ContentMode, Delivery, Event, Outcome, OutcomeKind, Record, Revision, SkipReason, TenantStatus
-from delivery.webhooks import dispatch, envelope, matching, message, routing
+from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record, SkipReason
+from delivery.webhooks import batch_message, dispatch, envelope, intake, matching, message, routing
 
-log = logging.getLogger(__name__)
-
-UNFORESEEN = "unforeseen"
-"""The reason of a rejection that is a fault of ours."""
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A record that is not an event of a known tenant."""
-
-    record: Record
-    reason: str
-    detail: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Receipt:
-    """What was done with one run of offsets, and by which revision of the registry: reconciling starts from these."""
-
-    topic: str
-    partition: int
-    revision: Revision
-    first_offset: int
-    last_offset: int
-    records: int = 0
-    rejected: int = 0
-    due: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Results:
     """What came of some records."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
-    rejections: list[Rejection] = field(default_factory=list)
-    receipts: list[Receipt] = field(default_factory=list)
+    outcomes: list[Outcome[Delivery]] = field(default_factory=list)
+    batches: list[batch_message.BatchOutcome] = field(default_factory=list)
+    rejections: list[intake.Rejection] = field(default_factory=list)
+    receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
 
@@ -62,29 +34,16 @@ class Lane:
     yet, `finish` does.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher, layout: envelope.Layout) -> None:
-        self._registry = registry
+    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[Delivery], layout: envelope.Layout) -> None:
+        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, _deliveries)
         self._dispatcher = dispatcher
-        self._layout = layout
-        self._receipts: dict[tuple[str, int], Receipt] = {}
 
     async def take(self, records: Iterable[Record]) -> Results:
         """Begin to deliver `records`; return what has come meanwhile, of these and of those before."""
         results = Results()
         for count, record in enumerate(records, start=1):
-            receipt = self._receipt(record)
-            try:
-                due = await self._due(record)
-            except errors.EventRejected as exc:
-                receipt.rejected += 1
-                results.rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
-            except Exception:
-                # A surprise in one record must hurt that record alone. Raised, it would fail everybody's micro-batch for ever.
-                log.exception("a record failed in an unforeseen way", extra={"topic": record.topic, "offset": record.offset})
-                receipt.rejected += 1
-                results.rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
-            else:
-                receipt.due += len(due)
+            due = await self._intake.take(record, results.rejections)
+            if due is not None:
                 self._begin(due, results)
             if count % RECORDS_BETWEEN_IO == 0:
                 await self._dispatcher.room()
@@ -96,34 +55,13 @@ class Lane:
         await self._dispatcher.finish()
         return Results(
             outcomes=self._dispatcher.ended(),
-            receipts=list(self._receipts.values()),
+            receipts=self._intake.receipts(),
             most_in_flight=self._dispatcher.most_in_flight,
         )
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
-
-    async def _due(self, record: Record) -> list[tuple[Delivery, SkipReason | None]]:
-        """Return what is due of a record, with the reason to skip it if there is one; raise EventRejected for no event."""
-        event = envelope.parse(record, self._layout)
-        router = await self._registry.router_for(event)
-        _require_active(event, router)
-        contents: dict[ContentMode, message.Content] = {}
-        due: list[tuple[Delivery, SkipReason | None]] = []
-        for match in router.matches(event):
-            mode = match.endpoint.content_mode
-            content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
-            delivery = Delivery(
-                event=event,
-                subscription=match.subscription,
-                endpoint=match.endpoint,
-                webhook_id=message.webhook_id(event, match.subscription.subscription_id),
-                body=content.body,
-                content_headers=content.headers,
-            )
-            due.append((delivery, matching.skip_reason(match)))
-        return due
 
     def _begin(self, due: list[tuple[Delivery, SkipReason | None]], results: Results) -> None:
         for delivery, skip in due:
@@ -132,25 +70,21 @@ class Lane:
             else:
                 results.outcomes.append(Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=skip))
 
-    def _receipt(self, record: Record) -> Receipt:
-        key = (record.topic, record.partition)
-        receipt = self._receipts.get(key)
-        if receipt is None:
-            receipt = self._receipts[key] = Receipt(
-                topic=record.topic,
-                partition=record.partition,
-                revision=self._registry.revision,
-                first_offset=record.offset,
-                last_offset=record.offset,
-            )
-        receipt.last_offset = record.offset
-        receipt.records += 1
-        return receipt
 
-
-def _require_active(event: Event, router: routing.Router) -> None:
-    status = router.tenant_status(event.tenant_id)
-    if status is None:
-        raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
-    if status is TenantStatus.SUSPENDED:
-        raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
+def _deliveries(event: Event, due: list[matching.Match]) -> list[tuple[Delivery, SkipReason | None]]:
+    """Return what is due of an event, with the reason to skip it if there is one."""
+    contents: dict[ContentMode, message.Content] = {}
+    deliveries: list[tuple[Delivery, SkipReason | None]] = []
+    for match in due:
+        mode = match.endpoint.content_mode
+        content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
+        delivery = Delivery(
+            event=event,
+            subscription=match.subscription,
+            endpoint=match.endpoint,
+            webhook_id=message.webhook_id(event, match.subscription.subscription_id),
+            body=content.body,
+            content_headers=content.headers,
+        )
+        deliveries.append((delivery, matching.skip_reason(match)))
+    return deliveries

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import cachetools
 
 from delivery.model import Endpoint, EndpointId, Event, Revision, TenantId, TenantStatus
-from delivery.webhooks import matching
+from delivery.webhooks import matching, routing
 from delivery.webhooks.snapshot import Snapshot
 
 MAX_SHARED_ENDPOINTS = 20_000
@@ -34,6 +34,9 @@ class Reader(Protocol):
 
         Of those only what can match the event type, and their endpoints. Waits for a Postgres that is away.
         """
+
+    def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
+        """Return the endpoint, if it is registered, and the subscriptions that lead to it. Waits as well."""
 
 
 class _Answer(NamedTuple):
@@ -65,6 +68,9 @@ class LookedUpRegistry:
         self._answers: cachetools.TTLCache[tuple[str, TenantId | None], _Answer] = cachetools.TTLCache(
             maxsize=max_answers, ttl=ttl_s, timer=clock
         )
+        self._destinations: cachetools.TTLCache[EndpointId, routing.Destination] = cachetools.TTLCache(
+            maxsize=MAX_SHARED_ENDPOINTS, ttl=ttl_s, timer=clock
+        )
         self._endpoints: cachetools.LRUCache[EndpointId, Endpoint] = cachetools.LRUCache(maxsize=MAX_SHARED_ENDPOINTS)
         self._seen: deque[tuple[float, Revision]] = deque()
 
@@ -84,6 +90,17 @@ class LookedUpRegistry:
     async def router_for(self, event: Event) -> _Answers:
         """Return a router made of answers that are younger than the TTL; those that are missing are looked up."""
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
+
+    async def destination(self, endpoint_id: EndpointId) -> routing.Destination:
+        """Return the endpoint and its subscriptions, no older than the TTL."""
+        known = self._destinations.get(endpoint_id)
+        if known is None:
+            found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
+            self.confirm(found.revision)
+            row = found.endpoints.get(endpoint_id)
+            known = routing.Destination(row and self._shared(row), found.subscriptions)
+            self._destinations[endpoint_id] = known
+        return known
 
     async def _answer(self, event_type: str, tenant_id: TenantId | None) -> _Answer:
         key = (event_type, tenant_id)

@@ -127,10 +127,10 @@ class Router:
     def __init__(self, snapshot: Snapshot) -> None:
         self.revision: Revision = snapshot.revision
         self._tenants = dict(snapshot.tenants)
-        self._endpoints = dict(snapshot.endpoints)
-        self._subscriptions = dict(snapshot.subscriptions)
+        self.endpoints = dict(snapshot.endpoints)
+        self.subscriptions = dict(snapshot.subscriptions)
         self._by_type: defaultdict[str, dict[SubscriptionId, Subscription]] = defaultdict(dict)
-        for subscription in self._subscriptions.values():
+        for subscription in self.subscriptions.values():
             self._by_type[subscription.event_type][subscription.subscription_id] = subscription
         self._wildcards = {pattern for pattern in self._by_type if pattern.endswith("*")}
         self._indexes: dict[str, _PatternIndex] = {}
@@ -143,7 +143,7 @@ class Router:
     def matches(self, event: Event) -> list[Match]:
         """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
         return [
-            Match(rule.subscription, self._endpoints[rule.subscription.endpoint_id])
+            Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
             for rule in index.matching(event)
             if not (rule.has_exclusions and _is_excluded(event, rule.subscription))
@@ -152,17 +152,17 @@ class Router:
     def apply(self, changes: SnapshotChanges) -> None:
         """Take changes that begin at or before this router's revision; older ones that it already has do no harm."""
         _overlay(self._tenants, changes.tenants)
-        _overlay(self._endpoints, changes.endpoints)
+        _overlay(self.endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
-            before = self._subscriptions.get(subscription_id)
+            before = self.subscriptions.get(subscription_id)
             if before == subscription:
                 continue  # a delta holds all since the base, and most of it was taken before: its indexes are to stay
             if before is not None:
-                del self._subscriptions[subscription_id]
+                del self.subscriptions[subscription_id]
                 del self._by_type[before.event_type][subscription_id]
                 self._forget(before.event_type)
             if subscription is not None:
-                self._subscriptions[subscription_id] = subscription
+                self.subscriptions[subscription_id] = subscription
                 self._by_type[subscription.event_type][subscription_id] = subscription
                 self._forget(subscription.event_type)
         self.revision = changes.revision

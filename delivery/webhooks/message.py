@@ -14,6 +14,7 @@ from typing import NamedTuple
 import orjson
 
 from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.webhooks.segment import Packed
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
 """What a CloudEvents attribute may show as itself in a header; the rest is percent-encoded (HTTP binding, 3.1.3.2)."""
@@ -27,7 +28,7 @@ class Content(NamedTuple):
     body: bytes
 
 
-def webhook_id(event: Event, subscription_id: SubscriptionId) -> str:
+def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     """Return the id that all attempts of this delivery carry, now, after a crash and on a later redrive.
 
     A digest of what makes the delivery unique (CloudEvents: source + id; and the subscription), because event ids are
@@ -45,12 +46,21 @@ def content(event: Event, mode: ContentMode) -> Content:
         )
         return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
-        attributes = _attributes(event) | {"datacontenttype": "application/json"}
-        return Content(b"content-type: application/cloudevents+json\r\n", _with_data(attributes, event))
-    return Content(b"content-type: application/json\r\n", _with_data(_standard(event), event))
+        return Content(b"content-type: application/cloudevents+json\r\n", structured(event))
+    return Content(b"content-type: application/json\r\n", standard(event))
 
 
-def _standard(event: Event) -> dict[str, str]:
+def structured(event: Event | Packed) -> bytes:
+    """Return the event as a CloudEvent in JSON."""
+    return _with_data(_attributes(event) | {"datacontenttype": "application/json"}, event)
+
+
+def standard(event: Event | Packed) -> bytes:
+    """Return the event as a message of Standard Webhooks."""
+    return _with_data(_standard(event), event)
+
+
+def _standard(event: Event | Packed) -> dict[str, str]:
     attributes = {
         "type": event.event_type,
         "timestamp": event.time,
@@ -63,7 +73,7 @@ def _standard(event: Event) -> dict[str, str]:
     return attributes
 
 
-def _attributes(event: Event) -> dict[str, str]:
+def _attributes(event: Event | Packed) -> dict[str, str]:
     """Return the event's CloudEvents attributes; those that are not of the core specification are ours."""
     attributes = {
         "specversion": "1.0",
@@ -78,5 +88,5 @@ def _attributes(event: Event) -> dict[str, str]:
     return attributes
 
 
-def _with_data(attributes: dict[str, str], event: Event) -> bytes:
+def _with_data(attributes: dict[str, str], event: Event | Packed) -> bytes:
     return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)

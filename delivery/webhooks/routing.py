@@ -7,10 +7,11 @@ Runs in the executors. Must not import pyspark or psycopg. The other registry is
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from delivery.model import Event, Revision, TenantId, TenantStatus
+from delivery.model import Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
 from delivery.webhooks import matching
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -25,6 +26,15 @@ class Router(Protocol):
         """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
 
 
+class Destination(NamedTuple):
+    """An endpoint as it is now, and the subscriptions that may lead to it."""
+
+    endpoint: Endpoint | None
+    """None: it is not registered."""
+    subscriptions: Mapping[SubscriptionId, Subscription]
+    """Each that leads to it is in here; others may be."""
+
+
 class Registry(Protocol):
     """The registry as one worker process has it. Kept from micro-batch to micro-batch."""
 
@@ -35,12 +45,22 @@ class Registry(Protocol):
     async def router_for(self, event: Event) -> Router:
         """Return a router that knows all that `event` can be due to. May wait for Postgres; deliveries go on meanwhile."""
 
+    async def destination(self, endpoint_id: EndpointId) -> Destination:
+        """Return what a batch for an endpoint is sent by. May wait for Postgres as well."""
+
 
 class Source(Protocol):
     """Where a worker finds the registry: what a task brings with it. Survives pickling."""
 
     def registry(self, last: Registry | None) -> Registry:
         """Return `last`, this process's registry so far, brought to this source's revision; a new one where it cannot be."""
+
+
+class RefreshedSource(Source, Protocol):
+    """A source of which one field, named here, is renewed with each micro-batch. A dataclass."""
+
+    REFRESHED: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class WholeRegistry:
@@ -58,6 +78,10 @@ class WholeRegistry:
     async def router_for(self, _: Event) -> matching.Router:
         """Return the one router, at once."""
         return self._router
+
+    async def destination(self, endpoint_id: EndpointId) -> Destination:
+        """Return the endpoint and all subscriptions, at once."""
+        return Destination(self._router.endpoints.get(endpoint_id), self._router.subscriptions)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Take all that has changed since the base.
@@ -84,6 +108,7 @@ class BroadcastSource:
     psycopg and pydantic would take 26 MB of each worker.
     """
 
+    REFRESHED: ClassVar[str] = "delta"
     base_id: str
     """Which broadcast it is; the same for all sources that differ in `delta` only."""
     broadcast: Broadcast

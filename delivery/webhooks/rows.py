@@ -15,9 +15,22 @@ from typing import Any, NamedTuple
 import orjson
 import yarl
 
-from delivery.model import Attempt, CustomerId, Delivery, EndpointId, Outcome, OutcomeKind, Record
-from delivery.webhooks import envelope
-from delivery.webhooks.lane import Receipt, Rejection, Results
+from delivery.model import (
+    KEPT_RESPONSE_BYTES,
+    Attempt,
+    CustomerId,
+    Delivery,
+    Endpoint,
+    EndpointId,
+    Event,
+    Outcome,
+    OutcomeKind,
+    Record,
+    SubscriptionId,
+)
+from delivery.webhooks import batch_message, envelope, message
+from delivery.webhooks.intake import Receipt, Rejection
+from delivery.webhooks.lane import Results
 
 MAX_REJECTED_BYTES = 64 * 1024
 """How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""
@@ -48,7 +61,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 
     The log's entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever is in it (docs/benchmarks/).
     """
-    for endpoint_id, (customer_id, entries) in _log(results.outcomes).items():
+    for endpoint_id, (customer_id, entries) in _log(results).items():
         head = orjson.dumps({"kind": "outcomes", "endpoint_id": endpoint_id, "customer_id": customer_id})[:-1]
         for chunk in _chunks(entries):
             yield Row(topics.attempts, endpoint_id.encode(), b'%s,"entries":[%s]}' % (head, b",".join(chunk)))
@@ -56,26 +69,61 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
             key = outcome.delivery.endpoint.endpoint_id.encode()
             yield Row(topics.dead_letters, key, orjson.dumps(_dead_letter(outcome)))
+    for batch in results.batches:
+        key = batch.outcome.delivery.endpoint.endpoint_id.encode()
+        for letter in _dead_letters(batch):
+            yield Row(topics.dead_letters, key, orjson.dumps(letter))
     for rejection in results.rejections:
         yield Row(topics.rejected, rejection.record.topic.encode(), orjson.dumps(_rejected(rejection)))
     for receipt in results.receipts:
         yield Row(topics.attempts, f"{receipt.topic}:{receipt.partition}".encode(), orjson.dumps(_receipt_entry(receipt)))
 
 
-def _log(outcomes: list[Outcome]) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
+def _log(results: Results) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
     """Return the entries of each endpoint: one an attempt, and one that says why for what was never attempted."""
     log: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
-    for outcome in outcomes:
-        delivery = outcome.delivery
-        endpoint = delivery.endpoint
-        found = log.get(endpoint.endpoint_id)
-        if found is None:
-            found = log[endpoint.endpoint_id] = (endpoint.customer_id, [])
+    for outcome in results.outcomes:
+        entries = _entries_of(outcome.delivery.endpoint, log)
         if not outcome.attempts:
-            found[1].append(orjson.dumps({"kind": outcome.kind, **_identity(delivery), "reason": outcome.reason}))
+            entries.append(orjson.dumps({"kind": outcome.kind, **_identity(outcome.delivery), "reason": outcome.reason}))
         for attempt in outcome.attempts:
-            found[1].append(orjson.dumps({"kind": "attempt", **_identity(delivery), **_attempt(attempt)}))
+            entries.append(orjson.dumps({"kind": "attempt", **_identity(outcome.delivery), **_attempt(attempt)}))
+    for batch in results.batches:
+        entries = _entries_of(batch.outcome.delivery.endpoint, log)
+        identity = _batch_identity(batch)
+        if not batch.outcome.attempts:
+            kind = f"batch_{batch.outcome.kind.value}"
+            entries.append(orjson.dumps({"kind": kind, **identity, "reason": batch.outcome.reason}))
+        for attempt in batch.outcome.attempts:
+            entries.append(orjson.dumps({"kind": "batch_attempt", **identity, **_attempt(attempt)}))
     return log
+
+
+def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[CustomerId, list[bytes]]]) -> list[bytes]:
+    found = log.get(endpoint.endpoint_id)
+    if found is None:
+        found = log[endpoint.endpoint_id] = (endpoint.customer_id, [])
+    return found[1]
+
+
+def _batch_identity(batch: batch_message.BatchOutcome) -> dict[str, Any]:
+    """Return what an entry of the log says of a batch and its events: of each subscription the places in Kafka.
+
+    A thousand events are a thousand numbers here, because an entry for each would cost more than to send them.
+    """
+    delivery = batch.outcome.delivery
+    places: dict[SubscriptionId, dict[str, dict[str, list[int]]]] = {}
+    for event, name in zip(delivery.events, delivery.through, strict=True):
+        by_partition = places.setdefault(name, {}).setdefault(event.topic, {})
+        by_partition.setdefault(str(event.partition), []).append(event.offset)
+    return {
+        "webhook_id": delivery.webhook_id,
+        "left_by": delivery.left_by,
+        "count": len(delivery.events),
+        "oldest_appended_at_ms": min(event.appended_at_ms for event in delivery.events),
+        "offsets": places,
+        "rejected": sorted(batch.rejected),
+    }
 
 
 def _chunks(entries: list[bytes]) -> Iterator[list[bytes]]:
@@ -91,14 +139,17 @@ def _chunks(entries: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _identity(delivery: Delivery) -> dict[str, Any]:
-    event = delivery.event
+    return _identity_of(delivery.webhook_id, delivery.event, delivery.subscription.subscription_id)
+
+
+def _identity_of(webhook_id: str, event: Event, subscription_id: SubscriptionId) -> dict[str, Any]:
     record = event.record
     return {
-        "webhook_id": delivery.webhook_id,
+        "webhook_id": webhook_id,
         "event_id": event.event_id,
         "event_type": event.event_type,
         "tenant_id": event.tenant_id,
-        "subscription_id": delivery.subscription.subscription_id,
+        "subscription_id": subscription_id,
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
@@ -118,23 +169,44 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _dead_letter(outcome: Outcome) -> dict[str, Any]:
+def _dead_letter(outcome: Outcome[Delivery]) -> dict[str, Any]:
     delivery = outcome.delivery
-    event = delivery.event
+    return _letter(delivery.event, _identity(delivery), delivery.endpoint, outcome.reason, outcome.attempts)
+
+
+def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]:
+    """Yield a dead letter for each event that the endpoint did not take, as if it had been sent alone."""
+    outcome, delivery = batch.outcome, batch.outcome.delivery
+    if outcome.kind is OutcomeKind.SKIPPED:
+        return
+    for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
+        event, subscription_id = delivery.events[place].event(), delivery.through[place]
+        identity = _identity_of(message.webhook_id(event, subscription_id), event, subscription_id)
+        reason, attempts = outcome.reason, outcome.attempts
+        if place in batch.rejected:
+            last = attempts[-1]._replace(error_class=batch_message.REJECTED, detail=batch.rejected[place], response=b"")
+            reason, attempts = batch_message.REJECTED, (*attempts[:-1], last)
+        yield _letter(event, identity, delivery.endpoint, reason, attempts) | {"batch_webhook_id": delivery.webhook_id}
+
+
+def _letter(
+    event: Event, identity: dict[str, Any], endpoint: Endpoint, reason: str | None, attempts: tuple[Attempt, ...]
+) -> dict[str, Any]:
     return {
-        **_identity(delivery),
-        "endpoint_id": delivery.endpoint.endpoint_id,
-        "customer_id": delivery.endpoint.customer_id,
-        "reason": outcome.reason,
+        **identity,
+        "endpoint_id": endpoint.endpoint_id,
+        "customer_id": endpoint.customer_id,
+        "reason": reason,
         "dead_lettered_at_ms": int(time.time() * 1000),
-        "url_origin": str(yarl.URL(delivery.endpoint.url).origin()),
+        "url_origin": str(yarl.URL(endpoint.url).origin()),
         "source": event.source,
         "sub_tenant_id": event.sub_tenant_id,
         "time": event.time,
         "headers": _headers(event.record),
         "payload_base64": base64.b64encode(event.data).decode(),
         "attempts": [
-            _attempt(attempt) | {"response": attempt.response.decode(errors="replace")} for attempt in outcome.attempts
+            _attempt(attempt) | {"response": attempt.response[:KEPT_RESPONSE_BYTES].decode(errors="replace")}
+            for attempt in attempts
         ],
     }
 

@@ -12,13 +12,11 @@ from http import HTTPStatus
 from typing import Protocol
 
 from delivery import errors
-from delivery.model import Attempt, Delivery, Endpoint, EndpointId
+from delivery.model import Attempt, Endpoint, EndpointId, Sendable
 from delivery.webhooks import guard, oauth, retry, signing, target, transport
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_RESPONSE_BYTES = 1024
-"""How much of a response goes into the delivery log and the dead letter: enough for a person to see what was wrong."""
 MAX_TARGETS = 20_000
 
 
@@ -48,7 +46,7 @@ class Sender:
         self._targets: dict[EndpointId, target.Target] = {}
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock)
 
-    async def attempt(self, delivery: Delivery, number: int) -> Attempt:
+    async def attempt(self, delivery: Sendable, number: int) -> Attempt:
         """Make attempt `number` (1-based). It is signed anew, because its timestamp is its own."""
         started_at = self._clock()
         status: int | None = None
@@ -72,7 +70,7 @@ class Sender:
             log.exception("an attempt failed in an unforeseen way", extra={"endpoint_id": delivery.endpoint.endpoint_id})
             error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
         else:
-            status, response = answer.status, answer.body[:MAX_KEPT_RESPONSE_BYTES]
+            status, response = answer.status, answer.body[: delivery.kept_response_bytes]
             error_class = retry.error_class_of(status)
             if error_class is not None:
                 retry_after_s = retry.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
@@ -110,7 +108,7 @@ class Sender:
         return known
 
 
-def _headers(delivery: Delivery, timestamp_s: int) -> bytes:
-    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.body)
+def _headers(delivery: Sendable, timestamp_s: int) -> bytes:
+    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.signed)
     own = f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
     return own.encode("ascii") + delivery.content_headers

@@ -9,9 +9,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from delivery.model import OutcomeKind
+from delivery.model import Attempt, OutcomeKind
+from delivery.webhooks.batch_message import REJECTED
 from delivery.webhooks.lane import Results
 
 NONE = "none"
@@ -28,6 +30,8 @@ class Tally:
     """By outcome and reason."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Records, by reason."""
+    batches: Counter[str] = field(default_factory=Counter)
+    """Those that were sent, by why they left."""
     attempts: Counter[str] = field(default_factory=Counter)
     """By error class."""
     retries: int = 0
@@ -44,6 +48,7 @@ class Tally:
         return Tally(
             deliveries=self.deliveries + other.deliveries,
             rejected=self.rejected + other.rejected,
+            batches=self.batches + other.batches,
             attempts=self.attempts + other.attempts,
             retries=self.retries + other.retries,
             latencies=self.latencies + other.latencies,
@@ -57,26 +62,35 @@ def of(results: Results, *, cpu_s: float) -> Tally:
     """Return the tally of `results`. One pass, with the usual case first: this runs for every delivery."""
     deliveries: Counter[tuple[str, str]] = Counter()
     attempts: Counter[str] = Counter()
-    latencies: Counter[float] = Counter()
-    latency_sum_s, retries = 0.0, 0
+    waits_ms: list[float] = []
+    retries = 0
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DELIVERED:
-            last = outcome.attempts[-1]
-            latency_s = (last.started_at_ms + last.duration_ms - outcome.delivery.event.record.appended_at_ms) / 1000
-            if latency_s < 0:
-                latency_s = 0.0  # the append was stamped by a clock that is ahead of ours
-            latencies[LATENCY_BUCKETS_S[bisect.bisect_left(LATENCY_BUCKETS_S, latency_s)]] += 1
-            latency_sum_s += latency_s
+            waits_ms.append(_ended_at_ms(outcome.attempts) - outcome.delivery.event.record.appended_at_ms)
         else:
             deliveries[outcome.kind.value, outcome.reason or NONE] += 1
         for attempt in outcome.attempts:
             attempts[attempt.error_class or NONE] += 1
             retries += attempt.number > 1
-    if latencies:
-        deliveries[OutcomeKind.DELIVERED.value, NONE] = latencies.total()
+    for batch, rejected in results.batches:
+        events = batch.delivery.events
+        if batch.kind is OutcomeKind.DELIVERED:
+            ended_at_ms = _ended_at_ms(batch.attempts)
+            waits_ms += [ended_at_ms - event.appended_at_ms for place, event in enumerate(events) if place not in rejected]
+            if rejected:
+                deliveries[OutcomeKind.DEAD_LETTERED.value, REJECTED] += len(rejected)
+        else:
+            deliveries[batch.kind.value, batch.reason or NONE] += len(events)
+        for attempt in batch.attempts:
+            attempts[attempt.error_class or NONE] += 1
+            retries += attempt.number > 1
+    if waits_ms:
+        deliveries[OutcomeKind.DELIVERED.value, NONE] = len(waits_ms)
+    latencies, latency_sum_s = _in_buckets(waits_ms)
     return Tally(
         deliveries=deliveries,
         rejected=Counter(rejection.reason for rejection in results.rejections),
+        batches=Counter(batch.delivery.left_by.value for batch, _ in results.batches if batch.attempts),
         attempts=attempts,
         retries=retries,
         latencies=latencies,
@@ -84,3 +98,17 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         most_in_flight=results.most_in_flight,
         cpu_s=cpu_s,
     )
+
+
+def _ended_at_ms(attempts: Sequence[Attempt]) -> float:
+    return attempts[-1].started_at_ms + attempts[-1].duration_ms
+
+
+def _in_buckets(waits_ms: list[float]) -> tuple[Counter[float], float]:
+    latencies: Counter[float] = Counter()
+    sum_s = 0.0
+    for wait_ms in waits_ms:
+        latency_s = wait_ms / 1000 if wait_ms > 0 else 0.0  # the append was stamped by a clock that is ahead of ours
+        latencies[LATENCY_BUCKETS_S[bisect.bisect_left(LATENCY_BUCKETS_S, latency_s)]] += 1
+        sum_s += latency_s
+    return latencies, sum_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator
@@ -18,13 +19,28 @@ import cachetools
 import uvloop
 
 from delivery.model import Record
-from delivery.webhooks import dispatch, envelope, guard, lane, limits, retry, routing, rows, sender, transport
+from delivery.webhooks import (
+    batch_lane,
+    collecting,
+    dispatch,
+    envelope,
+    guard,
+    lane,
+    limits,
+    retry,
+    routing,
+    rows,
+    sender,
+    transport,
+)
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
 COLLECTED_EVERY = 20_000
 """Objects made and not yet freed, between two runs of Python's collector. Every 700, its default, it walks through what is
 under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
+BATCHES_AT_ONCE = 16
+"""So many are read before the results of those that have ended are written: in memory, a batch is up to some megabytes."""
 Returned = TypeVar("Returned")
 
 
@@ -88,19 +104,56 @@ class Worker:
         finally:  # done, or nobody reads the results any more
             self._loop.call_soon_threadsafe(begun.abandon)
 
+    def collect(
+        self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, pass_through_s: float
+    ) -> Iterator[collecting.Collected]:
+        """Collect, by the registry in `source`, what the records of a task bring to endpoints in batch mode.
+
+        Called as `deliver` is.
+        """
+        begun = self._wait_for(self._begin_collecting(source, shards, pass_through_s))
+        for records in batches:
+            yield self._wait_for(begun.take(records))
+        yield begun.finish()
+
+    def deliver_batches(self, batches: Iterable[bytes], source: routing.Source) -> Iterator[lane.Results]:
+        """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
+        begun = self._wait_for(self._begin_batches(source))
+        try:
+            written = iter(batches)
+            while some := list(itertools.islice(written, BATCHES_AT_ONCE)):
+                yield self._wait_for(begun.take(some))
+            yield self._wait_for(begun.finish())
+        finally:  # as above
+            self._loop.call_soon_threadsafe(begun.abandon)
+
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _begin(self, source: routing.Source) -> lane.Lane:
-        dispatcher = dispatch.Dispatcher(
+        return lane.Lane(self._by(source), self._dispatcher(), self._plan.layout)
+
+    async def _begin_batches(self, source: routing.Source) -> batch_lane.BatchLane:
+        return batch_lane.BatchLane(self._by(source), self._dispatcher())
+
+    async def _begin_collecting(self, source: routing.Source, shards: int, pass_through_s: float) -> collecting.Collector:
+        now_ms = int(time.time() * 1000)
+        return collecting.Collector(
+            self._by(source), self._plan.layout, shards=shards, now_ms=now_ms, pass_through_s=pass_through_s
+        )
+
+    def _by(self, source: routing.Source) -> routing.Registry:
+        self._registry = source.registry(self._registry)
+        return self._registry
+
+    def _dispatcher(self) -> dispatch.Dispatcher[Any]:
+        return dispatch.Dispatcher(
             self._sender,
             self._plan.limits,
             self._plan.quick_retry,
             paces=self._paces,
             clock=asyncio.get_running_loop().time,
         )
-        self._registry = source.registry(self._registry)
-        return lane.Lane(self._registry, dispatcher, self._plan.layout)
 
 
 _workers: dict[Plan, Worker] = {}

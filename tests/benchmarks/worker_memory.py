@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from delivery import plan, settings
 from delivery.model import EndpointStatus
-from delivery.stages import deliver, observer, session, telemetry
+from delivery.stages import arrow, deliver, observer, session, telemetry
 from delivery.stages import snapshot as following
 from delivery.webhooks import routing, worker
 from delivery.webhooks.snapshot import Snapshot
@@ -41,7 +41,7 @@ class Measured:
         results = sum(batch.num_rows for batch in self._partition(batches))
         found = {"pid": os.getpid(), "rows": results, **memory_mb()}
         told = orjson.dumps(found)
-        yield pa.RecordBatch.from_arrays([deliver.array_of(pa.string(), [told])], schema=SCHEMA)
+        yield pa.RecordBatch.from_arrays([arrow.values(pa.string(), [told])], schema=SCHEMA)
 
 
 def memory_mb() -> dict[str, float]:
@@ -68,7 +68,7 @@ def main() -> None:
         base = registry(Path(folder), arguments.subscriptions)
     spark = session.start(settings.Spark(), jars.ensure().connector)
     published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
-    source = following.Broadcaster(spark.sparkContext).source(published)
+    source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()
     function = Measured(plan.of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer)
     rows = [

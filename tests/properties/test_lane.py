@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import TenantId, TenantStatus
-from delivery.webhooks import dispatch, envelope, lane, limits, retry, routing, rows
+from delivery.webhooks import dispatch, envelope, intake, lane, limits, retry, routing, rows
 from tests import builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
@@ -126,6 +126,6 @@ def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypa
 
     monkeypatch.setattr(envelope, "parse", with_a_bug)
     results = deliver([healthy, broken], envelope.Layout())
-    assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(8, lane.UNFORESEEN)]
+    assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(8, intake.UNFORESEEN)]
     assert {outcome.delivery.event.record.offset for outcome in results.outcomes} == {7}
     assert "unforeseen" in caplog.text

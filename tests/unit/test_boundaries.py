@@ -23,7 +23,8 @@ MODULES = sorted(
 )
 CORE = [path for path in (ROOT / "delivery" / "webhooks").glob("*.py") if path.name != "__init__.py"]
 ALLOWED_IN_CORE = {
-    *sys.stdlib_module_names, "aiohttp", "cachetools", "cryptography", "httptools", "orjson", "prometheus_client", "tenacity",
+    *sys.stdlib_module_names, "aiohttp", "cachetools", "cryptography", "httptools", "msgspec", "orjson", "prometheus_client",
+    "tenacity",
     "uvloop", "yarl",
 }  # fmt: skip
 ALLOWED_OF_OURS = {"delivery.errors", "delivery.model", "delivery.secret", "delivery.webhooks"}

@@ -6,7 +6,7 @@ import orjson
 
 from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
 from delivery.secret import Secret
-from delivery.webhooks import lane, rows
+from delivery.webhooks import intake, lane, rows
 from tests import builders
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
@@ -94,24 +94,24 @@ def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
 
 
 def test_a_rejected_record_keeps_its_bytes_for_the_operator():
-    rejection = lane.Rejection(record=builders.record(value=b"\xff{"), reason="not_json", detail="why")
+    rejection = intake.Rejection(record=builders.record(value=b"\xff{"), reason="not_json", detail="why")
     [(topic, _, entry)] = written(rejections=[rejection])
     assert (topic, entry["reason"], base64.b64decode(entry["value_base64"])) == ("rejected", "not_json", b"\xff{")
 
 
 def test_a_rejected_record_beyond_reason_is_cut_and_says_how_long_it_was():
-    rejection = lane.Rejection(record=builders.record(value=b"x" * 5_000_000), reason="too_large", detail="why")
+    rejection = intake.Rejection(record=builders.record(value=b"x" * 5_000_000), reason="too_large", detail="why")
     [(_, _, entry)] = written(rejections=[rejection])
     assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, rows.MAX_REJECTED_BYTES)
 
 
 def test_a_rejected_records_headers_are_cut_too():
     headers = (("small", b"x"), ("large", b"x" * 900_000))
-    rejection = lane.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
+    rejection = intake.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
     [(_, _, entry)] = written(rejections=[rejection])
     assert entry["headers"] == [{"name": "small", "value_base64": base64.b64encode(b"x").decode()}]
 
 
 def test_a_tombstone_is_kept_as_none():
-    [(_, _, entry)] = written(rejections=[lane.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
+    [(_, _, entry)] = written(rejections=[intake.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
     assert entry["value_base64"] is None

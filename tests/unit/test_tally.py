@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
-from delivery.webhooks import lane, tally
+from delivery.webhooks import intake, lane, tally
 from tests import builders
 
 APPENDED_AT_MS = 1_700_000_000_000
@@ -39,7 +39,7 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
             outcome(OutcomeKind.DEAD_LETTERED, reason="lane_deadline"),
             outcome(OutcomeKind.SKIPPED, reason=SkipReason.ENDPOINT_PAUSED),
         ],
-        rejections=[lane.Rejection(record=builders.record(), reason="not_json", detail="")],
+        rejections=[intake.Rejection(record=builders.record(), reason="not_json", detail="")],
         most_in_flight=3,
     )
     told = tally.of(results, cpu_s=0.5)

@@ -1,0 +1,88 @@
+"""Keep what waits for its batch in Spark's state, and let batches leave: the shell around delivery.webhooks.batching.
+
+Runs in the executors' Python workers. One key is one shard of endpoints: Spark's state costs by the key and micro-batch, not by
+the event (docs/architecture.md). A shard's index is one small value, rewritten when it changes; its segments are written once
+under growing numbers, read when a batch leaves, and removed. Guarantee: Spark commits the state with the offsets, so that a
+micro-batch that runs again finds the state that it found the first time, and decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import Accumulator
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+
+from delivery.webhooks import batching, pending
+
+SCHEMA = "topic string, key binary, value binary"
+"""As `deliver` writes results; a batch that leaves has neither topic nor key."""
+_BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
+_NUMBER = T.StructType([T.StructField("number", T.LongType())])
+
+
+def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
+    """Return the results that pass through, and the batches that leave now.
+
+    `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
+    not: about a CPU second each. Here the rows bring the time, and delivery.stages.ticks a record when something is due.
+    """
+    return (
+        routed.select("shard", "topic", "key", "value", "now_ms")
+        .groupBy("shard")
+        .transformWithState(Shard(horizon_ms, told), SCHEMA, "Append", "None")
+        .select("topic", "key", "value")
+    )
+
+
+class Shard(StatefulProcessor):
+    """The state of one shard, and its decision in each micro-batch."""
+
+    def __init__(self, horizon_ms: int, told: Accumulator[pending.Pending]) -> None:
+        self._horizon_ms = horizon_ms
+        self._told = told
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Name the state. Called once a task."""
+        self._index = handle.getValueState("index", _BYTES)
+        self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        """Take what came for the shard; yield what leaves it."""
+        arrived, now_ms = [], 0
+        for row in rows:
+            now_ms = row.now_ms
+            if row.topic is not None:
+                yield Row(topic=row.topic, key=row.key, value=row.value)
+            elif row.value is not None:
+                arrived.append(bytes(row.value))
+        written = self._index.get()
+        decided = batching.decide(
+            batching.decoded(None if written is None else bytes(written[0])),
+            arrived,
+            self._read,
+            now_ms=now_ms,
+            horizon_ms=self._horizon_ms,
+        )
+        for left in decided.batches:
+            yield Row(topic=None, key=None, value=left)
+        self._told.add(pending.of(decided))
+        if not decided.changed:
+            return
+        for number, segment in decided.append.items():
+            self._segments.updateValue((number,), (segment,))
+        for number in decided.drop:
+            self._segments.removeKey((number,))
+        self._index.update((batching.encoded(decided.index),))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _read(self, number: int) -> bytes:
+        kept = self._segments.getValue((number,))
+        if kept is None:
+            raise LookupError(f"segment {number} of a shard is not in its state")
+        return bytes(kept[0])

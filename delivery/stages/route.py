@@ -1,0 +1,93 @@
+"""Turn records into segments by shard, on the executors: the batch lane up to its state.
+
+Defined on the driver, run in the executors' Python workers. The closure is fixed when the query starts; the registry comes with
+each micro-batch (delivery.stages.carried).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
+
+from delivery.stages import arrow, deliver
+from delivery.webhooks import lane, routing, rows, worker
+
+SCHEMA = "shard int, topic string, key binary, value binary"
+"""`topic` and `key` are those of a result; a segment has neither; and a row of none of the three asks the shard to look."""
+_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
+
+
+class _Row(NamedTuple):
+    shard: int
+    topic: bytes | None = None
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+def route(
+    records: DataFrame,
+    plan: worker.Plan,
+    source: routing.Source,
+    parallelism: int,
+    observe: Callable[[lane.Results], None],
+    *,
+    shard_keys: tuple[int, ...],
+    pass_through_s: float,
+    rejects: bool,
+) -> DataFrame:
+    """Return what `records` are to the shards, and results; each row with the time at which the micro-batch began.
+
+    That time is in the offset log: a micro-batch that runs again decides by the same.
+    """
+    partition = RoutePartition(
+        plan=plan, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, observe=observe, rejects=rejects
+    )
+    return (
+        records.select(*deliver.COLUMNS)
+        .coalesce(parallelism)
+        .mapInArrow(partition, SCHEMA)
+        .select("shard", "topic", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutePartition:
+    """The partition function: Arrow batches of records in, rows for the shards out."""
+
+    plan: worker.Plan
+    source: routing.Source
+    shard_keys: tuple[int, ...]
+    pass_through_s: float
+    observe: Callable[[lane.Results], None]
+    rejects: bool
+    """False beside the direct lane, which reads the same records and tells the operator of them."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
+        yield _batch([_Row(key) for key in self.shard_keys])
+        here = worker.of(self.plan)
+        read = map(deliver.records, batches)
+        for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
+            if not self.rejects:
+                collected.results.rejections.clear()
+            self.observe(collected.results)
+            out = [_Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
+            # Results have nothing to do with the state: they pass through whichever shard.
+            for number, result in enumerate(rows.rows(collected.results, self.plan.topics)):
+                out.append(
+                    _Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value)
+                )
+            if out:
+                yield _batch(out)
+
+
+def _batch(rows_: list[_Row]) -> pa.RecordBatch:
+    shards, topics, keys, values = zip(*rows_, strict=True)
+    arrays = [arrow.numbers(shards), arrow.values(pa.string(), topics)]
+    arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

@@ -1,0 +1,46 @@
+"""Give each shard of the batch lane's state a key of its own partition, and keep to the number that a checkpoint began with.
+
+Runs on the driver. Spark places a key by its hash: of the numbers 0 to 15 some would share a partition, and others stay empty.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
+
+from delivery import errors
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
+    """Return the key of each shard: by Spark's own hash, one to each of as many partitions."""
+    found: dict[int, int] = {}
+    tried = 0
+    while len(found) < shards:
+        numbers = spark.range(tried, tried + 32 * shards, 1, 1).select(F.col("id").cast("int").alias("key"))
+        for key, partition in numbers.select("key", F.pmod(F.hash("key"), F.lit(shards))).collect():
+            found.setdefault(partition, key)
+        tried += 32 * shards
+    return tuple(found[partition] for partition in range(shards))
+
+
+def require_kept(spark: SparkSession, checkpoint: str, shards: int) -> None:
+    """Raise SettingsError where a lane's checkpoint began with another number of shards.
+
+    Spark would go on with the old number of partitions, and the events that wait would be in shards where nobody looks.
+    """
+    context = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if not files.exists(path):
+        return
+    logs = spark.read.text(f"{checkpoint}/offsets").where(F.col("value").startswith('{"batchWatermarkMs"')).limit(1).collect()
+    began_with = json.loads(logs[0][0])["conf"].get(PARTITIONS) if logs else None
+    if began_with is not None and int(began_with) != shards:
+        raise errors.SettingsError(
+            f"setting batch.shards is {shards}, but the state in {checkpoint} has {began_with} shards: set batch.shards to "
+            f"{began_with}, or begin a new checkpoint once nothing waits for its batch any more"
+        )

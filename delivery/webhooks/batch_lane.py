@@ -1,0 +1,133 @@
+"""Deliver batches that have left their shards, each by what the registry says of its endpoint now.
+
+Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. URL, secrets, authentication,
+headers, content mode and compression are those of this moment, however long the events have waited, and so is whether the
+endpoint and its subscriptions are there, and active.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from delivery.model import (
+    DeliveryMode,
+    Endpoint,
+    Outcome,
+    OutcomeKind,
+    SkipReason,
+    SubscriptionId,
+)
+from delivery.webhooks import batch_message, dispatch, intake, lane, matching, routing, segment
+from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
+
+log = logging.getLogger(__name__)
+
+MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
+"""Of bodies that wait for their turn or their answer in one worker. A batch beyond that is not made yet."""
+
+
+class BatchLane:
+    """Deliver the batches of one micro-batch partition, as they are read. Used once.
+
+    Each event of a batch is skipped, delivered or dead-lettered: what `take` has not returned yet, `finish` does.
+    """
+
+    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery]) -> None:
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._ended: list[BatchOutcome] = []
+        self._begun = 0
+        self._unsettled_bytes = 0
+
+    async def take(self, written: Iterable[bytes]) -> lane.Results:
+        """Begin to deliver batches, as the shards wrote them; return what has come meanwhile."""
+        for one in written:
+            batch = segment.batch(one)
+            destination = await self._registry.destination(batch.endpoint_id)
+            for reason, places in _parted(batch, destination).items():
+                self._begin(batch, destination.endpoint, reason, places)
+            await self._dispatcher.room()
+            self._settle()
+            while self._unsettled_bytes > MAX_UNSETTLED_BYTES:
+                await self._dispatcher.down_to(self._begun - 1)
+                self._settle()
+        return lane.Results(batches=self._told())
+
+    async def finish(self) -> lane.Results:
+        """Wait for all that is under way; return what is left."""
+        await self._dispatcher.finish()
+        self._settle()
+        return lane.Results(batches=self._told(), most_in_flight=self._dispatcher.most_in_flight)
+
+    def abandon(self) -> None:
+        """Stop sending: nobody will take the results."""
+        self._dispatcher.abandon()
+
+    def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: list[int]) -> None:
+        """Send the events of a batch at `places`, or skip them."""
+        events = [segment.unpacked(batch.packed[place]) for place in places]
+        through = [_through(batch, place) for place in places]
+        # Of an endpoint that is gone, what the log names is left.
+        to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
+        webhook_id = batch_message.webhook_id(batch.endpoint_id, events, through)
+        delivery = BatchDelivery(to, webhook_id, b"", b"", b"", events, through, batch.reason)
+        if reason is not None:
+            self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
+            return
+        try:
+            content = batch_message.content(events, to.content_mode)
+            sent = batch_message.compressed(content) if to.batching is not None and to.batching.is_gzipped else content
+        except Exception:
+            # A surprise in one batch must hurt that batch alone. Raised, it would fail everybody's micro-batch for ever.
+            log.exception("a batch failed in an unforeseen way", extra={"endpoint_id": batch.endpoint_id})
+            self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN)))
+            return
+        self._begun += 1
+        self._unsettled_bytes += len(content.body)
+        self._dispatcher.submit(delivery._replace(signed=content.body, body=sent.body, content_headers=sent.headers))
+
+    def _settle(self) -> None:
+        for outcome in self._dispatcher.ended():
+            self._begun -= 1
+            self._unsettled_bytes -= len(outcome.delivery.signed)
+            rejected: Mapping[int, str] = {}
+            if outcome.kind is OutcomeKind.DELIVERED:
+                rejected = batch_message.rejected(outcome.attempts[-1].response, len(outcome.delivery.events))
+            # The body was sent; what is left to write is about the events.
+            told = outcome.delivery._replace(signed=b"", body=b"")
+            self._ended.append(BatchOutcome(outcome._replace(delivery=told), rejected))
+
+    def _told(self) -> list[BatchOutcome]:
+        told, self._ended = self._ended, []
+        return told
+
+
+def _parted(batch: segment.Batch, destination: routing.Destination) -> dict[SkipReason | None, list[int]]:
+    """Return the places of the events to send under None, and of those to skip under the reason.
+
+    1. The endpoint is gone, or it is another one with the same id: of another customer, or without batches.
+    2. A subscription is gone, or leads elsewhere now.
+    3. As in the direct lane: quarantined, paused, disabled.
+    """
+    endpoint = destination.endpoint
+    reasons: list[SkipReason | None] = []
+    for name in batch.subscriptions:
+        subscription = destination.subscriptions.get(name)
+        if endpoint is None or endpoint.customer_id != batch.customer_id or endpoint.mode is not DeliveryMode.BATCH:
+            reasons.append(SkipReason.ENDPOINT_DELETED)
+        elif subscription is None or subscription.endpoint_id != batch.endpoint_id:
+            reasons.append(SkipReason.SUBSCRIPTION_DELETED)
+        else:
+            reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
+    everything = range(len(batch.packed))
+    if len(set(reasons)) == 1:
+        return {reasons[0]: list(everything)}
+    parted: dict[SkipReason | None, list[int]] = {}
+    for place in everything:
+        parted.setdefault(reasons[batch.through[place]], []).append(place)
+    return parted
+
+
+def _through(batch: segment.Batch, place: int) -> SubscriptionId:
+    return batch.subscriptions[batch.through[place] if batch.through else 0]

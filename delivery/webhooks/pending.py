@@ -1,0 +1,52 @@
+"""Tell how much waits for its batch, and until when, in a form that merges: what the shards tell the driver.
+
+Runs in the executors, merged on the driver. Must not import pyspark or psycopg. Every shard tells in every micro-batch, so that
+the sum of one micro-batch is all that waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delivery.webhooks import batching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """What waits. `a + b` is what waits in both."""
+
+    shards: int = 0
+    """How many have told."""
+    events: int = 0
+    size: int = 0
+    """Bytes, as they count for a batch's bound."""
+    oldest_ms: int | None = None
+    """When the first of all arrived; None when nothing waits."""
+    due_ms: int | None = None
+    """When the first batch must have left; None when nothing waits."""
+
+    def __add__(self, other: Pending) -> Pending:
+        return Pending(
+            shards=self.shards + other.shards,
+            events=self.events + other.events,
+            size=self.size + other.size,
+            oldest_ms=_earlier(self.oldest_ms, other.oldest_ms),
+            due_ms=_earlier(self.due_ms, other.due_ms),
+        )
+
+
+def of(decided: batching.Decision) -> Pending:
+    """Return what waits in one shard after a decision."""
+    events, size = decided.index.waiting()
+    waiting = decided.index.endpoints.values()
+    return Pending(
+        shards=1,
+        events=events,
+        size=size,
+        oldest_ms=decided.index.oldest_ms(),
+        due_ms=min((one.oldest_ms + one.bounds.max_wait_ms for one in waiting), default=None),
+    )
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((at for at in (one, other) if at is not None), default=None)

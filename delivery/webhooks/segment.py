@@ -1,0 +1,305 @@
+"""Write what waits for its batch as bytes, and read it back: the events of some endpoints, and the batch that is ready.
+
+Runs in the executors. Must not import pyspark or psycopg. These bytes are shuffled, and stay in a lane's state over restarts
+and upgrades: a new field stands at the end and has a default, so that old bytes can be read; VERSION rises when that is not
+enough.
+
+An event is packed once, when it is collected, and unpacked when its request is made. Between, batching moves packed events
+about: all that it decides by stands beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import orjson
+
+from delivery import errors
+from delivery.model import (
+    Batching,
+    CustomerId,
+    EndpointId,
+    Event,
+    EventId,
+    LeaveReason,
+    Record,
+    SubscriptionId,
+    SubTenantId,
+    TenantId,
+)
+
+VERSION = 1
+MAX_BYTES = 2 * 1024 * 1024
+"""A segment is cut when its events have so many bytes: far below what a row, or a value of the state, may have."""
+_FRAME_BYTES = 136
+"""What the larger of the two layouts of a body adds to an event's attributes and payload. Held by a test."""
+
+
+class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An event, with all that a dead letter tells of it. The parsed content is left out: it was for the filters."""
+
+    event_id: EventId
+    event_type: str
+    source: str
+    tenant_id: TenantId
+    sub_tenant_id: SubTenantId | None
+    time: str
+    data: bytes
+    topic: str
+    partition: int
+    offset: int
+    appended_at_ms: int
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+    def event(self) -> Event:
+        """Return the event as the direct lane has it, less what was parsed and the record's value."""
+        record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
+        return Event(
+            self.event_id, self.event_type, self.source, self.tenant_id, self.sub_tenant_id, self.time, self.data, None, record
+        )
+
+
+class Item(NamedTuple):
+    """A packed event and what batching needs to know of it."""
+
+    packed: bytes
+    size: int
+    """No fewer bytes than it takes in a body, in either layout."""
+    arrived_at_ms: int
+
+
+class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """When a batch leaves. They come with the events, so that the state needs no registry."""
+
+    max_events: int
+    max_wait_ms: int
+    max_bytes: int
+
+
+class Mark:
+    """What is to be done with a lot."""
+
+    WAITS = 0
+    PASSES = 1
+    """Its endpoint's wait is over before the next micro-batch can come: it leaves now."""
+    FULL = 2
+    """It is a whole batch already, and has nothing to do with what else waits for the endpoint."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lot:
+    """What is due to one endpoint, in order of arrival."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    bounds: Bounds
+    mark: int = Mark.WAITS
+    items: list[Item] = field(default_factory=list)
+    through: list[SubscriptionId] = field(default_factory=list)
+    """By which subscription each item is due."""
+    size: int = 0
+    """Of all items."""
+    oldest_ms: int = 2**62
+    """When the first of them arrived."""
+
+    @property
+    def key(self) -> str:
+        """Say whose it is. With the customer, who may be another one when the id is registered again; no id has a `/`."""
+        return f"{self.customer_id}/{self.endpoint_id}"
+
+    def add(self, item: Item, subscription_id: SubscriptionId) -> None:
+        """Add the item that arrived last."""
+        self.items.append(item)
+        self.through.append(subscription_id)
+        self.size += item.size
+        if item.arrived_at_ms < self.oldest_ms:  # noqa: PLR1730  # for each event; min takes three times as long
+            self.oldest_ms = item.arrived_at_ms
+
+    def extend(self, later: Lot) -> None:
+        """Add what arrived after this; the bounds are those that came last."""
+        self.items += later.items
+        self.through += later.through
+        self.size += later.size
+        self.oldest_ms = min(self.oldest_ms, later.oldest_ms)
+        self.bounds, self.mark = later.bounds, later.mark
+
+    def part(self, first: int, end: int) -> Lot:
+        """Return the items from `first` to `end`."""
+        if (first, end) == (0, len(self.items)):
+            return self
+        items = self.items[first:end]
+        return Lot(
+            endpoint_id=self.endpoint_id,
+            customer_id=self.customer_id,
+            bounds=self.bounds,
+            items=items,
+            through=self.through[first:end],
+            size=sum(item.size for item in items),
+            oldest_ms=min((item.arrived_at_ms for item in items), default=2**62),
+        )
+
+
+class _Due(msgspec.Struct, array_like=True, gc=False):
+    """A lot as it is written: its items by their places in the segment, its subscriptions by their places in a list."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    bounds: Bounds
+    mark: int
+    size: int
+    oldest_ms: int
+    subscriptions: list[SubscriptionId]
+    places: list[int]
+    through: list[int]
+    """Empty where all are due by the one subscription."""
+
+
+class _Segment(msgspec.Struct, array_like=True, gc=False):
+    packed: list[bytes]
+    sizes: list[int]
+    arrived_at_ms: list[int]
+    lots: list[_Due]
+
+
+class Batch(msgspec.Struct, array_like=True, gc=False):
+    """A batch that has left its shard and is to be delivered."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    reason: LeaveReason
+    subscriptions: list[SubscriptionId]
+    through: list[int]
+    packed: list[bytes]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_packed = msgspec.msgpack.Decoder(Packed)
+_segments = msgspec.msgpack.Decoder(_Segment)
+_batches = msgspec.msgpack.Decoder(Batch)
+
+
+def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
+    """Return the shard that an endpoint lives in; with a salt, where one of its full batches goes. The same everywhere."""
+    digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % shards
+
+
+def bounds_of(batching: Batching) -> Bounds:
+    """Return the part of an endpoint's settings that travels with its events."""
+    return Bounds(batching.max_events, round(batching.max_wait_s * 1000), batching.max_bytes)
+
+
+def item(event: Event, now_ms: int) -> Item:
+    """Pack an event that has arrived by now, even if it says otherwise: producers' clocks may be ahead."""
+    topic, partition, offset, appended_at_ms, _, headers = event.record
+    # As a Packed is written: to make one first would take half as long again.
+    packed = _encoder.encode((*event[:7], topic, partition, offset, appended_at_ms, headers))
+    # The attributes as JSON have the escapes that they have in a body.
+    size = len(orjson.dumps(event[:6])) + len(event.data) + _FRAME_BYTES
+    return Item(packed, size, min(appended_at_ms, now_ms))
+
+
+def unpacked(packed: bytes) -> Packed:
+    """Return a packed event."""
+    return _packed.decode(packed)
+
+
+def encoded(lots: Iterable[Lot], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[Lot]]]:
+    """Yield segments with all `lots`, each with those that it holds, at most `max_bytes` of them or one.
+
+    An event that is due to several stands in a segment once.
+    """
+    held: list[Lot] = []
+    places: dict[int, int] = {}
+    size = 0
+    for lot in lots:
+        if held and size + lot.size > max_bytes:
+            yield _encoded(held, places), held
+            held, places, size = [], {}, 0
+        held.append(lot)
+        size += lot.size
+    if held:
+        yield _encoded(held, places), held
+
+
+def _encoded(lots: list[Lot], places: dict[int, int]) -> bytes:
+    written = _Segment([], [], [], [])
+    for lot in lots:
+        subscriptions = {name: number for number, name in enumerate(dict.fromkeys(lot.through))}
+        stands_at = []
+        for one in lot.items:
+            # By identity: the same object is the same event, and all of them are alive here.
+            place = places.get(id(one))
+            if place is None:
+                place = places[id(one)] = len(written.packed)
+                written.packed.append(one.packed)
+                written.sizes.append(one.size)
+                written.arrived_at_ms.append(one.arrived_at_ms)
+            stands_at.append(place)
+        written.lots.append(
+            _Due(
+                lot.endpoint_id,
+                lot.customer_id,
+                lot.bounds,
+                lot.mark,
+                lot.size,
+                lot.oldest_ms,
+                list(subscriptions),
+                stands_at,
+                [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
+            )
+        )
+    return bytes((VERSION,)) + _encoder.encode(written)
+
+
+def decoded(written: bytes) -> list[Lot]:
+    """Return the lots of a segment."""
+    read = _segments.decode(_checked(written))
+    items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
+    return [
+        Lot(
+            endpoint_id=due.endpoint_id,
+            customer_id=due.customer_id,
+            bounds=due.bounds,
+            mark=due.mark,
+            items=[items[place] for place in due.places],
+            through=[due.subscriptions[number] for number in due.through]
+            if due.through
+            else due.subscriptions * len(due.places),
+            size=due.size,
+            oldest_ms=due.oldest_ms,
+        )
+        for due in read.lots
+    ]
+
+
+def batch_of(lot: Lot, reason: LeaveReason) -> bytes:
+    """Return the whole lot as a batch that leaves."""
+    subscriptions = {name: number for number, name in enumerate(dict.fromkeys(lot.through))}
+    batch = Batch(
+        lot.endpoint_id,
+        lot.customer_id,
+        reason,
+        list(subscriptions),
+        [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
+        [one.packed for one in lot.items],
+    )
+    return bytes((VERSION,)) + _encoder.encode(batch)
+
+
+def batch(written: bytes) -> Batch:
+    """Return a batch that left."""
+    return _batches.decode(_checked(written))
+
+
+def _checked(written: bytes) -> memoryview:
+    if written[0] != VERSION:
+        raise errors.StateUnreadable(
+            f"events that wait for their batch were written in format {written[0]} by a newer version, and this one knows "
+            f"{VERSION}: start that version again"
+        )
+    return memoryview(written)[1:]

@@ -1,0 +1,149 @@
+"""Which batches leave when: by count, by bytes, by time."""
+
+import pytest
+
+from delivery import errors
+from delivery.model import LeaveReason
+from delivery.webhooks import batching, segment
+from tests import builders
+from tests.batches import events, ids, lot
+from tests.shards import Shard
+
+NOW = builders.record().appended_at_ms
+
+
+def test_a_batch_leaves_when_it_is_full_and_the_rest_stays():
+    shard, of = Shard(), events(5)
+    assert shard.step([lot(*of[:2], max_events=3)], now_ms=NOW) == []
+    [batch] = shard.step([lot(*of[2:], max_events=3)], now_ms=NOW)
+    assert (batch.reason, ids(batch)) == (LeaveReason.COUNT, [event.event_id for event in of[:3]])
+    assert shard.index.waiting()[0] == 2
+
+
+def test_a_batch_leaves_when_its_first_event_has_waited_though_nothing_new_arrives():
+    shard, of = Shard(), events(2)
+    assert shard.step([lot(*of)], now_ms=NOW) == []
+    assert shard.step([], now_ms=NOW + 999) == []
+    [batch] = shard.step([], now_ms=NOW + 1000)
+    assert (batch.reason, len(batch.packed)) == (LeaveReason.TIME, 2)
+    assert shard.is_empty()
+
+
+def test_what_would_be_due_before_the_next_decision_leaves_now():
+    shard = Shard(horizon_ms=500)
+    assert shard.step([lot(*events(1))], now_ms=NOW + 499) == []
+    assert len(shard.step([], now_ms=NOW + 500)) == 1
+
+
+def test_a_later_event_does_not_put_the_batch_off():
+    shard = Shard()
+    shard.step([lot(*events(1))], now_ms=NOW)
+    late = builders.event(record=builders.record(appended_at_ms=NOW + 900))
+    shard.step([lot(late)], now_ms=NOW + 900)
+    assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 1000)] == [2]
+
+
+def test_a_batch_leaves_before_it_would_be_larger_than_its_bytes():
+    shard, of = Shard(), events(3, data=b'"' + b"x" * 400 + b'"')
+    size = segment.item(of[0], NOW).size
+    assert shard.step([lot(*of[:2], max_bytes=3 * size - 1)], now_ms=NOW) == []
+    [batch] = shard.step([lot(of[2], max_bytes=3 * size - 1)], now_ms=NOW)
+    assert (batch.reason, len(batch.packed)) == (LeaveReason.BYTES, 2)
+
+
+def test_an_event_that_alone_is_too_large_leaves_alone():
+    shard, small, large = Shard(), builders.event(), builders.event(data=b'"' + b"x" * 5000 + b'"')
+    batches = shard.step([lot(small, large, small, max_bytes=1000)], now_ms=NOW)
+    assert [ids(batch) for batch in batches] == [[small.event_id], [large.event_id]]
+    assert shard.index.waiting()[0] == 1
+
+
+def test_the_bounds_that_came_with_the_newest_event_hold_for_all_that_waits():
+    shard = Shard()
+    shard.step([lot(*events(6), max_wait_ms=60_000)], now_ms=NOW)
+    batches = shard.step([lot(*events(1), max_events=3, max_wait_ms=60_000)], now_ms=NOW)
+    assert [len(batch.packed) for batch in batches] == [3, 3]
+    shard.step([lot(*events(1), max_wait_ms=5000)], now_ms=NOW)
+    assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 5000)] == [2]
+
+
+def test_what_passes_leaves_at_once_with_what_waited():
+    shard = Shard()
+    shard.step([lot(*events(2), max_wait_ms=60_000)], now_ms=NOW)
+    [batch] = shard.step([lot(*events(1), mark=segment.Mark.PASSES)], now_ms=NOW)
+    assert (batch.reason, len(batch.packed), shard.is_empty()) == (LeaveReason.TIME, 3, True)
+
+
+def test_a_batch_that_arrives_full_leaves_without_touching_what_waits():
+    shard = Shard()
+    shard.step([lot(*events(2), max_events=3)], now_ms=NOW)
+    [batch] = shard.step([lot(*events(3), max_events=3, mark=segment.Mark.FULL)], now_ms=NOW)
+    assert (batch.reason, len(batch.packed), shard.index.waiting()[0]) == (LeaveReason.COUNT, 3, 2)
+
+
+def test_an_endpoint_registered_again_by_another_customer_shares_no_batch_with_what_waited():
+    shard = Shard()
+    shard.step([lot(*events(1))], now_ms=NOW)
+    shard.step([lot(*events(1), customer="c2")], now_ms=NOW)
+    assert [batch.customer_id for batch in shard.step([], now_ms=NOW + 1000)] == ["c1", "c2"]
+
+
+def test_an_event_of_a_clock_that_is_ahead_waits_no_longer_than_others():
+    ahead = builders.event(record=builders.record(appended_at_ms=NOW + 10**9))
+    assert segment.item(ahead, NOW).arrived_at_ms == NOW
+
+
+def test_a_decision_with_nothing_to_do_changes_nothing():
+    shard = Shard()
+    shard.step([lot(*events(1))], now_ms=NOW)
+    before = batching.encoded(shard.index)
+    assert shard.step([], now_ms=NOW + 10) == []
+    assert (batching.encoded(shard.index), shard.last.changed) == (before, False)
+
+
+def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segments():
+    shard, of = Shard(), events(400)
+    for event in of:
+        shard.step([lot(event, max_events=1000, max_wait_ms=10**9)], now_ms=NOW)
+    assert len(shard.segments) < 20
+    assert shard.events_written < 400 * 7  # 4^5 > 400: each is merged five times, and written first
+    [batch] = shard.step([], now_ms=NOW + 10**9)
+    assert ids(batch) == [event.event_id for event in of]
+
+
+def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_holds(monkeypatch):
+    monkeypatch.setattr(batching, "MIN_MERGED_SIZE", 1)
+    shard, back = Shard(), lot(*events(1), endpoint="hasty")
+    patient = lot(*events(9), endpoint="patient", max_wait_ms=10**9)
+    [both] = [written for written, _ in segment.encoded([patient, lot(*events(5), endpoint="hasty")])]
+    shard.decide([both], now_ms=NOW)
+    shard.step([], now_ms=NOW + 1000)  # the hasty one leaves; its events stay beside the patient one's
+    for number in range(batching.MAX_RUNS):
+        shard.step([lot(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW)
+    assert len(shard.index.segments) < batching.MAX_RUNS
+    [batch] = shard.step([], now_ms=NOW + 1000)
+    assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
+
+
+def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
+    shard = Shard()
+    for turn in range(50):
+        patient = lot(*events(1), endpoint="patient", max_wait_ms=10**9)
+        hasty = lot(*events(100, data=b'"' + b"x" * 1000 + b'"'), endpoint="hasty")
+        shard.step([patient, hasty], now_ms=NOW)
+        shard.step([], now_ms=NOW + 1000)
+        assert turn < 10 or shard.bytes_kept() < 400_000
+
+
+def test_a_shard_without_state_has_an_empty_index():
+    assert batching.decoded(None) == batching.Index()
+
+
+@pytest.mark.parametrize("read", [batching.decoded, segment.decoded, segment.batch])
+def test_what_a_newer_version_wrote_is_refused_by_name(read):
+    with pytest.raises(errors.StateUnreadable, match="newer version"):
+        read(b"\x63")
+
+
+def test_an_older_index_without_the_newest_fields_can_be_read():
+    assert batching.decoded(bytes((batching.VERSION,)) + b"\x91\x07").next_number == 7
