@@ -70,6 +70,14 @@ def readiness(facts: Facts) -> Verdict:
     return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)
 
 
+def of_lanes(verdicts: Mapping[str, Verdict]) -> Verdict:
+    """Return the verdict on the process: what the first lane that is not well says, else what the first one says."""
+    for lane, verdict in verdicts.items():
+        if not verdict.ok:
+            return Verdict(ok=False, reason=f"{lane}: {verdict.reason}")
+    return next(iter(verdicts.values()))
+
+
 class Watch:
     """Gather the facts of one lane from the threads that know them."""
 

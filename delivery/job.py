@@ -1,57 +1,59 @@
-"""The job's table of contents: source → route → deliver → results. Runs on the driver.
+"""The job's table of contents. Runs on the driver.
 
-    Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
-    Postgres ─► snapshot or look-up ─▲
+    direct  Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
+    batch   Kafka topics ─► source ─► route ─► batch (state) ─► deliver_batches ─► sink ─► the same
+    Postgres ─► snapshot or look-up ─▲                ticks ─▲
 
-The command `fanout run` calls `run`; each name below is a file in `delivery/stages/`.
+The command `fanout run` calls `run`; each name is a file in `delivery/stages/`, and `lanes` puts them together.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyspark.sql import DataFrame
-
 from delivery import health, plan, serving, settings
-from delivery.stages import backlog, deliver, lookup, query, session, sink, snapshot, source, telemetry, topics
-from delivery.webhooks import routing
+from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
 
 log = logging.getLogger(__name__)
 
-LANE = "direct"
+LANES = ("direct", "batch")
 
 
-def run(config: settings.Settings, *, jars: Iterable[Path] = (), stop: threading.Event, once: bool = False) -> None:
-    """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been delivered."""
+def run(
+    config: settings.Settings,
+    *,
+    jars: Iterable[Path] = (),
+    stop: threading.Event,
+    names: Iterable[str] = LANES,
+    once: bool = False,
+) -> None:
+    """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
-    watch = health.Watch(hold=registry.hold_reason, stop=stop)
-    serving.serve(config.metrics, watch)
-    backlog.watch(config, LANE, watch, stop)
+    watches = {name: health.Watch(hold=registry.hold_reason, stop=stop) for name in names}
+    serving.serve(config.metrics, watches)
+    for name, watch in watches.items():
+        backlog.watch(config, name, watch, stop)
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
-    spark = session.start(config.spark, jars)
-    told = plan.of(config)
-    seen = telemetry.Telemetry(spark.sparkContext, LANE, config.logs)
-
-    def hold() -> routing.Source | None:
-        return registry.source(spark.sparkContext)
-
-    def handle(records: DataFrame, known: routing.Source) -> None:
-        results = deliver.deliver(records, told, known, config.spark.parallelism, seen.observer)
-        sink.write(results, config.kafka)
-        seen.publish()
-
+    spark = session.start(config.spark, jars, shards=config.batch.shards)
     try:
-        known = hold()
-        if known is not None:
-            handle(deliver.no_records(spark, config.spark.parallelism), known)
-            records = source.read(spark, config.kafka, config.source)
-            lane = query.Lane(LANE, hold=hold, handle=handle, stop=stop, watch=watch)
-            lane.run(records, config.spark, once=once)
+        hold = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
+        known = {name: hold[name]() for name in watches}
+        made: dict[str, lanes.Lane] = {}
+        if "direct" in watches:
+            made["direct"] = lanes.Direct(config, spark, hold["direct"], stop)
+        if "batch" in watches:
+            made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, rejects="direct" not in watches)
+        for name, lane in made.items():
+            if (source := known[name]) is not None:
+                lane.warm(source)
+        if not stop.is_set():
+            lanes.run(made, watches, stop, once=once)
     finally:
         stop.set()
         spark.stop()

@@ -64,6 +64,13 @@ IN_FLIGHT_PEAK = Gauge(
     "Most requests under way at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
     ["lane"],
 )
+PENDING_EVENTS = Gauge("fanout_pending_events", "Events that wait for their batch, after the last micro-batch.")
+PENDING_BYTES = Gauge("fanout_pending_bytes", "Bytes of the events that wait for their batch, as they count for its bound.")
+PENDING_OLDEST = Gauge(
+    "fanout_pending_oldest_timestamp_seconds", "When the first of the events that wait for their batch arrived; 0: none waits."
+)
+STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that the state of the batch lane takes on the JVM's side.")
+STATE_ROWS = Gauge("fanout_state_rows", "Rows of the batch lane's state: an index for each shard, and segments.")
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
     "How long a micro-batch with records took, from its offsets to its commit.",

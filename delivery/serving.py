@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.server
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,9 +21,9 @@ from delivery import errors, health, metrics, settings
 log = logging.getLogger(__name__)
 
 
-def serve(config: settings.Metrics, watch: health.Watch) -> None:
+def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
     """Begin to serve; ends with the process. A port that is taken is found before anything else starts."""
-    metrics.READY.set_function(lambda: health.readiness(watch.facts()).ok)
+    metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:
         return
     try:
@@ -31,13 +32,13 @@ def serve(config: settings.Metrics, watch: health.Watch) -> None:
         raise errors.SettingsError(
             f"setting metrics.port: cannot serve on {config.host}:{config.port} ({exc.strerror}); choose another"
         ) from exc
-    server.config, server.watch = config, watch
+    server.config, server.watches = config, watches
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
 
 class _Server(http.server.ThreadingHTTPServer):
     config: settings.Metrics
-    watch: health.Watch
+    watches: Mapping[str, health.Watch]
 
     def handle_error(self, *_: Any) -> None:
         log.debug("a scrape or probe broke off", exc_info=True)  # noqa: LOG014  # called while it is being handled
@@ -54,16 +55,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 encode, content_type = exposition.choose_encoder(self.headers.get("accept", ""))
                 self._answer(HTTPStatus.OK, content_type, encode(prometheus_client.REGISTRY))
             case "/healthz":
-                facts = self.server.watch.facts()
-                self._answer_verdict(health.liveness(facts, self.server.config.stalled_after_s), facts)
+                stalled_after_s = self.server.config.stalled_after_s
+                self._answer_verdict(lambda facts: health.liveness(facts, stalled_after_s))
             case "/readyz":
-                facts = self.server.watch.facts()
-                self._answer_verdict(health.readiness(facts), facts)
+                self._answer_verdict(health.readiness)
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics /healthz /readyz\n")
 
-    def _answer_verdict(self, verdict: health.Verdict, facts: health.Facts) -> None:
-        document = {"ok": verdict.ok, "reason": verdict.reason, "phase": facts.phase, "lag": facts.lag}
+    def _answer_verdict(self, judge: Callable[[health.Facts], health.Verdict]) -> None:
+        lanes = {lane: watch.facts() for lane, watch in self.server.watches.items()}
+        verdict = health.of_lanes({lane: judge(facts) for lane, facts in lanes.items()})
+        told = {lane: {"phase": facts.phase, "lag": facts.lag} for lane, facts in lanes.items()}
+        document = {"ok": verdict.ok, "reason": verdict.reason, "lanes": told}
         status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, "application/json", orjson.dumps(document) + b"\n")
 

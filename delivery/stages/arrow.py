@@ -22,7 +22,9 @@ def values(kind: pa.DataType, of: Sequence[bytes | None]) -> pa.Array:
             if value is not None:
                 bits[place // 8] |= 1 << place % 8
         present = pa.py_buffer(bits)
-    return pa.Array.from_buffers(kind, len(of), [present, pa.py_buffer(ends), pa.py_buffer(b"".join(value or b"" for value in of))])
+    return pa.Array.from_buffers(
+        kind, len(of), [present, pa.py_buffer(ends), pa.py_buffer(b"".join(value or b"" for value in of))]
+    )
 
 
 def numbers(of: Sequence[int]) -> pa.Array:

@@ -21,7 +21,7 @@ TIMEOUT_S = 5.0
 def watch(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
     """Begin to ask, if anybody can see the answer."""
     if config.metrics.port:
-        threading.Thread(target=_ask, args=(config, lane, told, stop), name="backlog", daemon=True).start()
+        threading.Thread(target=_ask, args=(config, lane, told, stop), name=f"backlog of {lane}", daemon=True).start()
 
 
 def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:

@@ -8,13 +8,13 @@ micro-batch that runs again finds the state that it found the first time, and de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from pyspark import Accumulator
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from delivery.webhooks import batching, pending
 
@@ -24,7 +24,7 @@ _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
-def batch(routed: DataFrame, horizon_ms: int, observe: Callable[[pending.Pending], None]) -> DataFrame:
+def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
     """Return the results that pass through, and the batches that leave now.
 
     `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
@@ -33,7 +33,7 @@ def batch(routed: DataFrame, horizon_ms: int, observe: Callable[[pending.Pending
     return (
         routed.select("shard", "topic", "key", "value", "now_ms")
         .groupBy("shard")
-        .transformWithState(Shard(horizon_ms, observe), SCHEMA, "Append", "None")
+        .transformWithState(Shard(horizon_ms, told), SCHEMA, "Append", "None")
         .select("topic", "key", "value")
     )
 
@@ -41,9 +41,9 @@ def batch(routed: DataFrame, horizon_ms: int, observe: Callable[[pending.Pending
 class Shard(StatefulProcessor):
     """The state of one shard, and its decision in each micro-batch."""
 
-    def __init__(self, horizon_ms: int, observe: Callable[[pending.Pending], None]) -> None:
+    def __init__(self, horizon_ms: int, told: Accumulator[pending.Pending]) -> None:
         self._horizon_ms = horizon_ms
-        self._observe = observe
+        self._told = told
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Name the state. Called once a task."""
@@ -69,7 +69,7 @@ class Shard(StatefulProcessor):
         )
         for left in decided.batches:
             yield Row(topic=None, key=None, value=left)
-        self._observe(pending.of(decided))
+        self._told.add(pending.of(decided))
         if not decided.changed:
             return
         for number, segment in decided.append.items():

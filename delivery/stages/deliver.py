@@ -7,7 +7,7 @@ when it failed or its process was killed, because Spark runs the whole task agai
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -20,6 +20,9 @@ from delivery.webhooks import lane, routing, rows, worker
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
+_KINDS = ("string", "int", "long", "long", "binary", "string")
+NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
+"""The columns, for the plan of a source that has no records."""
 SCHEMA = "topic string, key binary, value binary"
 _ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
@@ -50,14 +53,7 @@ def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
     should wait for that.
     """
     nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
-    return nothing.selectExpr(
-        "'' AS topic",
-        "0 AS partition",
-        "id AS offset",
-        "id AS appended_at_ms",
-        "CAST(NULL AS BINARY) AS value",
-        "CAST(NULL AS STRING) AS headers",
-    )
+    return nothing.selectExpr(*NO_RECORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +68,16 @@ class DeliverPartition:
         here = worker.of(self.plan)
         for results in here.deliver((records(batch) for batch in batches), self.source):
             self.observe(results)
-            if written := list(rows.rows(results, self.plan.topics)):
-                topics, keys, values = zip(*written, strict=True)
-                arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
-                arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
-                yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+            if made := list(rows.rows(results, self.plan.topics)):
+                yield written(made)
+
+
+def written(made: Sequence[rows.Row]) -> pa.RecordBatch:
+    """Return rows as an Arrow batch of SCHEMA."""
+    topics, keys, values = zip(*made, strict=True)
+    arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
+    arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

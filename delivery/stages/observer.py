@@ -17,6 +17,7 @@ from pyspark import Accumulator, AccumulatorParam
 from delivery import logs
 from delivery.webhooks import attempt_log, tally
 from delivery.webhooks.lane import Results
+from delivery.webhooks.pending import Pending
 from delivery.webhooks.tally import Tally
 
 
@@ -29,6 +30,18 @@ class Merging(AccumulatorParam[Tally]):
 
     def addInPlace(self, value1: Tally, value2: Tally) -> Tally:  # noqa: N802  # Spark's name
         """Return the tally of both."""
+        return value1 + value2
+
+
+class MergingPending(AccumulatorParam[Pending]):
+    """How Spark adds what the shards tell."""
+
+    def zero(self, _: Pending) -> Pending:
+        """Return that nothing waits."""
+        return Pending()
+
+    def addInPlace(self, value1: Pending, value2: Pending) -> Pending:  # noqa: N802  # Spark's name
+        """Return what waits in both."""
         return value1 + value2
 
 

@@ -89,9 +89,7 @@ class Lane(Generic[Registry]):
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
         try:
-            registry = None if self._stop.is_set() else self._hold()
-            if registry is None:
-                raise _StopRequested
+            registry = self._held()
             self._last_begun = batch_id
             self._handle(batch, registry)
         except (StartAgain, _StopRequested) as handed_back:
@@ -101,6 +99,12 @@ class Lane(Generic[Registry]):
             self._handed_back = type(handed_back)
             batch.sparkSession.sparkContext.setLogLevel("OFF")
             raise
+
+    def _held(self) -> Registry:
+        registry = None if self._stop.is_set() else self._hold()
+        if registry is None:
+            raise _StopRequested
+        return registry
 
     def _watch(self, query: StreamingQuery) -> None:
         newest, reported = None, -1
@@ -113,6 +117,9 @@ class Lane(Generic[Registry]):
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
                     _report(self._name, progress)
+            for state in newest["stateOperators"]:
+                metrics.STATE_ROWS.set(state["numRowsTotal"])
+                metrics.STATE_BYTES.set(state["memoryUsedBytes"])
             self._watched.reached(_positions(newest))
         failure = query.exception()
         if failure is not None and self._handed_back is None:

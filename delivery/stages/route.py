@@ -6,7 +6,6 @@ each micro-batch (delivery.stages.carried).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,9 +19,7 @@ from delivery.webhooks import lane, routing, rows, worker
 
 SCHEMA = "shard int, topic string, key binary, value binary"
 """`topic` and `key` are those of a result; a segment has neither; and a row of none of the three asks the shard to look."""
-_ARROW_SCHEMA = pa.schema(
-    [("shard", pa.int32()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())]
-)
+_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
 class _Row(NamedTuple):
@@ -40,20 +37,21 @@ def route(
     shard_keys: tuple[int, ...],
     pass_through_s: float,
     observe: Callable[[lane.Results], None],
+    *,
+    rejects: bool,
 ) -> DataFrame:
     """Return what `records` are to the shards, and results; each row with the time at which the micro-batch began.
 
     That time is in the offset log: a micro-batch that runs again decides by the same.
     """
-    now_ms = F.unix_millis(F.current_timestamp()).alias("now_ms")
     partition = RoutePartition(
-        plan=plan, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, observe=observe
+        plan=plan, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, observe=observe, rejects=rejects
     )
     return (
-        records.select(*deliver.COLUMNS, now_ms)
+        records.select(*deliver.COLUMNS)
         .coalesce(parallelism)
         .mapInArrow(partition, SCHEMA)
-        .select("shard", "topic", "key", "value", now_ms)
+        .select("shard", "topic", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
     )
 
 
@@ -66,27 +64,24 @@ class RoutePartition:
     shard_keys: tuple[int, ...]
     pass_through_s: float
     observe: Callable[[lane.Results], None]
+    rejects: bool
+    """False beside the direct lane, which reads the same records and tells the operator of them."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
         yield _batch([_Row(key) for key in self.shard_keys])
-        batches = iter(batches)
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            return
         here = worker.of(self.plan)
-        for collected in here.collect(
-            map(deliver.records, itertools.chain([first], batches)),
-            self.source,
-            shards=len(self.shard_keys),
-            now_ms=first.column("now_ms")[0].as_py(),
-            pass_through_s=self.pass_through_s,
-        ):
+        read = map(deliver.records, batches)
+        for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
+            if not self.rejects:
+                collected.results.rejections.clear()
             self.observe(collected.results)
             out = [_Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
             # Results have nothing to do with the state: they pass through whichever shard.
             for number, result in enumerate(rows.rows(collected.results, self.plan.topics)):
-                out.append(_Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value))
+                out.append(
+                    _Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value)
+                )
             if out:
                 yield _batch(out)
 

@@ -34,7 +34,7 @@ def require_kept(spark: SparkSession, checkpoint: str, shards: int) -> None:
     """
     context = spark.sparkContext
     path = context._jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")  # type: ignore[union-attr]  # noqa: SLF001  # no public way
-    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # type: ignore[union-attr]  # noqa: SLF001
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
     if not files.exists(path):
         return
     logs = spark.read.text(f"{checkpoint}/offsets").where(F.col("value").startswith('{"batchWatermarkMs"')).limit(1).collect()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -18,12 +18,14 @@ from delivery import errors, kafka_options, settings
 TIMEOUT_S = 10
 
 
-def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int) -> None:
-    """Create the topics that are missing; raise KafkaUnavailable when the broker does not answer."""
+def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
+    """Create the topics that are missing, with `config`; raise KafkaUnavailable when the broker does not answer."""
     admin = AdminClient(kafka_options.for_command(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        missing = [NewTopic(name, num_partitions=partitions) for name in names if name not in existing]
+        missing = [
+            NewTopic(name, num_partitions=partitions, config=dict(config or {})) for name in names if name not in existing
+        ]
         for created in (admin.create_topics(missing) if missing else {}).values():
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing})

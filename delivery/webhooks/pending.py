@@ -6,8 +6,7 @@ the sum of one micro-batch is all that waits.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from delivery.webhooks import batching
 
@@ -25,8 +24,6 @@ class Pending:
     """When the first of all arrived; None when nothing waits."""
     due_ms: int | None = None
     """When the first batch must have left; None when nothing waits."""
-    left: Counter[str] = field(default_factory=Counter)
-    """How many batches left, by reason."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
@@ -35,7 +32,6 @@ class Pending:
             size=self.size + other.size,
             oldest_ms=_earlier(self.oldest_ms, other.oldest_ms),
             due_ms=_earlier(self.due_ms, other.due_ms),
-            left=self.left + other.left,
         )
 
 
@@ -49,7 +45,6 @@ def of(decided: batching.Decision) -> Pending:
         size=size,
         oldest_ms=decided.index.oldest_ms(),
         due_ms=min((one.oldest_ms + one.bounds.max_wait_ms for one in waiting), default=None),
-        left=decided.left,
     )
 
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
-<<<<<<< HEAD
-from typing import Any, ClassVar, Protocol
-=======
-from typing import NamedTuple, Protocol
->>>>>>> h/core
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from delivery.model import Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
 from delivery.webhooks import matching

@@ -25,7 +25,7 @@ class Served:
         self.config = settings.Metrics(port=self.port)
         self.watch = health.Watch(hold=lambda: self.hold, stop=threading.Event())
         self.hold = None
-        serving.serve(self.config, self.watch)
+        serving.serve(self.config, {"direct": self.watch})
 
     def get(self, path):
         try:

@@ -47,12 +47,12 @@ def written(frame):
 
 
 def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, observer):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
     assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2, observer).rdd.getNumPartitions() == 2
 
 
 def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, observer):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
     rows = written(deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2, observer))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
@@ -65,7 +65,7 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observe
     added = builders.subscription("s2", status=SubscriptionStatus.PAUSED)
 
     def due(changes):
-        of = broadcaster.source(published(paused, changes=changes, base_id="changing"))
+        of = broadcaster.source(published(paused, changes=changes, base_id="changing"), "direct")
         rows = written(deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2, observer))
         return {entry["subscription_id"] for _, row in rows for entry in row.get("entries", ()) if entry["kind"] == "skipped"}
 
@@ -78,19 +78,19 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observe
 
 def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
-    first = broadcaster.source(published(base_id="a"))
-    assert broadcaster.source(published(base_id="a")).broadcast is first.broadcast
-    assert broadcaster.source(published(base_id="b")).broadcast is not first.broadcast
+    first = broadcaster.source(published(base_id="a"), "direct")
+    assert broadcaster.source(published(base_id="a"), "direct").broadcast is first.broadcast
+    assert broadcaster.source(published(base_id="b"), "direct").broadcast is not first.broadcast
 
 
 def test_workers_can_be_made_ready_without_any_record(spark, observer):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
     assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer)) == []
 
 
 def test_workers_have_returned_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer):
     """They are as many as there are cores, and these modules took 60 MB of each."""
-    of = snapshot.Broadcaster(spark.sparkContext).source(published())
+    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
     partition = deliver.DeliverPartition(plan=TOLD, source=of, observe=observer)
 
     def loaded(batches):

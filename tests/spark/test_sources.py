@@ -45,7 +45,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database)
     stop = threading.Event()
     written = {}
     for kind in (snapshot.Broadcasts, lookup.Lookups):
-        source = kind(config, stop=stop).source(spark.sparkContext)
+        source = kind(config, stop=stop).source(spark.sparkContext, "direct")
         rows = deliver.deliver(records, plan.of(config), source, 2, observer).collect()
         values = [orjson.loads(bytes(row["value"])) for row in rows]
         written[kind] = {

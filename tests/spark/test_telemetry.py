@@ -26,7 +26,7 @@ def source(spark):
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     base = builders.snapshot(builders.endpoint(), paused)
     published = snapshot.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
-    return snapshot.Broadcaster(spark.sparkContext).source(published)
+    return snapshot.Broadcaster(spark.sparkContext).source(published, "direct")
 
 
 def records(spark, count, partitions):

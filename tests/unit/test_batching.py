@@ -6,28 +6,10 @@ from delivery import errors
 from delivery.model import LeaveReason
 from delivery.webhooks import batching, segment
 from tests import builders
+from tests.batches import events, ids, lot
 from tests.shards import Shard
 
 NOW = builders.record().appended_at_ms
-
-
-def lot(
-    *events, endpoint="ep1", max_events=1000, max_wait_ms=1000, max_bytes=1_000_000, mark=segment.Mark.WAITS, customer="c1"
-):
-    made = segment.Lot(
-        endpoint_id=endpoint, customer_id=customer, bounds=segment.Bounds(max_events, max_wait_ms, max_bytes), mark=mark
-    )
-    for event in events:
-        made.add(segment.item(event, 2**60), "s1")
-    return made
-
-
-def events(count, **fields):
-    return [builders.event(**fields) for _ in range(count)]
-
-
-def ids(batch):
-    return [segment.unpacked(packed).event_id for packed in batch.packed]
 
 
 def test_a_batch_leaves_when_it_is_full_and_the_rest_stays():

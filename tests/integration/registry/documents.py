@@ -5,6 +5,7 @@ import base64
 from delivery.model import (
     Auth,
     AuthKind,
+    Batching,
     ContentMode,
     DeliveryMode,
     Endpoint,
@@ -40,16 +41,18 @@ ED25519 = "whsk_" + base64.b64encode(b"e" * 32).decode()
 CLIENT = certificates.issue("client")
 WHOLE = {
     "id": "whole", "customer": "c1", "url": "https://example.com/whole", "mode": "batch", "status": "paused",
-    "content_mode": "cloudevents_binary", "headers": {"X-Team": "billing"}, "max_in_flight": 4, "max_per_second": 12.5,
+    "content_mode": "cloudevents_structured", "headers": {"X-Team": "billing"}, "max_in_flight": 4, "max_per_second": 12.5,
     "auth": {"kind": "oauth2", "client_id": "us", "secret": "hunter2", "token_url": "https://login.example.com/",
              "token_scope": "hooks"},
     "tls": {"authorities": certificates.issue("authority").pem, "certificate": CLIENT.pem, "key": CLIENT.key},
     "signing_secrets": [ED25519, SIGNING],
+    "batch": {"max_events": 50, "max_wait_s": 7.5, "max_bytes": 65_536, "gzip": True},
 }  # fmt: skip
 AS_READ = Endpoint(
     endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,
-    status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_BINARY, headers=(("X-Team", "billing"),),
+    status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED, headers=(("X-Team", "billing"),),
     max_in_flight=4, max_per_second=12.5,
+    batching=Batching(max_events=50, max_wait_s=7.5, max_bytes=65_536, is_gzipped=True),
     auth=Auth(kind=AuthKind.OAUTH2, client_id="us", secret=Secret(b"hunter2"), token_url="https://login.example.com/",
               token_scope="hooks"),
     tls=Tls(authorities=certificates.issue("authority").pem, certificate=CLIENT.pem, key=Secret(CLIENT.key.encode())),

@@ -5,10 +5,10 @@ import uuid
 import pytest
 
 from delivery import settings
-from delivery.model import ContentMode
+from delivery.model import Batching, ContentMode
 from delivery.secret import Secret
 from delivery.webhooks import guard
-from subscriptions_db import connect, keyring, migrate, snapshot
+from subscriptions_db import connect, keyring, migrate, registry, snapshot
 from tests import builders
 
 pytestmark = pytest.mark.integration
@@ -89,6 +89,15 @@ def test_the_version_before_goes_on_registering_and_reading(before, ring):
     assert len(before.execute(READ_SECRETS).fetchall()) == 4
     read = snapshot.read_changes(before, ring, GUARD, since=since)
     assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3")
+
+
+def test_an_endpoint_that_was_to_have_batches_of_a_kind_that_is_none_gets_the_nearest(before, ring):
+    migrate.migrate(before, migrate.migrations()[:3])
+    before.execute("update endpoints set mode = 'batch', content_mode = 'cloudevents_binary' where endpoint_id = 'ep1'")
+    since = registry.revision(before)
+    migrate.migrate(before)
+    read = snapshot.read_changes(before, ring, GUARD, since=since).endpoints["ep1"]
+    assert (read.content_mode, read.batching) == (ContentMode.CLOUDEVENTS_STRUCTURED, Batching())
 
 
 def test_the_version_before_changes_nothing_that_it_does_not_know(before, ring):

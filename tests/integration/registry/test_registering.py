@@ -3,6 +3,7 @@
 import pytest
 
 from delivery import errors
+from delivery.model import Batching, DeliveryMode
 from delivery.secret import Secret
 from subscriptions_db import apply, registry, snapshot
 from subscriptions_db.sql import query
@@ -103,6 +104,19 @@ def test_an_endpoint_does_not_go_to_another_customer(connection, ring):
         applied(connection, ring, moved)
 
 
+def test_what_would_move_events_from_one_lane_to_the_other_is_refused_by_its_place(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    first, second = DOCUMENT["endpoints"]
+    with pytest.raises(errors.RegistrationError, match=r"^endpoints\[1\].mode: ep2 is in mode direct for good"):
+        applied(connection, ring, DOCUMENT | {"endpoints": [first, second | {"mode": "batch"}]})
+    batched = DOCUMENT["endpoints"] + [second | {"id": "ep3", "mode": "batch"}]
+    moved = [DOCUMENT["subscriptions"][0], DOCUMENT["subscriptions"][1] | {"endpoint": "ep3"}]
+    with pytest.raises(
+        errors.RegistrationError, match=r"^subscriptions\[1\].endpoint: s2 leads to an endpoint of another mode"
+    ):
+        applied(connection, ring, DOCUMENT | {"endpoints": batched, "subscriptions": moved})
+
+
 def test_a_signing_secret_that_is_missing_is_made(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("delete from secrets where endpoint_id = 'ep2'")
@@ -143,11 +157,11 @@ def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_i
 def test_what_a_document_leaves_out_is_as_if_it_had_never_been_said(connection, ring):
     applied(connection, ring, DOCUMENT)
     applied(connection, ring, {"endpoints": [WHOLE]})
-    plain = {"id": "whole", "customer": "c1", "url": WHOLE["url"], "signing_secrets": [SIGNING]}
+    plain = {"id": "whole", "customer": "c1", "url": WHOLE["url"], "signing_secrets": [SIGNING], "mode": "batch"}
     [change] = applied(connection, ring, {"endpoints": [plain]}).changes
     assert ("tls_key", "***", None) in change.fields
     read = snapshot.read_full(connection, ring, GUARD).endpoints["whole"]
-    assert read == builders.endpoint("whole", url=WHOLE["url"])
+    assert read == builders.endpoint("whole", url=WHOLE["url"], mode=DeliveryMode.BATCH, batching=Batching())
 
 
 @pytest.mark.parametrize(

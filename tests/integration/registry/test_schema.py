@@ -43,6 +43,17 @@ def connection(database):
         "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'c1', 'https://a b/')",
         "insert into endpoints (endpoint_id, customer_id, url) values ('e', 'c1', 'https://' || repeat('x', 2048))",
         "update endpoints set status = 'broken'",
+        "update endpoints set batch_max_events = 0",
+        "update endpoints set batch_max_events = 10001",
+        "update endpoints set batch_max_wait_s = 0",
+        "update endpoints set batch_max_wait_s = 'NaN'",
+        "update endpoints set batch_max_wait_s = 86401",
+        "update endpoints set batch_max_bytes = 1000",
+        "update endpoints set batch_max_bytes = 10485761",
+        "update endpoints set batch_gzip = null",
+        "update endpoints set mode = 'batch'",
+        """insert into endpoints (endpoint_id, customer_id, url, mode, content_mode)
+           values ('e', 'c1', 'https://example.com/', 'batch', 'cloudevents_binary')""",
         "update endpoints set mode = 'pigeon'",
         "update endpoints set auth_kind = 'basic'",
         "update endpoints set auth_kind = 'api_key'",
@@ -126,6 +137,14 @@ def test_a_writer_with_another_search_path_can_commit(connection):
         connection.execute("insert into public.tenants values ('t3')")
     [row] = [row for row in revisions(connection) if row["revision"] > before]
     assert (row["entity_id"], row["change"]) == ("t3", "insert")
+
+
+def test_a_subscription_does_not_move_between_lanes_because_both_might_leave_its_events_to_the_other(connection):
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url, mode) values ('eb', 'c1', 'https://e/', 'batch')")
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ed', 'c1', 'https://e/')")
+    with pytest.raises(psycopg.errors.CheckViolation, match="another mode"):
+        connection.execute("update subscriptions set endpoint_id = 'eb' where subscription_id = 's2'")
+    connection.execute("update subscriptions set endpoint_id = 'ed' where subscription_id = 's2'")
 
 
 def test_truncate_is_refused_because_running_jobs_would_not_see_it(connection):

@@ -176,6 +176,26 @@ def test_what_cannot_be_used_is_quarantined_and_what_is_paused_is_skipped(connec
     }
 
 
+def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(connection, database, source):
+    register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "a", "everything": True}])
+    opened = source(database)
+
+    def destination(endpoint_id):
+        found = asyncio.run(opened.registry.destination(endpoint_id))
+        leading = {key for key, row in found.subscriptions.items() if row.endpoint_id == endpoint_id}
+        return found.endpoint and found.endpoint.url, leading
+
+    assert destination("ep1") == ("https://example.com/ep1", {"s1"})
+    assert destination("unknown") == (None, set())
+    connection.execute("update endpoints set url = 'https://example.com/moved' where endpoint_id = 'ep1'")
+    connection.execute("delete from subscriptions where subscription_id = 's1'")
+    opened.catch_up()
+    assert destination("ep1") == ("https://example.com/moved", set())
+    connection.execute("delete from endpoints where endpoint_id = 'ep1'")
+    opened.catch_up()
+    assert destination("ep1") == (None, set())
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -1,0 +1,62 @@
+"""Deliver the batches that leave, on the executors; results of routing pass through.
+
+Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once, as delivery.stages.deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from delivery.stages import deliver
+from delivery.webhooks import lane, routing, rows, worker
+
+
+def deliver_batches(
+    left: DataFrame,
+    plan: worker.Plan,
+    source: routing.Source,
+    parallelism: int,
+    observe: Callable[[lane.Results], None],
+) -> DataFrame:
+    """Deliver what left its shard; return what to write to Kafka.
+
+    Coalesced, the shards of a task share one dispatcher, so that an endpoint which does not answer is waited for once and not by
+    one shard after the other.
+    """
+    return (
+        left.select("topic", "key", "value")
+        .coalesce(parallelism)
+        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe), deliver.SCHEMA)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverBatchesPartition:
+    """The partition function: Arrow batches of what left its shard in, Arrow batches of rows out."""
+
+    plan: worker.Plan
+    source: routing.Source
+    observe: Callable[[lane.Results], None]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        passed: list[rows.Row] = []
+        for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source):
+            self.observe(results)
+            if written := [*passed, *rows.rows(results, self.plan.topics)]:
+                yield deliver.written(written)
+            passed.clear()
+
+
+def _leaving(batches: Iterable[pa.RecordBatch], passed: list[rows.Row]) -> Iterator[bytes]:
+    """Yield the batches that leave; put the rows that are results already into `passed`."""
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
+        for topic, key, value in zip(*columns, strict=True):
+            if topic is None:
+                yield value
+            else:
+                passed.append(rows.Row(topic, key, value))

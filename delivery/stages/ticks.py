@@ -1,0 +1,74 @@
+"""Wake the batch lane when a batch is due and no event comes, by a record in a topic of its own.
+
+Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when there
+is something to decide. A tick that is lost is sent again; one too many does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from confluent_kafka import Producer
+
+from delivery import kafka_options, metrics, settings
+from delivery.stages import topics
+from delivery.webhooks.pending import Pending
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0
+"""A tick after which no micro-batch has told anything for so long is sent again."""
+
+
+def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
+    """Return for how long no tick is needed; None: until something waits. Pure.
+
+    A micro-batch that begins within the horizon before `due_ms` lets the batch leave.
+    """
+    return None if due_ms is None else max(0.0, (due_ms - horizon_ms - now_ms) / 1000)
+
+
+class Ticker:
+    """Send a tick whenever what waits comes within the horizon."""
+
+    def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
+        self._topic = config.batch.ticks_topic
+        self._horizon_ms = config.batch.trigger_interval_s * 1000
+        self._stop = stop
+        self._told = threading.Condition()
+        self._due_ms: int | None = 0  # what a run before this one left is not known: the first tick asks
+        topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
+        self._producer = Producer(kafka_options.for_command(config.kafka))
+
+    def start(self) -> None:
+        """Begin to tick."""
+        threading.Thread(target=self._run, name="ticks", daemon=True).start()
+
+    def waits(self, pending: Pending) -> None:
+        """Take note of what waits after a micro-batch, and show it as metrics."""
+        metrics.PENDING_EVENTS.set(pending.events)
+        metrics.PENDING_BYTES.set(pending.size)
+        metrics.PENDING_OLDEST.set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
+        with self._told:
+            self._due_ms = pending.due_ms
+            self._told.notify()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._told:
+                wait = wait_s(self._due_ms, time.time() * 1000, self._horizon_ms)
+                if wait != 0 and self._told.wait(1.0 if wait is None else min(wait, 1.0)):
+                    continue  # what waits is another now
+            if wait == 0:
+                self._tick()
+                with self._told:
+                    self._told.wait(AGAIN_S)
+
+    def _tick(self) -> None:
+        try:
+            self._producer.produce(self._topic, key=b"tick")
+            self._producer.flush(AGAIN_S)
+        except Exception as exc:  # noqa: BLE001  # the thread must survive, or batches would wait for the next event
+            log.warning("the batch lane was not woken: %s", exc)

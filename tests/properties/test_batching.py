@@ -1,0 +1,131 @@
+"""Whatever arrives when: nothing is lost, repeated, reordered, mixed, late or out of bounds, and a restart changes nothing."""
+
+import collections
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.model import LeaveReason
+from delivery.webhooks import batching, segment
+from tests import builders
+from tests.batches import lot
+from tests.shards import Shard
+
+HORIZON_MS = 300
+NOW = builders.record().appended_at_ms
+endpoints = st.sampled_from(["ep1", "ep2", "ep3", "ep4"])
+sizes = st.sampled_from([2, 2, 2, 60, 900])
+arrivals = st.fixed_dictionaries(
+    {
+        "endpoint": endpoints,
+        "customer": st.sampled_from(["c1", "c1", "c1", "c2"]),
+        "through": st.sampled_from(["s1", "s2"]),
+        "payloads": st.lists(sizes, min_size=1, max_size=7),
+        "max_events": st.sampled_from([1, 3, 5, 1000]),
+        "max_wait_ms": st.sampled_from([1, 400, 1000, 5000, 60_000]),
+        "max_bytes": st.sampled_from([700, 2500, 1_000_000]),
+        "mark": st.sampled_from([segment.Mark.WAITS] * 4 + [segment.Mark.PASSES]),
+        "age_ms": st.integers(0, 2000),
+    }
+)
+steps = st.lists(st.tuples(st.integers(0, HORIZON_MS), st.lists(arrivals, max_size=3)), max_size=30)
+
+
+class Run:
+    """Feed a shard, and hold every batch that leaves against what arrived."""
+
+    def __init__(self):
+        self.shard = Shard(HORIZON_MS)
+        self.now_ms = NOW
+        self.arrived = collections.defaultdict(list)
+        self.left = collections.defaultdict(list)
+        self.deadlines = {}
+        self.bounds = {}
+        self.number = 0
+
+    def step(self, after_ms, given_lots):
+        self.now_ms += after_ms
+        lots = [self.lot(**one) for one in given_lots]
+        for batch in self.shard.step(lots, now_ms=self.now_ms):
+            self.take(batch)
+        for key, one in self.shard.index.endpoints.items():
+            assert (one.events, one.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
+            assert one.events < one.bounds.max_events
+            assert one.size < one.bounds.max_bytes
+        waiting = self.shard.index.endpoints
+        for key, arrived in self.arrived.items():
+            pending = arrived[len(self.left[key]) :]
+            assert bool(pending) == (key in waiting)
+            for _, at_ms, _ in pending:
+                assert at_ms + self.bounds[key].max_wait_ms > self.now_ms + HORIZON_MS, "it will be late"
+
+    def lot(self, payloads, age_ms, **fields):
+        events = []
+        for size in payloads:
+            self.number += 1
+            record = builders.record(offset=self.number, appended_at_ms=self.now_ms - age_ms)
+            events.append(builders.event(event_id=f"{self.number:06}", data=b"1" * size, record=record))
+        made = lot(*events, **fields)
+        # Two lots of an endpoint in one step would come in either order; one task's come in one.
+        self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["through"]) for event in events]
+        self.bounds[made.key] = made.bounds
+        return made
+
+    def take(self, batch):
+        key = f"{batch.customer_id}/{batch.endpoint_id}"
+        events = [segment.unpacked(packed) for packed in batch.packed]
+        through = [batch.subscriptions[n] for n in batch.through] or batch.subscriptions * len(events)
+        self.left[key] += [(e.event_id, e.appended_at_ms, name) for e, name in zip(events, through, strict=True)]
+        assert self.left[key] == self.arrived[key][: len(self.left[key])], "lost, repeated or reordered"
+        bounds = self.bounds[key]
+        size = sum(segment.item(event.event(), self.now_ms).size for event in events)
+        assert len(events) <= bounds.max_events
+        assert size <= bounds.max_bytes or len(events) == 1
+        if batch.reason is LeaveReason.COUNT:
+            assert len(events) == bounds.max_events
+
+    def drain(self):
+        self.step(120_000, [])
+        assert self.left == self.arrived
+        assert self.shard.is_empty()
+
+
+def one_a_key(lots):
+    """Of each step one lot an endpoint: two of them, from two tasks, arrive in no order."""
+    return list({(each["customer"], each["endpoint"]): each for each in lots}.values())
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_every_history_keeps_every_promise(history):
+    run = Run()
+    for after_ms, lots in history:
+        run.step(after_ms, one_a_key(lots))
+    run.drain()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
+def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
+    before = batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
+    batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = runs, 1, size
+    try:
+        run = Run()
+        for after_ms, lots in history:
+            run.step(after_ms, one_a_key(lots))
+        run.drain()
+    finally:
+        batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(arrivals, max_size=6), st.randoms(use_true_random=False))
+def test_the_order_in_which_segments_arrive_changes_no_batch(lots, rng):
+    run = Run()
+    written = [one for each in lots for one, _ in segment.encoded([run.lot(**each)])]
+    shuffled = rng.sample(written, len(written))
+    first, second = (
+        batching.decide(batching.Index(), some, {}.__getitem__, now_ms=NOW + 5000, horizon_ms=0).batches
+        for some in (written, shuffled)
+    )
+    assert first == second

@@ -1,0 +1,100 @@
+"""What a micro-batch carries reaches every one of its tasks, whose closure is older."""
+
+import contextlib
+
+import pyarrow as pa
+import pytest
+from cryptography.exceptions import InvalidTag
+
+from delivery.model import Revision, SubscriptionStatus
+from delivery.stages import carried, snapshot
+from delivery.webhooks.snapshot import SnapshotChanges
+from tests import builders
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def published(revision=None, base_id="carried"):
+    base = builders.snapshot(builders.endpoint(), builders.subscription())
+    changed = builders.subscription(status=SubscriptionStatus.PAUSED)
+    changes = (
+        None
+        if revision is None
+        else SnapshotChanges(since=Revision(1), revision=Revision(revision), subscriptions={"s1": changed})
+    )
+    return snapshot.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+
+
+class Seen:
+    """Yield the revision that a task routes by."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __call__(self, batches):
+        for _ in batches:
+            revision = self.source.registry(None).revision
+            yield pa.RecordBatch.from_pydict({"revision": [int(revision)]})
+
+
+def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_path):
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    begun = []
+
+    def handle(rows, number):
+        carrier.carry(broadcaster.source(published(number + 2), "batch"))
+        begun.append((number + 2, {row["revision"] for row in rows.collect()}))
+
+    records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=4, numPartitions=2).load()
+    query = (
+        records.mapInArrow(Seen(carrier.source), "revision long")
+        .writeStream.option("checkpointLocation", str(tmp_path))
+        .foreachBatch(handle)
+        .start()
+    )
+    with contextlib.closing(_Stopping(query)):
+        while len(begun) < 3 and query.isActive:
+            query.awaitTermination(0.1)
+    assert [(by, seen) for by, seen in begun[:3]] == [(2, {2}), (3, {3}), (4, {4})]
+
+
+class _Stopping:
+    def __init__(self, query):
+        self.close = query.stop
+
+
+def test_a_new_base_cannot_be_carried(spark):
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    assert carrier.can_carry(broadcaster.source(published(2), "batch"))
+    assert not carrier.can_carry(broadcaster.source(published(base_id="another"), "batch"))
+
+
+def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):
+    """Spark writes local properties into its event logs as they are."""
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    changes = SnapshotChanges(since=Revision(1), revision=Revision(2), endpoints={"ep1": builders.endpoint()})
+    news = snapshot.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
+    carrier.carry(broadcaster.source(news, "batch"))
+    written = spark.sparkContext.getLocalProperty(carried.PROPERTY)
+    assert carried._opened(carrier.source.key, written) == changes
+    assert repr(carrier.source.key) not in repr(carrier.source)
+    another = carried.Carrier(spark.sparkContext, broadcaster.source(news, "batch"))
+    with pytest.raises(InvalidTag):
+        carried._opened(another.source.key, written)
+
+
+def test_a_base_stays_as_long_as_one_lane_uses_it(spark):
+    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    old = broadcaster.source(published(), "batch").broadcast
+    broadcaster.source(published(base_id="new"), "direct")
+    assert spark.range(1).rdd.map(lambda _: old.value.revision).collect() == [1]
+    assert broadcaster.source(published(base_id="new"), "batch").broadcast is not old
+    with pytest.raises(Exception, match="destroyed|was destroyed"):
+        spark.range(1).rdd.map(lambda _: old.value.revision).collect()
