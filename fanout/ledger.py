@@ -76,9 +76,9 @@ class Ledger:
     def pending(self) -> int:
         """Return how many deliveries are due, by the lanes' own account, and have not ended: they wait for their batch."""
         # A micro-batch that runs again says the same of the same offsets.
-        due = {
-            (key, receipt["first_offset"]): receipt["due"] for key, receipts in self.receipts.items() for receipt in receipts
-        }
+        due: dict[tuple[str, Place, int], int] = {}
+        for (lane, place), receipts in self.receipts.items():
+            due |= {(lane, place, receipt["first_offset"]): receipt["due"] for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
     def take(self, kind: str, entry: dict[str, Any]) -> None:
