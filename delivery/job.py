@@ -49,9 +49,7 @@ def run(
             made["direct"] = lanes.Direct(config, spark, hold["direct"], stop)
         if "batch" in watches:
             made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, rejects="direct" not in watches)
-        for name, lane in made.items():
-            if (source := known[name]) is not None:
-                lane.warm(source)
+        lanes.warm(made, known)
         if not stop.is_set():
             lanes.run(made, watches, stop, once=once)
     finally:

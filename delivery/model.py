@@ -227,7 +227,11 @@ class Sendable(Protocol):
 
     @property
     def body(self) -> bytes:
-        """What is signed and sent."""
+        """What is sent."""
+
+    @property
+    def signed(self) -> bytes:
+        """What is signed: the body, before it was compressed."""
 
     @property
     def content_headers(self) -> bytes:
@@ -253,6 +257,11 @@ class Delivery(NamedTuple):
     """What is signed and sent; deliveries of one event in one content mode share it."""
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF; shared like it."""
+
+    @property
+    def signed(self) -> bytes:
+        """The body: a single event's is never compressed."""
+        return self.body
 
     @property
     def kept_response_bytes(self) -> int:

@@ -22,8 +22,10 @@ class Shard:
         return batching.decoded(self._index)
 
     def step(self, lots: Iterable[segment.Lot], *, now_ms: int) -> list[segment.Batch]:
-        """Decide once; return what leaves."""
-        arrived = [written for lot in lots for written, _ in segment.encoded([lot])]
+        """Decide once, each lot in a segment of its own; return what leaves."""
+        return self.decide([written for lot in lots for written, _ in segment.encoded([lot])], now_ms=now_ms)
+
+    def decide(self, arrived: Iterable[bytes], *, now_ms: int) -> list[segment.Batch]:
         self.last = batching.decide(self.index, arrived, self.segments.__getitem__, now_ms=now_ms, horizon_ms=self._horizon_ms)
         for number in self.last.drop:
             del self.segments[number]

@@ -24,7 +24,7 @@ def deliver_batches(
 ) -> DataFrame:
     """Deliver what left its shard; return what to write to Kafka.
 
-    Coalesced, the shards of a task share one dispatcher, so that an endpoint which does not answer is waited for once and not by
+    Coalesced, the shards of a task share one dispatcher, so that endpoints which do not answer are waited for at once, and not
     one shard after the other.
     """
     return (

@@ -8,7 +8,9 @@ starts it again: a process that delivers a part of what it should would look wel
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -19,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery import health, plan, settings
 from delivery.stages import batch, carried, deliver, deliver_batches, query, route, shards, sink, source, telemetry, ticks
 from delivery.webhooks import routing
+
+log = logging.getLogger(__name__)
 
 Hold = Callable[[], routing.RefreshedSource | None]
 
@@ -112,9 +116,9 @@ class Batch:
             self._plan,
             self._carrier.source,
             self._config.spark.parallelism,
-            self._shard_keys,
-            interval_s * 2,
             self._seen.observer,
+            shard_keys=self._shard_keys,
+            pass_through_s=interval_s * 2,
             rejects=self._rejects,
         )
         return batch.batch(routed, round(interval_s * 1000), self._seen.pending)
@@ -127,6 +131,15 @@ class Batch:
         sink.write(results, self._config.kafka)
         self._seen.publish()
         self._ticker.waits(self._seen.told_pending())
+
+
+def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
+    """Make all lanes ready by the registry that is known; None where the job is to stop."""
+    for name, lane in lanes.items():
+        if (registry := known[name]) is not None:
+            began = time.monotonic()
+            lane.warm(registry)
+            log.info("lane %s is warm after %.1f s", name, time.monotonic() - began)
 
 
 def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:

@@ -34,10 +34,10 @@ def route(
     plan: worker.Plan,
     source: routing.Source,
     parallelism: int,
-    shard_keys: tuple[int, ...],
-    pass_through_s: float,
     observe: Callable[[lane.Results], None],
     *,
+    shard_keys: tuple[int, ...],
+    pass_through_s: float,
     rejects: bool,
 ) -> DataFrame:
     """Return what `records` are to the shards, and results; each row with the time at which the micro-batch began.

@@ -16,6 +16,7 @@ from delivery import settings
 
 LOG_LEVEL = "WARN"
 """What Spark itself logs."""
+STATE_SERVER = "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer"
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
@@ -35,6 +36,8 @@ ALWAYS = {
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
+    # Streams do without it, and say so in the log at each start.
+    "spark.sql.adaptive.enabled": "false",
     # The state of the batch lane: on disk, and a micro-batch writes what it changed.
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -71,4 +74,11 @@ def start(config: settings.Spark, jars: Iterable[Path] = (), *, shards: int = se
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
+    _quieten(spark)
     return spark
+
+
+def _quieten(spark: SparkSession) -> None:
+    """Keep the server of Python's state to errors: it warns of each empty value and each task that ends as it should."""
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    log4j.core.config.Configurator.setLevel(STATE_SERVER, log4j.Level.ERROR)

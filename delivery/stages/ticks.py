@@ -1,7 +1,7 @@
 """Wake the batch lane when a batch is due and no event comes, by a record in a topic of its own.
 
-Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when there
-is something to decide. A tick that is lost is sent again; one too many does no harm.
+Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
+there is something to decide. A tick that is lost is sent again; one too many does no harm.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Ticker:
         self._horizon_ms = config.batch.trigger_interval_s * 1000
         self._stop = stop
         self._told = threading.Condition()
-        self._due_ms: int | None = 0  # what a run before this one left is not known: the first tick asks
+        self._due_ms: int | None = None
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
         self._producer = Producer(kafka_options.for_command(config.kafka))
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Begin to tick, at once: what an earlier run of the job left waiting is known when the first micro-batch has told."""
+        self._due_ms = 0
         threading.Thread(target=self._run, name="ticks", daemon=True).start()
 
     def waits(self, pending: Pending) -> None:

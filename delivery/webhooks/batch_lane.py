@@ -71,13 +71,13 @@ class BatchLane:
         # Of an endpoint that is gone, what the log names is left.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         webhook_id = batch_message.webhook_id(batch.endpoint_id, events, through)
-        delivery = BatchDelivery(to, webhook_id, b"", b"", events, through, batch.reason)
+        delivery = BatchDelivery(to, webhook_id, b"", b"", b"", events, through, batch.reason)
         if reason is not None:
             self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
             return
         try:
-            is_gzipped = to.batching is not None and to.batching.is_gzipped
-            content = batch_message.content(events, to.content_mode, is_gzipped=is_gzipped)
+            content = batch_message.content(events, to.content_mode)
+            sent = batch_message.compressed(content) if to.batching is not None and to.batching.is_gzipped else content
         except Exception:
             # A surprise in one batch must hurt that batch alone. Raised, it would fail everybody's micro-batch for ever.
             log.exception("a batch failed in an unforeseen way", extra={"endpoint_id": batch.endpoint_id})
@@ -85,17 +85,18 @@ class BatchLane:
             return
         self._begun += 1
         self._unsettled_bytes += len(content.body)
-        self._dispatcher.submit(delivery._replace(body=content.body, content_headers=content.headers))
+        self._dispatcher.submit(delivery._replace(signed=content.body, body=sent.body, content_headers=sent.headers))
 
     def _settle(self) -> None:
         for outcome in self._dispatcher.ended():
             self._begun -= 1
-            self._unsettled_bytes -= len(outcome.delivery.body)
+            self._unsettled_bytes -= len(outcome.delivery.signed)
             rejected: Mapping[int, str] = {}
             if outcome.kind is OutcomeKind.DELIVERED:
                 rejected = batch_message.rejected(outcome.attempts[-1].response, len(outcome.delivery.events))
             # The body was sent; what is left to write is about the events.
-            self._ended.append(BatchOutcome(outcome._replace(delivery=outcome.delivery._replace(body=b"")), rejected))
+            told = outcome.delivery._replace(signed=b"", body=b"")
+            self._ended.append(BatchOutcome(outcome._replace(delivery=told), rejected))
 
     def _told(self) -> list[BatchOutcome]:
         told, self._ended = self._ended, []

@@ -30,6 +30,7 @@ class BatchDelivery(NamedTuple):
 
     endpoint: Endpoint
     webhook_id: str
+    signed: bytes
     body: bytes
     content_headers: bytes
     events: Sequence[Packed]
@@ -51,17 +52,21 @@ class BatchOutcome(NamedTuple):
     """Of a batch that was accepted: the events that were not, by their places, each with the endpoint's reason."""
 
 
-def content(events: Sequence[Packed], mode: ContentMode, *, is_gzipped: bool) -> message.Content:
+def content(events: Sequence[Packed], mode: ContentMode) -> message.Content:
     """Return what is sent of a batch; every payload is in it byte for byte."""
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
         headers, one = b"content-type: application/cloudevents-batch+json\r\n", message.structured
     else:
         headers, one = b"content-type: application/json\r\n", message.standard
-    body = b"[%s]" % b",".join(map(one, events))
-    if is_gzipped:
-        # Without a time in it: the same batch is the same bytes.
-        return message.Content(headers + b"content-encoding: gzip\r\n", gzip.compress(body, GZIP_LEVEL, mtime=0))
-    return message.Content(headers, body)
+    return message.Content(headers, b"[%s]" % b",".join(map(one, events)))
+
+
+def compressed(content: message.Content) -> message.Content:
+    """Return the same content for an endpoint that asks for gzip.
+
+    What is signed stays the body before this: the public libraries verify text, and many servers hand over nothing else.
+    """
+    return message.Content(content.headers + b"content-encoding: gzip\r\n", gzip.compress(content.body, GZIP_LEVEL, mtime=0))
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], through: Sequence[SubscriptionId]) -> str:

@@ -116,7 +116,8 @@ class Lot:
         self.items.append(item)
         self.through.append(subscription_id)
         self.size += item.size
-        self.oldest_ms = min(self.oldest_ms, item.arrived_at_ms)
+        if item.arrived_at_ms < self.oldest_ms:  # noqa: PLR1730  # for each event; min takes three times as long
+            self.oldest_ms = item.arrived_at_ms
 
     def extend(self, later: Lot) -> None:
         """Add what arrived after this; the bounds are those that came last."""
@@ -194,14 +195,12 @@ def bounds_of(batching: Batching) -> Bounds:
 
 def item(event: Event, now_ms: int) -> Item:
     """Pack an event that has arrived by now, even if it says otherwise: producers' clocks may be ahead."""
-    record = event.record
-    attributes = event[:6]
-    packed = Packed(
-        *attributes, event.data, record.topic, record.partition, record.offset, record.appended_at_ms, record.headers
-    )
+    topic, partition, offset, appended_at_ms, _, headers = event.record
+    # As a Packed is written: to make one first would take half as long again.
+    packed = _encoder.encode((*event[:7], topic, partition, offset, appended_at_ms, headers))
     # The attributes as JSON have the escapes that they have in a body.
-    size = len(orjson.dumps(attributes)) + len(event.data) + _FRAME_BYTES
-    return Item(_encoder.encode(packed), size, min(record.appended_at_ms, now_ms))
+    size = len(orjson.dumps(event[:6])) + len(event.data) + _FRAME_BYTES
+    return Item(packed, size, min(appended_at_ms, now_ms))
 
 
 def unpacked(packed: bytes) -> Packed:

@@ -109,6 +109,6 @@ class Sender:
 
 
 def _headers(delivery: Sendable, timestamp_s: int) -> bytes:
-    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.body)
+    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.signed)
     own = f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
     return own.encode("ascii") + delivery.content_headers

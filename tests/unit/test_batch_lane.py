@@ -59,15 +59,15 @@ def test_a_batch_is_one_signed_request_with_every_payload_byte_for_byte():
 
 
 @pytest.mark.parametrize("is_gzipped", [False, True])
-def test_the_signature_is_over_the_bytes_that_are_sent(is_gzipped):
+def test_the_signature_is_over_the_body_before_it_is_compressed(is_gzipped):
     key = SigningKey(secret=Secret(b"another-key-0123456789abcdefghij"))
     sent = deliver(registry(signing_keys=(key,), batching=Batching(is_gzipped=is_gzipped)), lot(*events(3)))[1][0]
-    headers, body = headers_of(sent), sent[2]
+    headers, body = headers_of(sent), gzip.decompress(sent[2]) if is_gzipped else sent[2]
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.digest(key.secret.reveal(), signed, "sha256")).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
     assert headers.get("content-encoding") == ("gzip" if is_gzipped else None)
-    assert len(orjson.loads(gzip.decompress(body) if is_gzipped else body)) == 3
+    assert len(orjson.loads(body)) == 3
 
 
 def test_the_public_library_verifies_a_batch():

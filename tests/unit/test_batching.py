@@ -111,6 +111,20 @@ def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segme
     assert ids(batch) == [event.event_id for event in of]
 
 
+def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_holds(monkeypatch):
+    monkeypatch.setattr(batching, "MIN_MERGED_SIZE", 1)
+    shard, back = Shard(), lot(*events(1), endpoint="hasty")
+    patient = lot(*events(9), endpoint="patient", max_wait_ms=10**9)
+    [both] = [written for written, _ in segment.encoded([patient, lot(*events(5), endpoint="hasty")])]
+    shard.decide([both], now_ms=NOW)
+    shard.step([], now_ms=NOW + 1000)  # the hasty one leaves; its events stay beside the patient one's
+    for number in range(batching.MAX_RUNS):
+        shard.step([lot(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW)
+    assert len(shard.index.segments) < batching.MAX_RUNS
+    [batch] = shard.step([], now_ms=NOW + 1000)
+    assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
+
+
 def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
     shard = Shard()
     for turn in range(50):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from delivery import errors, settings
 from delivery.model import ContentMode
-from delivery.webhooks import guard, message, retry, signing
+from delivery.webhooks import batch_message, guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import manifest
@@ -78,7 +78,7 @@ def test_the_document_with_every_field_leaves_none_out(kind, part, type_):
 
 
 def test_the_contracts_example_body_is_what_is_sent():
-    [example] = blocks("docs/delivery-contract.md", "json")
+    example, _ = blocks("docs/delivery-contract.md", "json")
     wanted = orjson.loads(example)
     event = builders.event(
         event_id=wanted["id"],
@@ -88,6 +88,11 @@ def test_the_contracts_example_body_is_what_is_sent():
         content=wanted["data"],
     )
     assert list(orjson.loads(message.content(event, ContentMode.STANDARD).body).items()) == list(wanted.items())
+
+
+def test_the_contracts_example_of_an_answer_rejects_what_it_names():
+    _, example = blocks("docs/delivery-contract.md", "json")
+    assert batch_message.rejected(example.encode(), 4) == {3: "no such order"}
 
 
 def test_the_contract_names_the_class_of_every_failure():

@@ -1,0 +1,114 @@
+"""The state of the batch lane in a real Spark: one key a partition, and decisions that outlast a restart."""
+
+import collections
+
+import pytest
+
+from delivery import errors, plan, settings
+from delivery.model import Batching, DeliveryMode, LeaveReason
+from delivery.stages import batch, carried, route, shards, snapshot, telemetry
+from delivery.webhooks import segment
+from tests import builders
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SHARDS = settings.Batch().shards
+COLUMNS = (
+    "'events.order.created' AS topic",
+    "0 AS partition",
+    "value AS offset",
+    "CAST(unix_millis(current_timestamp()) AS LONG) AS appended_at_ms",
+    """CAST('{"tenant_id":"t1"}' AS BINARY) AS value""",
+    "CAST(NULL AS STRING) AS headers",
+)
+
+
+def lane(spark, source, told, **bounds):
+    """The plan of the lane over ten records a micro-batch; and how a micro-batch is begun."""
+    endpoints = [builders.endpoint(f"ep{n}", mode=DeliveryMode.BATCH, batching=Batching(**bounds)) for n in range(3)]
+    subscriptions = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}") for n in range(3)]
+    published = snapshot.Published(
+        base_id=source, base=builders.snapshot(*endpoints, *subscriptions), changes=None, confirmed_at=0.0
+    )
+    known = snapshot.Broadcaster(spark.sparkContext).source(published, "batch")
+    carrier = carried.Carrier(spark.sparkContext, known)
+    records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
+    routed = route.route(
+        records.selectExpr(*COLUMNS),
+        plan.of(settings.Settings()),
+        carrier.source,
+        2,
+        told.observer,
+        shard_keys=shards.keys(spark, SHARDS),
+        pass_through_s=0,
+        rejects=True,
+    )
+    return batch.batch(routed, 500, told.pending), lambda: carrier.carry(known)
+
+
+def run(frame, begin, folder, micro_batches, told):
+    """Return what left in each micro-batch, and what waited after it."""
+    left = []
+
+    def handle(rows, _):
+        begin()
+        rows = rows.collect()
+        left.append(([segment.batch(bytes(row.value)) for row in rows if row.topic is None], rows, told.told_pending()))
+
+    started = frame.writeStream.option("checkpointLocation", str(folder)).foreachBatch(handle).start()
+    try:
+        while len(left) < micro_batches and started.isActive:
+            started.awaitTermination(0.1)
+    finally:
+        started.stop()
+    assert len(left) >= micro_batches, started.exception()
+    return left
+
+
+def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(spark, tmp_path):
+    told = telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs())
+    frame, begin = lane(spark, "full", told, max_events=15, max_wait_s=3600)
+    first = run(frame, begin, tmp_path, 3, told)
+    assert [pending.events for _, _, pending in first[:3]] == [30, 15, 0]
+    assert {pending.shards for _, _, pending in first} == {SHARDS}
+    again = run(frame, begin, tmp_path, 3, told)
+    taken = collections.defaultdict(list)
+    for batches, _, _ in [*first[:3], *again]:
+        for one in batches:
+            assert (len(one.packed), one.reason) == (15, LeaveReason.COUNT)
+            taken[one.endpoint_id] += [segment.unpacked(event).offset for event in one.packed]
+    assert set(taken) == {"ep0", "ep1", "ep2"}
+    for offsets in taken.values():
+        assert offsets[:30] == list(range(30))
+
+
+def test_receipts_pass_through_the_shards(spark, tmp_path):
+    told = telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs())
+    frame, begin = lane(spark, "receipts", told, max_events=1000, max_wait_s=3600)
+    [(batches, rows, pending), *_] = run(frame, begin, tmp_path, 1, told)
+    assert not batches
+    assert {row.topic for row in rows} == {settings.Settings().delivery.attempts_topic}
+    assert pending.events == 30
+    assert pending.due_ms == pending.oldest_ms + 3_600_000
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_each_shard_has_a_partition_of_its_own(spark, count):
+    keys = shards.keys(spark, count)
+    placed = spark.createDataFrame([(key,) for key in keys], "key int").selectExpr(f"pmod(hash(key), {count}) AS partition")
+    assert [row.partition for row in placed.collect()] == list(range(count))
+
+
+def test_another_number_of_shards_is_refused_with_the_one_to_set(spark, tmp_path):
+    shards.require_kept(spark, str(tmp_path / "new"), 7)
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    written = (
+        rows.writeStream.option("checkpointLocation", str(tmp_path)).foreachBatch(lambda *_: None).trigger(once=True).start()
+    )
+    written.awaitTermination()
+    shards.require_kept(spark, str(tmp_path), SHARDS)
+    with pytest.raises(errors.SettingsError, match=f"set batch.shards to {SHARDS}"):
+        shards.require_kept(spark, str(tmp_path), SHARDS + 1)
