@@ -77,11 +77,11 @@ class _Protocol(asyncio.Protocol):
 
     def _take(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
         seen = self._seen
+        if b"content-encoding" in headers:
+            body = zlib.decompress(body, _GZIP)
         signed = b"%s.%s.%s" % (headers[b"webhook-id"], headers[b"webhook-timestamp"], body)
         if b"v1," + base64.b64encode(hmac.digest(KEY, signed, "sha256")) != headers[b"webhook-signature"]:
             seen.unverified += 1
-        if b"content-encoding" in headers:
-            body = zlib.decompress(body, _GZIP)
         found, now_ms = _EVENT.findall(body), time.time() * 1000
         seen.numbers.extend([int(number) for number, _ in found])
         seen.ages_ms.extend([now_ms - int(sent_at_ms) for _, sent_at_ms in found])
