@@ -64,7 +64,8 @@ def requests(report: receiver.Report) -> Iterator[Request]:
 
 def requests_between(report: receiver.Report, first: int, end: int) -> int:
     """Return how many requests brought the events from the `first` to the `end` of all that arrived."""
-    return sum(first <= start < end for start in itertools.accumulate(report.requests, initial=0))
+    starts = list(itertools.accumulate(report.requests, initial=0))[:-1]
+    return sum(first <= start < end for start in starts)
 
 
 def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
