@@ -18,7 +18,7 @@ pytestmark = [
 SHARDS = settings.Batch().shards
 COLUMNS = (
     "'events.order.created' AS topic",
-    "0 AS partition",
+    "CAST(value % 2 AS INT) AS partition",  # as the source parts them
     "value AS offset",
     "CAST(unix_millis(current_timestamp()) AS LONG) AS appended_at_ms",
     """CAST('{"tenant_id":"t1"}' AS BINARY) AS value""",
@@ -79,10 +79,11 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
     for batches, _, _ in [*first[:3], *again]:
         for one in batches:
             assert (len(one.packed), one.reason) == (15, LeaveReason.COUNT)
-            taken[one.endpoint_id] += [segment.unpacked(event).offset for event in one.packed]
-    assert set(taken) == {"ep0", "ep1", "ep2"}
-    for offsets in taken.values():
-        assert offsets[:30] == list(range(30))
+            for event in map(segment.unpacked, one.packed):
+                taken[one.endpoint_id, event.partition].append(event.offset)
+    assert {endpoint_id for endpoint_id, _ in taken} == {"ep0", "ep1", "ep2"}
+    for (_, partition), offsets in taken.items():
+        assert offsets[:15] == list(range(partition, 30, 2))
 
 
 def test_receipts_pass_through_the_shards(spark, tmp_path):

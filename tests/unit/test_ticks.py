@@ -1,0 +1,32 @@
+"""When the batch lane is woken, and what it was told waits."""
+
+import pytest
+
+from delivery import health
+from delivery.stages import ticks
+from delivery.webhooks.pending import Pending
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "wait_s"),
+    [
+        pytest.param(None, None, id="nothing waits"),
+        pytest.param(10_000, 8.5, id="10 s, less what the next micro-batch looks ahead"),
+        pytest.param(1_500, 0.0, id="just within the horizon"),
+        pytest.param(0, 0.0, id="overdue"),
+    ],
+)
+def test_a_tick_is_sent_as_soon_as_a_micro_batch_would_let_the_batch_leave(due_ms, wait_s):
+    assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500) == wait_s
+
+
+def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():
+    one = Pending(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
+    other = Pending(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
+    assert Pending() + one + other + Pending(shards=1) == Pending(shards=3, events=3, size=15, oldest_ms=5, due_ms=50)
+
+
+def test_the_process_is_as_well_as_the_lane_that_is_worst():
+    well, ill = health.Verdict(ok=True, reason="running"), health.Verdict(ok=False, reason="the query has ended")
+    assert health.of_lanes({"direct": well, "batch": well}) == well
+    assert health.of_lanes({"direct": well, "batch": ill}) == health.Verdict(ok=False, reason="batch: the query has ended")
