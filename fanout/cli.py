@@ -215,9 +215,16 @@ def listen(
 
     def show(received: receiver.Received) -> None:
         verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"
+        events = None if received.batch is None else len(received.batch)
         if as_json:
             document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
-            sys.stdout.write(orjson.dumps(document | {"body": received.body.decode(errors="replace")}).decode() + "\n")
+            document |= {"events": events, "body": received.body.decode(errors="replace")}
+            sys.stdout.write(orjson.dumps(document).decode() + "\n")
+        elif events is not None:
+            packed = ", gzip" if "content-encoding" in received.headers else ""
+            console.print(
+                f"{received.path} {received.webhook_id} {verified}: {events} events, {len(received.body)} bytes{packed}"
+            )
         else:
             console.print(f"{received.path} {received.webhook_id} {verified}")
             console.print(received.body.decode(errors="replace"), markup=False)

@@ -5,65 +5,121 @@ Runs in the command and the tests.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka
 import orjson
 
 from delivery import kafka_options, settings
 
-Place = tuple[str, int]
-"""Topic and partition."""
+
+class Place(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Due(NamedTuple):
+    """A delivery, by where its event is in Kafka: what the entries of both lanes tell of it."""
+
+    topic: str
+    partition: int
+    offset: int
+    subscription_id: str
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything that has been read so far. Pairs are (event id, subscription id)."""
+    """Everything that has been read so far."""
 
     attempts: int = 0
-    delivered: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Pair → milliseconds from Kafka's append to the response of the first attempt that was accepted."""
+    """Requests: that of a batch is one."""
+    delivered: dict[Due, float] = field(default_factory=dict)
+    """When the first request with it was accepted, milliseconds since the epoch. What the answer to a batch rejects is a dead
+    letter besides."""
     dead_letters: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    skipped: dict[tuple[str, str], str] = field(default_factory=dict)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    receipts: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)
+    """By event id and subscription id."""
+    skipped: dict[Due, str] = field(default_factory=dict)
+    batches: dict[str, str] = field(default_factory=dict)
+    """Those that were sent, by `webhook-id`: why each left."""
+    rejected: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
+    """By topic, partition and offset: each lane reads every record, and says so of one that is no event."""
+    receipts: dict[tuple[str, Place], list[dict[str, Any]]] = field(default_factory=dict)
+    """By lane and place."""
 
-    def handled_until(self) -> dict[Place, int]:
-        """Return the last offset of each partition that was handled."""
-        return {place: max(receipt["last_offset"] for receipt in receipts) for place, receipts in self.receipts.items()}
+    def handled_until(self, lane: str) -> dict[Place, int]:
+        """Return the last offset of each partition that a lane has handled."""
+        return {
+            place: max(receipt["last_offset"] for receipt in receipts)
+            for (name, place), receipts in self.receipts.items()
+            if name == lane
+        }
 
-    def revision_at(self, topic: str, partition: int, offset: int) -> int | None:
-        """Return the registry's revision by which a record was last routed, or None when it was not."""
-        for receipt in reversed(self.receipts.get((topic, partition), ())):
+    def revision_at(self, lane: str, place: Place, offset: int) -> int | None:
+        """Return the registry's revision by which a lane last routed a record, or None when it did not."""
+        for receipt in reversed(self.receipts.get((lane, place), ())):
             if receipt["first_offset"] <= offset <= receipt["last_offset"]:
                 return int(receipt["revision"])
         return None
 
+    def dead(self) -> set[Due]:
+        """Return what was given up."""
+        return {_due(letter) for letter in self.dead_letters.values()}
+
+    def ended(self) -> set[Due]:
+        """Return what was delivered, given up or skipped."""
+        return self.delivered.keys() | self.skipped.keys() | self.dead()
+
+    def pending(self) -> int:
+        """Return how many deliveries are due, by the lanes' own account, and have not ended: they wait for their batch."""
+        # A micro-batch that runs again says the same of the same offsets.
+        due: dict[tuple[str, Place, int], int] = {}
+        for (lane, place), receipts in self.receipts.items():
+            due |= {(lane, place, receipt["first_offset"]): receipt["due"] for receipt in receipts}
+        return sum(due.values()) - len(self.ended())
+
     def take(self, kind: str, entry: dict[str, Any]) -> None:
         """Add one row; `kind` is the topic's role: attempts, dead_letters or rejected."""
         if kind == "rejected":
-            self.rejected.append(entry)
+            self.rejected[entry["topic"], entry["partition"], entry["offset"]] = entry
         elif kind == "dead_letters":
-            self.dead_letters[_pair(entry)] = entry
+            self.dead_letters[entry["event_id"], entry["subscription_id"]] = entry
         elif entry["kind"] == "receipt":
-            self.receipts.setdefault((entry["topic"], entry["partition"]), []).append(entry)
+            self.receipts.setdefault((entry["lane"], Place(entry["topic"], entry["partition"])), []).append(entry)
         else:
             for logged in entry["entries"]:
                 self._take_outcome(logged)
 
     def _take_outcome(self, entry: dict[str, Any]) -> None:
-        if entry["kind"] == "skipped":
-            self.skipped[_pair(entry)] = entry["reason"]
-        elif entry["kind"] == "attempt":
+        """Take an entry about one delivery, or about a batch of them."""
+        kind = entry["kind"].removeprefix("batch_")
+        is_batch = kind != entry["kind"]
+        deliveries = _of_batch(entry["offsets"]) if is_batch else (_due(entry),)
+        if kind == "skipped":
+            self.skipped |= dict.fromkeys(deliveries, entry["reason"])
+        elif kind == "attempt":
             self.attempts += 1
+            if is_batch:
+                self.batches[entry["webhook_id"]] = entry["left_by"]
             if entry["error_class"] is None:
-                finished_ms = entry["started_at_ms"] + entry["duration_ms"]
-                self.delivered.setdefault(_pair(entry), finished_ms - entry["appended_at_ms"])
+                for due in deliveries:
+                    self.delivered.setdefault(due, entry["started_at_ms"] + entry["duration_ms"])
 
 
-def _pair(entry: dict[str, Any]) -> tuple[str, str]:
-    return entry["event_id"], entry["subscription_id"]
+def _due(entry: dict[str, Any]) -> Due:
+    return Due(entry["topic"], entry["partition"], entry["offset"], entry["subscription_id"])
+
+
+def _of_batch(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Due]:
+    """Yield the deliveries of a batch: it names, by subscription, topic and partition, the offsets."""
+    for subscription_id, by_topic in offsets.items():
+        for topic, by_partition in by_topic.items():
+            for partition, at in by_partition.items():
+                for offset in at:
+                    yield Due(topic, int(partition), offset, subscription_id)
 
 
 class Reader:

@@ -40,6 +40,8 @@ class Placed:
     message: Message
     partition: int
     offset: int
+    appended_at_ms: int
+    """As Kafka's readers see it: when it was handed to the client, unless the topic keeps the time of the append itself."""
 
 
 class Publisher:
@@ -60,7 +62,14 @@ class Publisher:
             if error is not None:
                 self._failure = error
             else:
-                self._on_placed(Placed(message=message, partition=record.partition() or 0, offset=record.offset() or 0))
+                self._on_placed(
+                    Placed(
+                        message=message,
+                        partition=record.partition() or 0,
+                        offset=record.offset() or 0,
+                        appended_at_ms=record.timestamp()[1],
+                    )
+                )
 
         while True:
             try:

@@ -1,7 +1,7 @@
 """Receive webhooks as a customer would: a real HTTP server that verifies each signature with the public library.
 
 Runs in the command, the demo and the tests. Verification is not ours on purpose: it is the `standardwebhooks` package that
-customers use.
+customers use. The server unpacks a compressed body, as many do; what is signed is what was packed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
+import orjson
 import standardwebhooks
 import uvloop
 from aiohttp import web
 
 from delivery import errors
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Far more than a batch may have."""
+
+
+class Named(NamedTuple):
+    """An event of a batch, by what CloudEvents makes it unique."""
+
+    source: str
+    event_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +38,38 @@ class Received:
     path: str
     webhook_id: str
     body: bytes
+    """Unpacked, if it was compressed."""
     headers: dict[str, str]
     is_verified: bool
     status: int
+    batch: tuple[Named, ...] | None = None
+    """The events of a batch, in their order; None for a single event."""
+    rejected: frozenset[int] = frozenset()
+    """Those of the batch that the answer rejects, by their places."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Tell whether the answer accepts it; of a batch, as far as `rejected` does not say otherwise."""
+        return is_success(self.status)
+
+    @property
+    def accepted(self) -> tuple[Named, ...]:
+        """Return the events of a batch that the answer accepts."""
+        if not self.is_accepted or self.batch is None:
+            return ()
+        return tuple(named for place, named in enumerate(self.batch) if place not in self.rejected)
+
+
+def is_success(status: int) -> bool:
+    """Tell whether a status says that the request was accepted."""
+    return status // 100 == 2  # noqa: PLR2004  # 2xx
 
 
 class Receiver:
     """Serve on 127.0.0.1 from a thread of its own, so that blocking callers stay simple.
 
-    `secrets_of` returns the signing secrets (`whsec_…`) that hold for a path; `answer` decides the status for a path.
+    `secrets_of` returns the signing secrets (`whsec_…`) that hold for a path; `answer` decides the status for a path, and
+    `rejects` tells of an event of a batch whether the customer at a path rejects it.
     """
 
     def __init__(
@@ -44,12 +78,14 @@ class Receiver:
         secrets_of: Callable[[str], list[str]],
         on_received: Callable[[Received], None],
         answer: Callable[[str], int] = lambda _: 200,
+        rejects: Callable[[str, Named], bool] = lambda *_: False,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self._secrets_of = secrets_of
         self._on_received = on_received
         self._answer = answer
+        self._rejects = rejects
         self._host = host
         self.port = port
         self._loop = uvloop.new_event_loop()
@@ -74,7 +110,7 @@ class Receiver:
         return f"http://{self._host}:{self.port}"
 
     async def _open(self) -> None:
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
@@ -88,6 +124,9 @@ class Receiver:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
         status = self._answer(request.path)
+        batch = _batch(body)
+        asked = enumerate(batch or ()) if is_success(status) else ()
+        rejected = [place for place, named in asked if self._rejects(request.path, named)]
         self._on_received(
             Received(
                 path=request.path,
@@ -96,9 +135,24 @@ class Receiver:
                 headers=headers,
                 is_verified=_is_verified(body, headers, self._secrets_of(request.path)),
                 status=status,
+                batch=batch,
+                rejected=frozenset(rejected),
             )
         )
-        return web.Response(status=status)
+        if not rejected:
+            return web.Response(status=status)
+        answer = {"rejected": [{"index": place, "reason": "not wanted here"} for place in rejected]}
+        return web.Response(status=status, body=orjson.dumps(answer), content_type="application/json")
+
+
+def _batch(body: bytes) -> tuple[Named, ...] | None:
+    """Return the events of a batch; None for anything else. The payload of a single event may be an array, too."""
+    if not body.startswith(b"["):
+        return None
+    try:
+        return tuple(Named(str(one["source"]), str(one["id"])) for one in orjson.loads(body))
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 @functools.lru_cache(maxsize=1000)

@@ -9,32 +9,62 @@ from typing import Annotated
 import orjson
 import typer
 
+from load_tests import batch as batch_scenario
 from load_tests import direct as direct_scenario
 
 app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
-_DEFAULTS = direct_scenario.Scenario()
-
-
-@app.callback()
-def _common() -> None:
-    pass
+Folder = Annotated[Path | None, typer.Option(help="Keep data and logs here; it is emptied first.")]
+Replaced = Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")]
+_DIRECT = direct_scenario.Scenario()
+_BATCH = batch_scenario.Scenario()
 
 
 @app.command()
 def direct(
     json_file: JsonFile = None,
-    events: Annotated[int, typer.Option(min=1000, help="Events that are measured.")] = _DEFAULTS.events,
-    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _DEFAULTS.warm_up,
-    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _DEFAULTS.steady_per_s,
-    steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _DEFAULTS.steady_s,
-    folder: Annotated[Path | None, typer.Option(help="Keep data and logs here; it is emptied first.")] = None,
-    replaced: Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")] = None,
+    events: Annotated[int, typer.Option(min=1000, help="Events that are measured.")] = _DIRECT.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _DIRECT.warm_up,
+    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _DIRECT.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _DIRECT.steady_s,
+    folder: Folder = None,
+    replaced: Replaced = None,
 ) -> None:
     """Deliver single events to 100 endpoints at full speed, then at a steady pace."""
     scenario = direct_scenario.Scenario(events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s)
-    overrides = dict(pair.split("=", 1) for pair in replaced or ())
-    _finish(direct_scenario.run(scenario, _say, folder=folder, overrides=overrides), json_file)
+    _finish(direct_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+
+
+@app.command()
+def batch(
+    json_file: JsonFile = None,
+    events: Annotated[int, typer.Option(min=1000, help="Events that are measured.")] = _BATCH.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _BATCH.warm_up,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _BATCH.endpoints,
+    max_events: Annotated[int, typer.Option(help="At most so many events in a batch.")] = _BATCH.max_events,
+    max_wait: Annotated[float, typer.Option(help="Seconds that an event waits for its batch.")] = _BATCH.max_wait_s,
+    steady_per_s: Annotated[int, typer.Option(help="Events a second for the waiting time.")] = _BATCH.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _BATCH.steady_s,
+    hot: Annotated[float, typer.Option(min=0, max=1, help="Then so again, this share to one endpoint.")] = _BATCH.hot,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Deliver batches to 1,000 endpoints: the first one, at full speed, then at a steady pace."""
+    scenario = batch_scenario.Scenario(
+        events=events,
+        warm_up=warm_up,
+        endpoints=endpoints,
+        max_events=max_events,
+        max_wait_s=max_wait,
+        steady_per_s=steady_per_s,
+        steady_s=steady_s,
+        hot=hot,
+    )
+    _finish(batch_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+
+
+def _overrides(replaced: list[str] | None) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in replaced or ())
 
 
 def _say(text: str) -> None:
@@ -46,7 +76,7 @@ def _finish(figures: dict[str, object], json_file: Path | None) -> None:
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
         json_file.write_bytes(document)
-    if figures["lost"] or figures.get("unexpected") or figures.get("unverified"):
+    if figures["lost"] or figures["unexpected"] or figures["unverified"]:
         raise typer.Exit(1)
 
 

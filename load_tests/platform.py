@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import socket
 import subprocess
 import tempfile
 import time
@@ -14,7 +16,11 @@ from delivery import errors, plan, settings
 from fanout import registering
 from fanout.local import job as local_job
 from fanout.local import stack
+from load_tests import figures, receiver, usage
 from subscriptions_db import connect, manifest, migrate
+
+START_TIMEOUT_S = 120
+WORK_TIMEOUT_S = 180
 
 
 class Platform:
@@ -31,18 +37,73 @@ class Platform:
             migrate.migrate(connection)
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
 
-    def job(self, overrides: Mapping[str, str]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-        """Run the job with settings (`area.field`) replaced by `overrides`. At the end it is stopped in order."""
-        return local_job.running(self.folder, overrides)
+    @contextlib.contextmanager
+    def job(self, lane: str, overrides: Mapping[str, str]) -> Iterator[Job]:
+        """Run one lane with settings (`area.field`) replaced by `overrides`. At the end it is stopped in order."""
+        port = _free_port()
+        with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lane) as process:
+            yield Job(process, port, self.folder / local_job.LOG)
 
-    def wait_until(self, is_so: Callable[[], bool], job: subprocess.Popen[bytes], *, within_s: float, what: str) -> None:
-        """Wait for `is_so`; raise, with the end of the job's log, when it does not come or the job has ended."""
+
+class Job:
+    """The job as it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.meter = usage.Meter(process.pid)
+        self._process = process
+        self._port = port
+        self._log = log
+        self._began = time.monotonic()
+
+    def wait_until(self, is_so: Callable[[], bool], *, within_s: float, what: str) -> float:
+        """Wait for `is_so`, return the seconds since the start; raise, with the end of the log, when it does not come."""
         deadline = time.monotonic() + within_s
         while not is_so():
-            if job.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / local_job.LOG).read_text()[-4000:]
-                raise errors.LocalStackError(f"{what}: not within {within_s:.0f} s\n{log}")
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise errors.LocalStackError(f"{what}: not within {within_s:.0f} s\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
+        return time.monotonic() - self._began
+
+    def wait_until_ready(self) -> float:
+        """Wait until `/readyz` says that an event would be delivered now; return the seconds since the start."""
+        return self.wait_until(self._is_ready, within_s=START_TIMEOUT_S, what="readiness")
+
+    def work_off(
+        self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
+    ) -> figures.Throughput:
+        """Wait until the customers have `until` events; measure from when `warm_up` more have come than were there before."""
+        before = customers.count
+
+        def reached(count: int) -> Callable[[], bool]:
+            return lambda: customers.count >= count
+
+        first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, what="the first delivery")
+        say(f"first delivery after {first_s:.1f} s")
+        warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, what="the warm-up")
+        warm, warm_count = self.meter.read(), customers.count
+        say(f"warm after {warm_s:.1f} s: JVM {warm.jvm_s:.1f} s, Python {warm.python_s:.1f} s of CPU")
+        took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, what="the last delivery") - warm_s
+        spent, count = self.meter.read().since(warm), customers.count - warm_count
+        say(f"{count:,} deliveries in {took_s:.1f} s")
+        return figures.Throughput(
+            first_s=first_s,
+            warm_s=warm_s,
+            warm=warm,
+            warm_count=warm_count - before,
+            took_s=took_s,
+            spent=spent,
+            count=count,
+        )
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False  # it does not serve yet
+        finally:
+            connection.close()
 
 
 @contextlib.contextmanager
@@ -51,3 +112,9 @@ def started(root: Path | None = None) -> Iterator[Platform]:
     with contextlib.ExitStack() as context:
         folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
         yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

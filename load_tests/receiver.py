@@ -1,7 +1,7 @@
 """The customers of a load test: an HTTP server in a process of its own, so cheap that the platform is what is measured.
 
-It reads just enough HTTP for what the platform sends, verifies every signature, and remembers every `webhook-id`. One process
-stands for all endpoints; the path tells them apart.
+It reads just enough HTTP for what the platform sends, verifies every signature, and remembers every event, alone or in a batch.
+One process stands for all endpoints; the path tells them apart.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import array
 import asyncio
 import base64
-import collections
 import hmac
+import itertools
 import multiprocessing
 import os
+import re
 import resource
 import time
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -26,38 +28,33 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 """What the endpoints are registered with."""
 START_TIMEOUT_S = 20
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-_SENT_AT = b'"sent_at_ms":'
+_EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
+"""In the payload of each event: the number that ends its id, and when it was sent."""
+_GZIP = 31
+"""How zlib calls that format."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Report:
-    """What came in."""
+    """What came in. Of each event, in the order of arrival: its number, the endpoint that got it, and how old it was."""
 
-    webhook_ids: dict[str, int]
-    """Each id with how often it came."""
-    unverified: int
-    latencies_ms: array.array[float]
-    """In the order of arrival: from when the event was handed to the Kafka client until it was here."""
-    cpu_s: float
-    connections: int
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What the server collects; `count` is shared with the process that started it."""
-
-    count: Any
-    webhook_ids: collections.Counter[bytes]
-    latencies_ms: array.array[float]
+    numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
+    endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))
+    ages_ms: array.array[float] = field(default_factory=lambda: array.array("d"))
+    """From when it was handed to the Kafka client until it was here."""
+    requests: array.array[int] = field(default_factory=lambda: array.array("l"))
+    """How many events each had."""
     unverified: int = 0
     connections: int = 0
+    cpu_s: float = 0.0
 
 
 class _Protocol(asyncio.Protocol):
     """Answer 200 to each request of a keep-alive connection."""
 
-    def __init__(self, seen: _Seen) -> None:
+    def __init__(self, seen: Report, count: Any) -> None:
         self._seen = seen
+        self._count = count
         self._unread = b""
         self._transport: Any = None
 
@@ -68,24 +65,29 @@ class _Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         data = self._unread + data
         while (end := data.find(b"\r\n\r\n")) >= 0:
-            headers = dict(line.split(b": ", 1) for line in data[:end].split(b"\r\n")[1:])
+            request, *lines = data[:end].split(b"\r\n")
+            headers = dict(line.split(b": ", 1) for line in lines)
             body_end = end + 4 + int(headers[b"content-length"])
             if len(data) < body_end:
                 break
-            self._take(headers, data[end + 4 : body_end])
+            self._take(request.split(b" ")[1], headers, data[end + 4 : body_end])
             self._transport.write(_ANSWER)
             data = data[body_end:]
         self._unread = data
 
-    def _take(self, headers: dict[bytes, bytes], body: bytes) -> None:
-        seen, webhook_id = self._seen, headers[b"webhook-id"]
-        signed = b"%s.%s.%s" % (webhook_id, headers[b"webhook-timestamp"], body)
+    def _take(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+        seen = self._seen
+        if b"content-encoding" in headers:
+            body = zlib.decompress(body, _GZIP)
+        signed = b"%s.%s.%s" % (headers[b"webhook-id"], headers[b"webhook-timestamp"], body)
         if b"v1," + base64.b64encode(hmac.digest(KEY, signed, "sha256")) != headers[b"webhook-signature"]:
             seen.unverified += 1
-        at = body.find(_SENT_AT) + len(_SENT_AT)
-        seen.latencies_ms.append(time.time() * 1000 - int(body[at : at + 13]))
-        seen.webhook_ids[webhook_id] += 1
-        seen.count.value += 1
+        found, now_ms = _EVENT.findall(body), time.time() * 1000
+        seen.numbers.extend([int(number) for number, _ in found])
+        seen.ages_ms.extend([now_ms - int(sent_at_ms) for _, sent_at_ms in found])
+        seen.endpoints.extend(itertools.repeat(int(path.removeprefix(b"/ep")), len(found)))
+        seen.requests.append(len(found))
+        self._count.value += len(found)
 
 
 def _serve(pipe: Connection, count: Any) -> None:
@@ -94,20 +96,13 @@ def _serve(pipe: Connection, count: Any) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        seen = _Seen(count, collections.Counter(), array.array("d"))
-        server = await loop.create_server(lambda: _Protocol(seen), "127.0.0.1", 0, backlog=4096)
+        seen = Report()
+        server = await loop.create_server(lambda: _Protocol(seen, count), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        pipe.send(
-            Report(
-                webhook_ids={webhook_id.decode(): times for webhook_id, times in seen.webhook_ids.items()},
-                unverified=seen.unverified,
-                latencies_ms=seen.latencies_ms,
-                cpu_s=used.ru_utime + used.ru_stime,
-                connections=seen.connections,
-            )
-        )
+        seen.cpu_s = used.ru_utime + used.ru_stime
+        pipe.send(seen)
 
     uvloop.run(main())
 
@@ -134,7 +129,7 @@ class Receiver:
 
     @property
     def count(self) -> int:
-        """Return how many requests have come so far."""
+        """Return how many events have come so far."""
         return int(self._count.value)
 
     def report(self) -> Report:

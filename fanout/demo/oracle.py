@@ -12,17 +12,26 @@ from delivery.webhooks import filters
 from fanout.demo import scenario
 
 
-def due(event: scenario.PublishedEvent, document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """Yield (subscription id, skip reason or None) of every subscription that the event is due to."""
-    statuses = {row["id"]: row.get("status", "active") for row in document["endpoints"]}
+def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) -> Iterator[Mapping[str, Any]]:
+    """Yield every subscription that the event is due to by a lane: `direct` or `batch`, as its endpoint has it."""
+    modes = {row["id"]: row.get("mode", "direct") for row in document["endpoints"]}
     for subscription in document["subscriptions"]:
-        if is_due(event, subscription):
-            if subscription.get("status", "active") == "paused":
-                yield subscription["id"], "subscription_paused"
-            elif statuses[subscription["endpoint"]] != "active":
-                yield subscription["id"], f"endpoint_{statuses[subscription['endpoint']]}"
-            else:
-                yield subscription["id"], None
+        if modes[subscription["endpoint"]] == lane and is_due(event, subscription):
+            yield subscription
+
+
+def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) -> str | None:
+    """Return why nothing is sent through a subscription by a document: that of its event, or a later one; None: it is sent."""
+    statuses = {row["id"]: row.get("status", "active") for row in document["endpoints"]}
+    present = next((row for row in document["subscriptions"] if row["id"] == subscription["id"]), None)
+    if subscription["endpoint"] not in statuses:
+        return "endpoint_deleted"
+    if present is None:
+        return "subscription_deleted"
+    if present.get("status", "active") == "paused":
+        return "subscription_paused"
+    status = statuses[subscription["endpoint"]]
+    return None if status == "active" else f"endpoint_{status}"
 
 
 def is_due(event: scenario.PublishedEvent, subscription: Mapping[str, Any]) -> bool:

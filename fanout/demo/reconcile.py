@@ -8,14 +8,21 @@ from __future__ import annotations
 import collections
 import hashlib
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fanout import ledger, receiver
 from fanout.demo import oracle, scenario
 
+LANES = ("direct", "batch")
 Pair = tuple[str, str]
+"""Event id and subscription id."""
+Evidence = tuple[str, ...]
+"""What a receiver can tell of a delivery. Of a single event: its `webhook-id`. Of one in a batch: endpoint, source, event id;
+which of two subscriptions was meant it cannot tell, and then the event must have come twice."""
+History = Sequence[tuple[int, dict[str, Any]]]
+"""Revision and document of each state of the registry, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +32,36 @@ class PlacedEvent:
     event: scenario.PublishedEvent
     partition: int
     offset: int
+    appended_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneAccount:
+    """How every due pair of one lane ended."""
+
+    due: int
+    delivered: int
+    dead_lettered: int
+    skipped: dict[str, int]
+    pending: int
+    """Events that the lane has not handled."""
+    lost: tuple[Pair, ...]
+    duplicates: int
+    """Deliveries that were accepted beyond the first time."""
+    latency_ms: dict[str, float]
+    """From the append of an event to the answer that accepted it."""
+
+    def document(self) -> dict[str, int]:
+        """Return the counts for machines."""
+        return {
+            "due": self.due,
+            "delivered": self.delivered,
+            "dead_lettered": self.dead_lettered,
+            "skipped": sum(self.skipped.values()),
+            "pending": self.pending,
+            "lost": len(self.lost),
+            "duplicates": self.duplicates,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,47 +70,49 @@ class Account:
 
     events: int
     rejected: int
-    due: int
-    delivered: int
-    dead_lettered: int
-    skipped: dict[str, int]
-    pending: int
-    lost: tuple[Pair, ...]
-    duplicates: int
-    """Accepted requests beyond the first of each delivery."""
+    lanes: dict[str, LaneAccount]
+    batches: dict[str, int]
+    """How many were sent, by why they left."""
     unverified: int
     unexpected: tuple[Pair, ...]
-    """Pairs that were delivered, dead-lettered or skipped and were not due, or not so."""
+    """What was delivered, dead-lettered or skipped and was not due, or not so."""
     wall_s: float
-    latency_ms: dict[str, float]
 
     @property
     def holds(self) -> bool:
         """Tell whether nothing is lost, everything was verified, and nobody got what was not due."""
-        return not (self.lost or self.unexpected or self.unverified or self.pending)
+        return not (self.unexpected or self.unverified or any(lane.lost or lane.pending for lane in self.lanes.values()))
 
     def document(self) -> dict[str, Any]:
         """Return the account for machines."""
+        lanes = {name: lane.document() for name, lane in self.lanes.items()}
         return {
             "events": self.events,
-            "due": self.due,
-            "delivered": self.delivered,
-            "dead_lettered": self.dead_lettered,
-            "skipped": sum(self.skipped.values()),
-            "pending": self.pending,
-            "lost": len(self.lost),
-            "duplicates": self.duplicates,
+            **{name: sum(lane[name] for lane in lanes.values()) for name in lanes[LANES[0]]},
             "rejected": self.rejected,
             "unverified": self.unverified,
             "unexpected": len(self.unexpected),
+            "lanes": lanes,
+            "batches": self.batches,
             "wall_s": round(self.wall_s, 1),
-            "latency_ms": {"direct": self.latency_ms},
+            "latency_ms": {name: lane.latency_ms for name, lane in self.lanes.items()},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A due pair, and what may come of it."""
+
+    pair: Pair
+    evidence: Evidence
+    reasons: frozenset[str | None]
+    """For which it may be skipped; None: it may be sent."""
+    appended_at_ms: int
 
 
 def account(
     placed: Sequence[PlacedEvent],
-    history: Sequence[tuple[int, dict[str, Any]]],
+    history: History,
     recorded: ledger.Ledger,
     received: Iterable[receiver.Received],
     *,
@@ -81,47 +120,110 @@ def account(
 ) -> Account:
     """Return the account.
 
-    `history` holds (revision, document) of each state of the registry, oldest first. A pair counts as delivered when a
-    receiver accepted a request for it whose signature it had verified; what the job says of itself is not taken for that.
+    A pair counts as delivered when a receiver accepted a request with it whose signature it had verified; what the job says of
+    itself is not taken for that.
     """
     requests = list(received)
-    accepted = collections.Counter(request.webhook_id for request in requests if request.status < 300)
-    unverified = sum(not request.is_verified for request in requests)
-    due: dict[Pair, str | None] = {}
-    pending = 0
-    sources: dict[str, str] = {}
-    for entry in placed:
-        sources[entry.event.event_id] = entry.event.source
-        revision = recorded.revision_at(entry.event.message.topic, entry.partition, entry.offset)
-        if revision is None:
-            pending += 1
-            continue
-        document = next(document for known, document in reversed(history) if known <= revision)
-        for subscription_id, skip in oracle.due(entry.event, document):
-            due[entry.event.event_id, subscription_id] = skip
-
-    ids = {pair: webhook_id(sources[pair[0]], *pair) for pair in due}
-    delivered = {pair for pair, skip in due.items() if skip is None and accepted[ids[pair]]}
-    dead = {pair for pair in recorded.dead_letters if pair in due and due[pair] is None and pair not in delivered}
-    skipped = {pair: reason for pair, reason in recorded.skipped.items() if due.get(pair) == reason}
-    ended = delivered | dead | skipped.keys()
-    recorded_pairs = recorded.delivered.keys() | recorded.dead_letters.keys() | recorded.skipped.keys()
-    expected_ids = {ids[pair] for pair, skip in due.items() if skip is None}
-    strangers = tuple(("?", one) for one in accepted.keys() - expected_ids)
+    accepted = collections.Counter(evidence for request in requests for evidence in _accepted(request))
+    pending = {lane: sum(recorded.revision_at(lane, _place(one), one.offset) is None for one in placed) for lane in LANES}
+    expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in LANES}
+    lanes, as_expected = {}, set[ledger.Due]()
+    for lane in LANES:
+        lanes[lane], ended = _settled(expected[lane], pending[lane], recorded, accepted)
+        as_expected |= ended
+    known = {one.evidence for of_lane in expected.values() for one in of_lane.values() if None in one.reasons}
+    strangers = tuple(("?", " ".join(evidence)) for evidence in accepted.keys() - known)
+    event_ids = {(*_place(one), one.offset): one.event.event_id for one in placed}
+    otherwise = ((event_ids.get(due[:3], "?"), due.subscription_id) for due in recorded.ended() - as_expected)
     return Account(
         events=len(placed),
         rejected=len(recorded.rejected),
-        due=len(due),
-        delivered=len(delivered),
-        dead_lettered=len(dead),
-        skipped=dict(collections.Counter(skipped.values())),
-        pending=pending,
-        lost=tuple(sorted(due.keys() - ended)),
-        duplicates=sum(accepted[ids[pair]] - 1 for pair in delivered),
-        unverified=unverified,
-        unexpected=tuple(sorted(recorded_pairs - ended)) + strangers,
+        lanes=lanes,
+        batches=dict(collections.Counter(recorded.batches.values())),
+        unverified=sum(not request.is_verified for request in requests),
+        unexpected=tuple(sorted(otherwise)) + strangers,
         wall_s=wall_s,
-        latency_ms=percentiles(list(recorded.delivered.values())),
+    )
+
+
+def _accepted(request: receiver.Received) -> Iterator[Evidence]:
+    if request.batch is None:
+        if request.is_accepted:
+            yield (request.webhook_id,)
+        return
+    for named in request.accepted:
+        yield (request.path.rsplit("/", 1)[1], *named)
+
+
+def _place(one: PlacedEvent) -> ledger.Place:
+    return ledger.Place(one.event.message.topic, one.partition)
+
+
+def _expected(
+    lane: str, placed: Sequence[PlacedEvent], history: History, recorded: ledger.Ledger
+) -> Iterator[tuple[ledger.Due, _Expected]]:
+    """Yield what a lane found due, by the registry as the lane's receipts say that it knew it.
+
+    A batch is sent by the registry of that later moment. So what waited may also be skipped for a change that came since.
+    """
+    for one in placed:
+        event = one.event
+        revision = recorded.revision_at(lane, _place(one), one.offset)
+        if revision is None:
+            continue
+        first = max(number for number, (known, _) in enumerate(history) if known <= revision)
+        document = history[first][1]
+        for subscription in oracle.due(event, document, lane):
+            name = str(subscription["id"])
+            reasons = {oracle.skip_reason(subscription, document)}
+            if lane == "batch" and reasons == {None}:
+                reasons |= {oracle.skip_reason(subscription, later) for _, later in history[first + 1 :]}
+                evidence: Evidence = (str(subscription["endpoint"]), event.source, event.event_id)
+            else:
+                evidence = (webhook_id(event.source, event.event_id, name),)
+            yield (
+                ledger.Due(*_place(one), one.offset, name),
+                _Expected((event.event_id, name), evidence, frozenset(reasons), one.appended_at_ms),
+            )
+
+
+def _settled(
+    expected: dict[ledger.Due, _Expected],
+    pending: int,
+    recorded: ledger.Ledger,
+    accepted: collections.Counter[Evidence],
+) -> tuple[LaneAccount, set[ledger.Due]]:
+    """Return the account of a lane, and what of it ended as it may."""
+    sendable = {due: one for due, one in expected.items() if None in one.reasons}
+    unclaimed = collections.Counter(accepted)
+    delivered = set[ledger.Due]()
+    dead = recorded.dead() & sendable.keys()
+    # Of two with the same evidence, what came is rather the one that the job does not say to have ended otherwise.
+    for due in sorted(sendable, key=lambda due: due in dead or due in recorded.skipped):
+        evidence = sendable[due].evidence
+        if unclaimed[evidence]:
+            unclaimed[evidence] -= 1
+            delivered.add(due)
+    dead -= delivered
+    skipped = {
+        due: reason
+        for due, reason in recorded.skipped.items()
+        if due in expected and reason in expected[due].reasons and due not in delivered
+    }
+    ended = delivered | dead | skipped.keys()
+    answered = {due: recorded.delivered[due] for due in delivered & recorded.delivered.keys()}
+    return (
+        LaneAccount(
+            due=len(expected),
+            delivered=len(delivered),
+            dead_lettered=len(dead),
+            skipped=dict(collections.Counter(skipped.values())),
+            pending=pending,
+            lost=tuple(sorted(expected[due].pair for due in expected.keys() - ended)),
+            duplicates=sum(unclaimed[evidence] for evidence in {one.evidence for one in sendable.values()}),
+            latency_ms=percentiles([at_ms - expected[due].appended_at_ms for due, at_ms in answered.items()]),
+        ),
+        ended,
     )
 
 

@@ -5,6 +5,7 @@ Runs in the command. The job is a process of its own, started as a user would: `
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 import subprocess
@@ -65,11 +66,15 @@ class _Scene:
         self._publisher.flush()
 
     def _note(self, where: publishing.Placed) -> None:
-        place = (where.message.topic, where.partition)
+        place = ledger.Place(where.message.topic, where.partition)
         self.published_until[place] = max(self.published_until.get(place, -1), where.offset)
         event = self._by_message.get(where.message)
         if event is not None:
-            self.placed.append(reconcile.PlacedEvent(event=event, partition=where.partition, offset=where.offset))
+            self.placed.append(
+                reconcile.PlacedEvent(
+                    event=event, partition=where.partition, offset=where.offset, appended_at_ms=where.appended_at_ms
+                )
+            )
 
     def register(self, document: dict[str, Any]) -> None:
         wanted = manifest.check(document, plan.guard_of(self.config.delivery))
@@ -78,9 +83,13 @@ class _Scene:
             self.history.append((registry.revision(connection), document))
         self.document = document
 
-    def is_everything_handled(self) -> bool:
-        until = self.reader.ledger.handled_until()
-        return all(until.get(place, -1) >= last for place, last in self.published_until.items())
+    def has_everything_ended(self) -> bool:
+        recorded = self.reader.ledger
+        for lane in reconcile.LANES:
+            until = recorded.handled_until(lane)
+            if any(until.get(place, -1) < last for place, last in self.published_until.items()):
+                return False
+        return recorded.pending() == 0
 
     def check_on(self, job: subprocess.Popen[bytes]) -> None:
         if self.stop.is_set():
@@ -100,7 +109,8 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
         receiver.Receiver(
             secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
             on_received=received.append,
-            answer=lambda path: 500 if path.endswith(f"/{scenario.FAILING_ENDPOINT}") else 200,
+            answer=lambda path: 500 if path.rsplit("/", 1)[1] in scenario.FAILING_ENDPOINTS else 200,
+            rejects=scenario.rejects,
         ) as receivers,
     ):
         scene = _prepare(servers, receivers.url, seed, stop)
@@ -150,12 +160,17 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
         def advance(timeout_s: float) -> int:
             scene.check_on(job)
             count = scene.reader.poll(timeout_s)
-            done = sum(receipt["records"] for receipts in recorded.receipts.values() for receipt in receipts)
-            progress.update(handled, completed=min(done, events))
+            done = collections.Counter[str]()
+            for (lane, _), receipts in recorded.receipts.items():
+                done[lane] += sum(receipt["records"] for receipt in receipts)
+            progress.update(handled, completed=min(events, *(done[lane] for lane in reconcile.LANES)))
             return count
 
+        def has_begun() -> bool:
+            return {lane for lane, _ in recorded.receipts} == set(reconcile.LANES)
+
         scene.publish((), *scenario.bad_records())
-        _await(lambda: bool(recorded.receipts), advance, START_TIMEOUT_S, "the job handled nothing")
+        _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
         made = list(scenario.events(events, random.Random(seed)))  # test data
         change_at = int(events * CHANGE_AFTER)
@@ -164,11 +179,11 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
             due_at = time.monotonic() + step / EVENTS_PER_S
             if first <= change_at < first + step:
                 scene.register(scenario.changed(scene.document, scene.receiver_url))
-                console.print("    … changed seven endpoints and subscriptions while the job runs")
+                console.print("    … changed eleven endpoints and subscriptions while the job runs")
             scene.publish(made[first : first + step])
             progress.update(published, completed=min(first + step, events))
             advance(max(0.0, due_at - time.monotonic()))
-        _await(scene.is_everything_handled, advance, QUIET_TIMEOUT_S, "the job does not get on")
+        _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "the job does not get on")
 
 
 def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
@@ -186,26 +201,36 @@ def _counts(document: dict[str, Any]) -> str:
 
 
 def _show(console: rich.console.Console, result: reconcile.Account) -> None:
-    table = rich.table.Table("", "count", title="Every due (event, subscription), reconciled", title_justify="left")
-    rows: list[tuple[str, object]] = [
+    table = rich.table.Table(title="Every due (event, subscription), reconciled", title_justify="left")
+    table.add_column("")
+    for name in (*result.lanes, "together"):
+        table.add_column(name, justify="right")
+    lanes = list(result.lanes.values())
+    reasons = sorted({reason for lane in lanes for reason in lane.skipped})
+    rows: list[tuple[str, int | list[int]]] = [
         ("events published", result.events),
-        ("due deliveries", result.due),
-        ("  delivered and verified by the receivers", result.delivered),
-        ("  dead-lettered", result.dead_lettered),
-        *((f"  skipped: {reason}", count) for reason, count in sorted(result.skipped.items())),
-        ("  pending", result.pending),
-        ("  lost", len(result.lost)),
-        ("sent twice", result.duplicates),
+        ("due deliveries", [lane.due for lane in lanes]),
+        ("  delivered and verified by the receivers", [lane.delivered for lane in lanes]),
+        ("  dead-lettered", [lane.dead_lettered for lane in lanes]),
+        *((f"  skipped: {reason}", [lane.skipped.get(reason, 0) for lane in lanes]) for reason in reasons),
+        ("  pending", [lane.pending for lane in lanes]),
+        ("  lost", [len(lane.lost) for lane in lanes]),
+        ("sent twice", [lane.duplicates for lane in lanes]),
         ("signatures that did not verify", result.unverified),
         ("delivered though not due", len(result.unexpected)),
         ("bad records, kept for the operator", result.rejected),
     ]
-    for name, count in rows:
-        table.add_row(name, str(count))
+    for name, counts in rows:
+        cells = [*counts, sum(counts)] if isinstance(counts, list) else [*([""] * len(lanes)), counts]
+        table.add_row(name, *map(str, cells))
     console.print(table)
-    percentiles = ", ".join(f"{name} {value:.0f} ms" for name, value in result.latency_ms.items())
-    console.print(f"latency from Kafka to the receiver's answer: {percentiles}; whole demo {result.wall_s:.0f} s")
-    for pair in (result.lost + result.unexpected)[:10]:
+    left = ", ".join(f"{count} by {reason}" for reason, count in sorted(result.batches.items()))
+    console.print(f"{sum(result.batches.values())} batches left: {left}")
+    for name, lane in result.lanes.items():
+        percentiles = ", ".join(f"{percentile} {value:.0f} ms" for percentile, value in lane.latency_ms.items())
+        console.print(f"{name}: from Kafka to the receiver's answer {percentiles}")
+    console.print(f"whole demo {result.wall_s:.0f} s")
+    for pair in [*(pair for lane in lanes for pair in lane.lost), *result.unexpected][:10]:
         console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
     verdict = (
         "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"

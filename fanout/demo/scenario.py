@@ -16,7 +16,7 @@ import orjson
 from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.webhooks import signing
-from fanout import publishing
+from fanout import publishing, receiver
 
 TENANTS = 200
 ENDPOINTS = 60
@@ -26,8 +26,10 @@ EVENT_TYPES = (
     "order.created", "order.paid", "order.cancelled", "order.item.added", "invoice.issued", "invoice.paid",
     "user.created", "user.deleted", "shipment.sent", "shipment.delivered", "payment.failed", "stock.low",
 )  # fmt: skip
-FAILING_ENDPOINT = "endpoint-7"
-"""Always answers 500."""
+FAILING_ENDPOINTS = {"endpoint-7", "batches-failing"}
+"""Always answer 500."""
+REJECTING_ENDPOINT = "batches-rejecting"
+"""Takes every batch, and rejects some of its events."""
 SUSPENDED_TENANT = "tenant-200"
 
 
@@ -63,8 +65,18 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
          "filter": {"$or": [{"data": {"amount": [{"numeric": [">", 900]}]}}, {"data": {"tags": ["vip"]}}]}},
         {"id": "twice-to-one", "endpoint": "endpoint-3", "event_type": "invoice.*", "tenants": ["tenant-1"]},
         {"id": "paused", "endpoint": "endpoint-4", "event_type": "order.paid", "everything": True, "status": "paused"},
-        {"id": "failing", "endpoint": FAILING_ENDPOINT, "event_type": "payment.failed", "everything": True},
+        {"id": "failing", "endpoint": "endpoint-7", "event_type": "payment.failed", "everything": True},
     ]  # fmt: skip
+    batched = _batch_endpoints(receiver_url, rng)
+    endpoints += batched
+    subscriptions += [
+        {"id": f"sub-{row['id']}", "endpoint": row["id"], "event_type": EVENT_TYPES[-n], "everything": True}
+        for n, row in enumerate(batched)
+    ]
+    subscriptions += [
+        {"id": "many-in-batches", "endpoint": "batches-by-count", "event_type": "order.*", "everything": True},
+        {"id": "twice-in-batches", "endpoint": "batches-by-time", "event_type": "user.*", "tenants": ["tenant-1", "tenant-2"]},
+    ]
     return {
         "tenants": tenants,
         "customers": [{"id": f"customer-{n}"} for n in range(1, CUSTOMERS + 1)],
@@ -79,15 +91,24 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
     endpoints["endpoint-11"]["status"] = "paused"
-    rotated = endpoints["endpoint-12"]
-    rotated["signing_secrets"] = [_secret(random.Random("rotated")), *rotated["signing_secrets"]]
+    endpoints["batches-by-time"]["url"] = f"{receiver_url}/moved/batches-by-time"
+    endpoints["batches-paused"]["status"] = "paused"
+    for name in ("endpoint-12", "batches-gzip"):
+        rotated = endpoints[name]
+        rotated["signing_secrets"] = [_secret(random.Random(f"rotated {name}")), *rotated["signing_secrets"]]
     subscriptions["paused"]["status"] = "active"
     subscriptions["big-or-vip"]["filter"] = {"data": {"tags": [{"anything-but": "vip"}]}}
-    del subscriptions["twice-to-one"]
+    for name in ("twice-to-one", "twice-in-batches"):
+        del subscriptions[name]
     subscriptions["added"] = {
         "id": "added", "endpoint": "endpoint-5", "event_type": "user.*", "everything": True, "except_tenants": ["tenant-2"]
     }  # fmt: skip
     return document | {"endpoints": list(endpoints.values()), "subscriptions": list(subscriptions.values())}
+
+
+def rejects(path: str, named: receiver.Named) -> bool:
+    """Tell whether a receiver rejects an event of a batch: one customer does, each tenth."""
+    return path.endswith(f"/{REJECTING_ENDPOINT}") and named.event_id.endswith("7")
 
 
 def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
@@ -142,6 +163,32 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
     if number == 13:
         row["status"] = "disabled"
     return row
+
+
+def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, Any]]:
+    """Return the customers who take batches: whichever bound comes first, both layouts, compressed, and what goes wrong."""
+    bounds: dict[str, dict[str, Any]] = {
+        "by-count": {"max_events": 50, "max_wait_s": 5},
+        "by-time": {"max_wait_s": 2},
+        "by-bytes": {"max_bytes": 5_000, "max_wait_s": 5},
+        "cloudevents": {},
+        "gzip": {"gzip": True},
+        "paused": {"max_wait_s": 3},
+        "rejecting": {},
+        "failing": {"max_wait_s": 2},
+    }
+    return [
+        {
+            "id": f"batches-{name}",
+            "customer": f"customer-{number % CUSTOMERS + 1}",
+            "url": f"{receiver_url}/batches-{name}",
+            "mode": "batch",
+            "batch": batch,
+            "content_mode": "cloudevents_structured" if name in {"cloudevents", "by-bytes"} else "standard",
+            "signing_secrets": [_secret(rng)],
+        }
+        for number, (name, batch) in enumerate(bounds.items())
+    ]
 
 
 def _secret(rng: random.Random) -> str:

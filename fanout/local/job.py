@@ -21,16 +21,17 @@ STOP_TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
-def running(folder: Path, overrides: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder: Path, overrides: Mapping[str, str] | None = None, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the job in `folder`, by its local.toml, with settings (`area.field`) replaced by `overrides`; its log is there too.
 
-    At the end it is asked to stop; its `returncode` then says how it ended. Killed when it does not come to an end.
+    `arguments` are those of `fanout run`. At the end it is asked to stop; its `returncode` then says how it ended. Killed when
+    it does not come to an end.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}
     replaced = {settings.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     with (folder / LOG).open("wb") as log:
         job = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run"],
+            [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run", *arguments],
             cwd=folder,
             env=clean | replaced,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,103 @@
+"""What a load test found, in numbers. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from load_tests import receiver, usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """What it took to work off a backlog: at first, and once the platform was warm."""
+
+    first_s: float
+    """Until the first delivery, from the start of the job."""
+    warm_s: float
+    warm: usage.Usage
+    warm_count: int
+    took_s: float
+    spent: usage.Usage
+    count: int
+    """Events that were delivered after the warm-up."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it for machines, CPU by the million events."""
+        per_million = 1e6 / self.count
+        return {
+            "deliveries": self.count,
+            "deliveries_per_s": round(self.count / self.took_s),
+            "cpu_s_per_million": {
+                "jvm": round(self.spent.jvm_s * per_million, 1),
+                "python": round(self.spent.python_s * per_million, 1),
+                "total": round((self.spent.jvm_s + self.spent.python_s) * per_million, 1),
+            },
+            "first_delivery_s": round(self.first_s, 1),
+            "driver_python_cpu_s_per_million": round(self.spent.driver_s * per_million, 1),
+            "warm_up": {
+                "deliveries": self.warm_count,
+                "wall_s": round(self.warm_s, 1),
+                "cpu_s": {"jvm": round(self.warm.jvm_s, 1), "python": round(self.warm.python_s, 1)},
+            },
+        }
+
+
+class Request(NamedTuple):
+    """One that came in: a single event, or a batch."""
+
+    endpoint: int
+    numbers: Sequence[int]
+    ages_ms: Sequence[float]
+
+
+def requests(report: receiver.Report) -> Iterator[Request]:
+    """Yield the requests in the order of their arrival."""
+    ends = itertools.accumulate(report.requests, initial=0)
+    for first, end in itertools.pairwise(ends):
+        if first < end:
+            yield Request(report.endpoints[first], report.numbers[first:end], report.ages_ms[first:end])
+
+
+def requests_between(report: receiver.Report, first: int, end: int) -> int:
+    """Return how many requests brought the events from the `first` to the `end` of all that arrived."""
+    starts = list(itertools.accumulate(report.requests, initial=0))[:-1]
+    return sum(first <= start < end for start in starts)
+
+
+def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
+    """Return what is lost, what came more than once, what came where it was not due, and what did not verify.
+
+    `due` has the endpoint of each event, by its number.
+    """
+    times, unexpected = [0] * len(due), 0
+    for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
+        if number < len(due) and due[number] == endpoint:
+            times[number] += 1
+        else:
+            unexpected += 1
+    lost = times.count(0)
+    return {
+        "lost": lost,
+        "duplicates": sum(times) - (len(times) - lost),
+        "unexpected": unexpected,
+        "unverified": report.unverified,
+    }
+
+
+def of_receiver(report: receiver.Report) -> dict[str, Any]:
+    """Return what the receiver took, which no other figure counts."""
+    per_million = 1e6 / len(report.numbers)
+    return {"cpu_s_per_million": round(report.cpu_s * per_million, 1), "connections": report.connections}
+
+
+def percentiles(values: Iterable[float]) -> dict[str, int]:
+    """Return p50, p90, p99 and the largest."""
+    known = list(values)
+    if len(known) < 2:
+        return dict.fromkeys(("p50", "p90", "p99", "max"), round(sum(known)))
+    cuts = statistics.quantiles(known, n=100, method="inclusive")
+    return {"p50": round(cuts[49]), "p90": round(cuts[89]), "p99": round(cuts[98]), "max": round(max(known))}

@@ -1,0 +1,76 @@
+"""The figures of a load test: what is lost or repeated, which request carried what, and what is due to whom."""
+
+import array
+import collections
+import types
+
+import pytest
+
+from fanout.demo import oracle, scenario
+from load_tests import figures, receiver, traffic
+
+DUE = array.array("l", [5, 5, 6, 7])
+"""The endpoints of events 0 to 3."""
+
+
+def report(*requests, age_ms=10.0):
+    """Requests as (endpoint, numbers)."""
+    made = receiver.Report()
+    for endpoint, numbers in requests:
+        made.numbers.extend(numbers)
+        made.endpoints.extend([endpoint] * len(numbers))
+        made.ages_ms.extend([age_ms] * len(numbers))
+        made.requests.append(len(numbers))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([(5, [0, 1]), (6, [2]), (7, [3])], (0, 0, 0)),
+        ([(5, [0]), (6, [2])], (2, 0, 0)),
+        ([(5, [0, 1]), (5, [1, 1]), (6, [2]), (7, [3])], (0, 2, 0)),
+        ([(5, [0, 1, 2]), (6, [2]), (7, [3])], (0, 0, 1)),  # event 2 went to another customer as well
+        ([(5, [0, 1, 2]), (7, [3])], (1, 0, 1)),
+        ([(5, [0, 1]), (6, [2]), (7, [3, 4])], (0, 0, 1)),  # nobody published event 4
+    ],
+)
+def test_what_is_lost_repeated_or_not_due(requests, expected):
+    found = figures.delivered(report(*requests), DUE)
+    assert (found["lost"], found["duplicates"], found["unexpected"]) == expected
+
+
+def test_each_request_has_its_own_events():
+    found = list(figures.requests(report((5, [0, 1]), (6, []), (6, [2]))))
+    assert [(one.endpoint, list(one.numbers), len(one.ages_ms)) for one in found] == [(5, [0, 1], 2), (6, [2], 1)]
+
+
+@pytest.mark.parametrize(("first", "end", "expected"), [(0, 6, 3), (2, 6, 2), (2, 5, 1), (6, 9, 0)])
+def test_requests_are_counted_by_the_events_that_had_arrived_before_them(first, end, expected):
+    assert figures.requests_between(report((5, [0, 1]), (5, [2, 3, 4]), (5, [5])), first, end) == expected
+
+
+def test_percentiles_of_few_values():
+    assert figures.percentiles([]) == {"p50": 0, "p90": 0, "p99": 0, "max": 0}
+    assert figures.percentiles([7.4])["max"] == 7
+    assert figures.percentiles(range(101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+@pytest.mark.parametrize("endpoints", [100, 1000, 2000])
+def test_an_event_is_due_to_one_endpoint_and_all_get_some(endpoints):
+    customers = traffic.Customers(endpoints=endpoints)
+    document = customers.registry("http://127.0.0.1")
+    of_type = [row for row in document["subscriptions"] if row["event_type"] == traffic.EVENT_TYPES[3]]
+    got = collections.Counter()
+    for tenant in range(customers.tenants):
+        event = types.SimpleNamespace(event_type=traffic.EVENT_TYPES[3], tenant_id=f"t{tenant}", sub_tenant_id=None)
+        [subscription] = [row for row in of_type if oracle.is_due(event, row)]
+        assert subscription["endpoint"] == f"ep{customers.endpoint_of(3, tenant)}"
+        got[subscription["endpoint"]] += 1
+    assert len(got) == endpoints // len(traffic.EVENT_TYPES)
+
+
+def test_a_receiver_of_the_demo_rejects_some_events_at_one_endpoint():
+    named = [scenario.receiver.Named("/demo", f"event-{n}") for n in range(100)]
+    assert sum(scenario.rejects(f"/{scenario.REJECTING_ENDPOINT}", one) for one in named) == 10
+    assert not any(scenario.rejects("/endpoint-1", one) for one in named)
