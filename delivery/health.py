@@ -71,11 +71,8 @@ def readiness(facts: Facts) -> Verdict:
 
 
 def of_lanes(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict on the process: what the first lane that is not well says, else what the first one says."""
-    for lane, verdict in verdicts.items():
-        if not verdict.ok:
-            return Verdict(ok=False, reason=f"{lane}: {verdict.reason}")
-    return next(iter(verdicts.values()))
+    """Return the verdict on the process: that of the first lane that is not well, else of the first one."""
+    return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 
 class Watch:

@@ -64,8 +64,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer_verdict(self, judge: Callable[[health.Facts], health.Verdict]) -> None:
         lanes = {lane: watch.facts() for lane, watch in self.server.watches.items()}
-        verdict = health.of_lanes({lane: judge(facts) for lane, facts in lanes.items()})
-        told = {lane: {"phase": facts.phase, "lag": facts.lag} for lane, facts in lanes.items()}
+        verdicts = {lane: judge(facts) for lane, facts in lanes.items()}
+        verdict = health.of_lanes(verdicts)
+        told = {
+            lane: {"ok": verdicts[lane].ok, "reason": verdicts[lane].reason, "phase": facts.phase, "lag": facts.lag}
+            for lane, facts in lanes.items()
+        }
         document = {"ok": verdict.ok, "reason": verdict.reason, "lanes": told}
         status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, "application/json", orjson.dumps(document) + b"\n")

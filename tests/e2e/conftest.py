@@ -61,6 +61,7 @@ class Platform:
                 "rejected_topic": f"rejected-{self.name}",
                 "result_partitions": 1,
             },
+            "batch": {"ticks_topic": f"ticks-{self.name}"},
             "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
         }
         for area, fields in overrides.items():

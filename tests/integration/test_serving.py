@@ -47,7 +47,9 @@ def test_a_probe_answers_in_json_with_the_reason(served):
     assert served.get("/readyz")[0] == 200
     served.hold = "Postgres"
     status, body = served.get("/readyz")
-    assert (status, orjson.loads(body)) == (503, {"ok": False, "reason": "holding: Postgres", "phase": "running", "lag": 7})
+    verdict = {"ok": False, "reason": "holding: Postgres"}
+    lanes = {"direct": {**verdict, "phase": "running", "lag": 7}}
+    assert (status, orjson.loads(body)) == (503, {**verdict, "lanes": lanes})
     assert served.get("/healthz")[0] == 200
     served.watch.entered(Phase.ENDED)
     assert served.get("/healthz")[0] == 503
@@ -65,7 +67,7 @@ def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
 
 def test_a_port_in_use_is_named_together_with_the_way_out(served):
     with pytest.raises(errors.SettingsError, match=f"metrics.port: cannot serve on 127.0.0.1:{served.port} .*choose another"):
-        serving.serve(served.config, served.watch)
+        serving.serve(served.config, {"direct": served.watch})
 
 
 def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
