@@ -26,9 +26,9 @@ COLD_EVENTS = 100
 class Scenario:
     """How much of what."""
 
-    events: int = 600_000
+    events: int = 400_000
     """Events that are measured."""
-    warm_up: int = 300_000
+    warm_up: int = 200_000
     """Events before those."""
     endpoints: int = 1_000
     max_events: int = 1_000
