@@ -44,7 +44,11 @@ class _MergedHistogram(Collector):
         yield family
 
 
-RECORDS = Counter("fanout_records", "Records handled in committed micro-batches; those not rejected are events.", ["lane"])
+RECORDS = Counter(
+    "fanout_records",
+    "Records handled in committed micro-batches, in the batch lane with its ticks; those not rejected are events.",
+    ["lane"],
+)
 REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
 DELIVERIES = Counter(
     "fanout_deliveries",

@@ -27,7 +27,8 @@ def watch(config: settings.Settings, lane: str, told: health.Watch, stop: thread
 def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
     admin = AdminClient(kafka_options.for_command(config.kafka))
     while not stop.is_set():
-        positions = told.positions
+        # Ticks are no events: nobody waits for one.
+        positions = {topic: at for topic, at in told.positions.items() if topic != config.batch.ticks_topic}
         try:
             waiting = by_topic(positions, _ends(admin, positions))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts

@@ -1,7 +1,7 @@
 """Wake the batch lane when a batch is due and no event comes, by a record in a topic of its own.
 
 Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
-there is something to decide. A tick that is lost is sent again; one too many does no harm.
+there is something to decide. A tick that Kafka does not take is sent again; one too many does no harm.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 2.0
-"""A tick after which no micro-batch has told anything for so long is sent again."""
+LOOK_S = 1.0
+"""How often to look whether the job is to stop."""
+SEND_S = 5.0
+"""A tick that Kafka has not taken by then is sent again."""
 
 
 def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
@@ -39,6 +41,7 @@ class Ticker:
         self._stop = stop
         self._told = threading.Condition()
         self._due_ms: int | None = None
+        self._heard = 0
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
         self._producer = Producer(kafka_options.for_command(config.kafka))
 
@@ -54,22 +57,29 @@ class Ticker:
         metrics.PENDING_OLDEST.set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
         with self._told:
             self._due_ms = pending.due_ms
+            self._heard += 1
             self._told.notify()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             with self._told:
-                wait = wait_s(self._due_ms, time.time() * 1000, self._horizon_ms)
-                if wait != 0 and self._told.wait(1.0 if wait is None else min(wait, 1.0)):
-                    continue  # what waits is another now
-            if wait == 0:
-                self._tick()
+                wait, heard = wait_s(self._due_ms, time.time() * 1000, self._horizon_ms), self._heard
+                if wait != 0:
+                    self._told.wait(LOOK_S if wait is None else min(wait, LOOK_S))
+                    continue
+            if self._ticked():
+                # A micro-batch comes for it. While the lane is held there is none, and one tick is enough.
                 with self._told:
-                    self._told.wait(AGAIN_S)
+                    while self._heard == heard and not self._stop.is_set():
+                        self._told.wait(LOOK_S)
 
-    def _tick(self) -> None:
+    def _ticked(self) -> bool:
         try:
             self._producer.produce(self._topic, key=b"tick")
-            self._producer.flush(AGAIN_S)
+            is_taken = self._producer.flush(SEND_S) == 0
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or batches would wait for the next event
             log.warning("the batch lane was not woken: %s", exc)
+            is_taken = False
+        if not is_taken:
+            self._stop.wait(LOOK_S)
+        return is_taken

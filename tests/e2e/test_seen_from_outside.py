@@ -82,7 +82,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     platform.publish(2, event_type="user", first=50)
     platform.publish_raw("order", b"not JSON")
     # 50 orders to ep1; 2 users, each due to ep2 and to a paused subscription; a record that is no event.
-    assert_eventually(lambda: outside.sum("fanout_records_total"), lambda got: got == 53)
+    assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 53)
     accepted = len(platform.accepted())
     assert outside.sum("fanout_deliveries_total", outcome="delivered") == accepted == 50
     assert outside.sum("fanout_deliveries_total", outcome="dead_lettered", reason="server_error") == 2
@@ -104,7 +104,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         lambda: outside.probe("/readyz"), lambda got: got[1].startswith("holding: the registry was last confirmed")
     )
     platform.publish(3, first=100)
-    assert_eventually(lambda: outside.sum("fanout_lag_records"), lambda lag: lag == 3)
+    assert_eventually(lambda: outside.sum("fanout_lag_records", lane="direct"), lambda lag: lag == 3)
     status, reason = outside.probe("/healthz")
     assert (status, reason.partition(":")[0]) == (200, "holding")
     assert outside.sum("fanout_ready") == 0
@@ -119,7 +119,10 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     attempted = [line for line in lines if line["event"] == "delivery.attempted"]
     assert len(attempted) == len(platform.received)
     assert len({tuple(line) for line in attempted}) == 1
-    assert sum(line["records"] for line in lines if line["event"] == "micro-batch committed") == 53 + 3
+    assert (
+        sum(line["records"] for line in lines if line["event"] == "micro-batch committed" and line["lane"] == "direct")
+        == 53 + 3
+    )
 
 
 def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sends(platform, outside):
@@ -129,7 +132,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     platform.publish(1)
     job = platform.start(metrics=outside.settings)
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
-    assert_eventually(lambda: outside.sum("fanout_records_total"), lambda got: got == 1)
+    assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 1)
     checkpoint = Path(platform.settings()["spark"]["checkpoint"])
     offsets = checkpoint / "direct" / "offsets"
     kept = shutil.move(offsets, offsets.with_name("kept"))
