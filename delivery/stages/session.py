@@ -43,8 +43,8 @@ ALWAYS = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 LOCAL_CHECKPOINT = {
-    # Hadoop's default starts a process, `readlink`, for every file that it renames on a local disk: most of the time that
-    # committing four shards of state took (600 of 640 ms). This one renames by itself.
+    # Hadoop's default starts a process, `readlink`, for every file that it renames on a local disk: on a busy machine the state
+    # of four shards took 410 to 810 ms to commit with it, and 39 to 81 ms with this one, which renames by itself.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )

@@ -7,7 +7,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import carried, snapshot
+from delivery.stages import arrow, carried, snapshot
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
@@ -29,22 +29,17 @@ def published(revision=None, base_id="carried"):
     return snapshot.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
 
 
-class Seen:
-    """Yield the revision that a task routes by."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def __call__(self, batches):
-        for _ in batches:
-            revision = self.source.registry(None).revision
-            yield pa.RecordBatch.from_pydict({"revision": [int(revision)]})
-
-
 def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_path):
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    source = carrier.source
     begun = []
+
+    # Pickled by value: a class of this module would bring its imports, the driver's, into workers that other tests look into.
+    def seen(batches):
+        for _ in batches:
+            revision = int(source.registry(None).revision)
+            yield pa.RecordBatch.from_arrays([arrow.numbers([revision])], ["revision"])
 
     def handle(rows, number):
         carrier.carry(broadcaster.source(published(number + 2), "batch"))
@@ -52,7 +47,7 @@ def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_p
 
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=4, numPartitions=2).load()
     query = (
-        records.mapInArrow(Seen(carrier.source), "revision long")
+        records.mapInArrow(seen, "revision int")
         .writeStream.option("checkpointLocation", str(tmp_path))
         .foreachBatch(handle)
         .start()
