@@ -28,7 +28,8 @@ def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]
     """Return the results that pass through, and the batches that leave now.
 
     `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
-    not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the time, and delivery.stages.ticks a record when something is due.
+    not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the time, and
+    delivery.stages.ticks a record when something is due.
     """
     return (
         routed.select("shard", "topic", "key", "value", "now_ms")
