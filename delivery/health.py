@@ -92,7 +92,8 @@ class Watch:
 
     def entered(self, phase: Phase) -> None:
         """Take note that the lane's query runs, or that it ended by itself."""
-        self._entered, self._came_on_at = phase, self._clock()
+        if phase is not self._entered:  # a query that is planned anew again and again does not come on
+            self._entered, self._came_on_at = phase, self._clock()
 
     def reached(self, positions: Positions) -> None:
         """Take note of up to where everything is committed; the same as before is no progress."""

@@ -19,8 +19,22 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery import health, plan, settings
-from delivery.stages import batch, carried, deliver, deliver_batches, query, route, shards, sink, source, telemetry, ticks
+from delivery.stages import (
+    batch,
+    carried,
+    deliver,
+    deliver_batches,
+    observer,
+    query,
+    route,
+    shards,
+    sink,
+    source,
+    telemetry,
+    ticks,
+)
 from delivery.webhooks import routing
+from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +88,7 @@ class Batch:
         self._rejects = rejects
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "batch", config.logs)
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._ticker = ticks.Ticker(config, stop)
         shards.require_kept(spark, f"{config.spark.checkpoint.rstrip('/')}/batch", config.batch.shards)
         self._shard_keys = shards.keys(spark, config.batch.shards)
@@ -96,7 +111,9 @@ class Batch:
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        if not once:
+        if once:
+            self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no events
+        else:
             self._ticker.start()
         lane = query.Lane("batch", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch)
         lane.run(self._planned, self._config.spark, self._config.batch.trigger_interval_s, once=once)
@@ -121,7 +138,7 @@ class Batch:
             pass_through_s=interval_s * 2,
             rejects=self._rejects,
         )
-        return batch.batch(routed, round(interval_s * 1000), self._seen.pending)
+        return batch.batch(routed, round(interval_s * 1000), self._pending)
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         if not self._carrier.can_carry(known):
@@ -130,7 +147,9 @@ class Batch:
         results = deliver_batches.deliver_batches(left, self._plan, known, self._config.spark.parallelism, self._seen.observer)
         sink.write(results, self._config.kafka)
         self._seen.publish()
-        self._ticker.waits(self._seen.told_pending())
+        told, self._pending.value = self._pending.value, Pending()
+        if told.shards >= len(self._shard_keys):  # a micro-batch without a single partition asks none of them
+            self._ticker.waits(told)
 
 
 def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
@@ -152,7 +171,9 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
             lane.run(watches[name], once=once)
         except BaseException as failure:  # noqa: BLE001  # raised below, on the thread that waits for all
             failures.append(failure)
-            stop.set()
+        finally:
+            if failures or not once:
+                stop.set()
 
     threads = [InheritableThread(run_one, args=(name, lane), name=f"lane {name}") for name, lane in lanes.items()]
     for thread in threads:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages import arrow, deliver
-from delivery.webhooks import lane, routing, rows, worker
+from delivery.webhooks import intake, lane, routing, rows, worker
 
 SCHEMA = "shard int, topic string, key binary, value binary"
 """`topic` and `key` are those of a result; a segment has neither; and a row of none of the three asks the shard to look."""
@@ -65,7 +65,7 @@ class RoutePartition:
     pass_through_s: float
     observe: Callable[[lane.Results], None]
     rejects: bool
-    """False beside the direct lane, which reads the same records and tells the operator of them."""
+    """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
@@ -74,7 +74,8 @@ class RoutePartition:
         read = map(deliver.records, batches)
         for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
             if not self.rejects:
-                collected.results.rejections.clear()
+                told = collected.results.rejections
+                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
             self.observe(collected.results)
             out = [_Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
             # Results have nothing to do with the state: they pass through whichever shard.

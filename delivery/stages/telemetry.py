@@ -7,11 +7,12 @@ written.
 
 from __future__ import annotations
 
+import functools
+
 from pyspark import SparkContext
 
 from delivery import metrics, settings
 from delivery.stages import observer
-from delivery.webhooks.pending import Pending
 from delivery.webhooks.tally import Tally
 
 
@@ -21,17 +22,11 @@ class Telemetry:
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
         self._total = context.accumulator(Tally(), observer.Merging())
-        self.pending = context.accumulator(Pending(), observer.MergingPending())
         self._cpu = observer.process_cpu()
-        self._jvm_cpu = observer.Meter(lambda: _jvm_cpu_s(context))
+        self._jvm_cpu = _jvm_cpu(context)
         self.observer = observer.Observer(
             total=self._total, level=config.level, format=config.format, attempt_sample=config.attempt_sample
         )
-
-    def told_pending(self) -> Pending:
-        """Return what the shards told of what waits since the last call."""
-        told, self.pending.value = self.pending.value, Pending()
-        return told
 
     def publish(self) -> None:
         """Add what has come since the last call to the metrics. Called when the results of a micro-batch are written.
@@ -42,6 +37,11 @@ class Telemetry:
         metrics.account(self._lane, told)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
+
+
+@functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told
+def _jvm_cpu(context: SparkContext) -> observer.Meter:
+    return observer.Meter(lambda: _jvm_cpu_s(context))
 
 
 def _jvm_cpu_s(context: SparkContext) -> float:

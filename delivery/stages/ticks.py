@@ -6,13 +6,15 @@ there is something to decide. A tick that Kafka does not take is sent again; one
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import threading
 import time
 
 from confluent_kafka import Producer
 
-from delivery import kafka_options, metrics, settings
+from delivery import errors, kafka_options, metrics, settings
 from delivery.stages import topics
 from delivery.webhooks.pending import Pending
 
@@ -22,6 +24,8 @@ LOOK_S = 1.0
 """How often to look whether the job is to stop."""
 SEND_S = 5.0
 """A tick that Kafka has not taken by then is sent again."""
+HEARD_S = 60.0
+"""So long a tick may go unheard: the lane is held, or what it told was not all. Then another is sent."""
 
 
 def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
@@ -42,6 +46,7 @@ class Ticker:
         self._told = threading.Condition()
         self._due_ms: int | None = None
         self._heard = 0
+        _require_apart(self._topic, config.source.topic_pattern)
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
         self._producer = Producer(kafka_options.for_command(config.kafka))
 
@@ -67,19 +72,35 @@ class Ticker:
                 if wait != 0:
                     self._told.wait(LOOK_S if wait is None else min(wait, LOOK_S))
                     continue
-            if self._ticked():
-                # A micro-batch comes for it. While the lane is held there is none, and one tick is enough.
-                with self._told:
-                    while self._heard == heard and not self._stop.is_set():
-                        self._told.wait(LOOK_S)
+            if not self.tick():
+                self._stop.wait(LOOK_S)
+                continue
+            until = time.monotonic() + HEARD_S  # a micro-batch comes for it
+            with self._told:
+                while self._heard == heard and not self._stop.is_set() and time.monotonic() < until:
+                    self._told.wait(LOOK_S)
 
-    def _ticked(self) -> bool:
+    def tick(self) -> bool:
+        """Send one tick; return whether Kafka has taken it."""
+        refused: list[object] = []
         try:
-            self._producer.produce(self._topic, key=b"tick")
-            is_taken = self._producer.flush(SEND_S) == 0
+            self._producer.produce(
+                self._topic, key=b"tick", on_delivery=lambda error, _: refused.append(error) if error else None
+            )
+            if self._producer.flush(SEND_S):
+                refused.append(f"not within {SEND_S:.0f} s")
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or batches would wait for the next event
-            log.warning("the batch lane was not woken: %s", exc)
-            is_taken = False
-        if not is_taken:
-            self._stop.wait(LOOK_S)
-        return is_taken
+            refused.append(exc)
+        if refused:
+            log.warning("the batch lane was not woken by topic %s: %s", self._topic, refused[0])
+        return not refused
+
+
+def _require_apart(topic: str, pattern: str) -> None:
+    """Raise SettingsError where ticks would be read as events. A pattern that only Java understands is let through."""
+    with contextlib.suppress(re.error):
+        if re.fullmatch(pattern, topic):
+            raise errors.SettingsError(
+                f"setting batch.ticks_topic: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
+                "name it otherwise"
+            )

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
 """The reason of a rejection that is a fault of ours."""
+BY_THE_LANE = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
+"""Reasons that lie in a lane's registry, or in what it does. For the others every lane rejects the same records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

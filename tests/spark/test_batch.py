@@ -6,8 +6,9 @@ import pytest
 
 from delivery import errors, plan, settings
 from delivery.model import Batching, DeliveryMode, LeaveReason
-from delivery.stages import batch, carried, route, shards, snapshot, telemetry
+from delivery.stages import batch, carried, observer, route, shards, snapshot, telemetry
 from delivery.webhooks import segment
+from delivery.webhooks.pending import Pending
 from tests import builders
 
 pytestmark = [
@@ -26,7 +27,7 @@ COLUMNS = (
 )
 
 
-def lane(spark, source, told, **bounds):
+def lane(spark, source, waits, **bounds):
     """The plan of the lane over ten records a micro-batch; and how a micro-batch is begun."""
     endpoints = [builders.endpoint(f"ep{n}", mode=DeliveryMode.BATCH, batching=Batching(**bounds)) for n in range(3)]
     subscriptions = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}") for n in range(3)]
@@ -41,22 +42,23 @@ def lane(spark, source, told, **bounds):
         plan.of(settings.Settings()),
         carrier.source,
         2,
-        told.observer,
+        telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
         shard_keys=shards.keys(spark, SHARDS),
         pass_through_s=0,
         rejects=True,
     )
-    return batch.batch(routed, 500, told.pending), lambda: carrier.carry(known)
+    return batch.batch(routed, 500, waits), lambda: carrier.carry(known)
 
 
-def run(frame, begin, folder, micro_batches, told):
+def run(frame, begin, folder, micro_batches, waits):
     """Return what left in each micro-batch, and what waited after it."""
     left = []
 
     def handle(rows, _):
         begin()
         rows = rows.collect()
-        left.append(([segment.batch(bytes(row.value)) for row in rows if row.topic is None], rows, told.told_pending()))
+        left.append(([segment.batch(bytes(row.value)) for row in rows if row.topic is None], rows, waits.value))
+        waits.value = Pending()
 
     started = frame.writeStream.option("checkpointLocation", str(folder)).foreachBatch(handle).start()
     try:
@@ -69,12 +71,12 @@ def run(frame, begin, folder, micro_batches, told):
 
 
 def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(spark, tmp_path):
-    told = telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs())
-    frame, begin = lane(spark, "full", told, max_events=15, max_wait_s=3600)
-    first = run(frame, begin, tmp_path, 3, told)
+    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    frame, begin = lane(spark, "full", waits, max_events=15, max_wait_s=3600)
+    first = run(frame, begin, tmp_path, 3, waits)
     assert [pending.events for _, _, pending in first[:3]] == [30, 15, 0]
     assert {pending.shards for _, _, pending in first} == {SHARDS}
-    again = run(frame, begin, tmp_path, 3, told)
+    again = run(frame, begin, tmp_path, 3, waits)
     taken = collections.defaultdict(list)
     for batches, _, _ in [*first[:3], *again]:
         for one in batches:
@@ -87,9 +89,9 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
 
 
 def test_receipts_pass_through_the_shards(spark, tmp_path):
-    told = telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs())
-    frame, begin = lane(spark, "receipts", told, max_events=1000, max_wait_s=3600)
-    [(batches, rows, pending), *_] = run(frame, begin, tmp_path, 1, told)
+    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    frame, begin = lane(spark, "receipts", waits, max_events=1000, max_wait_s=3600)
+    [(batches, rows, pending), *_] = run(frame, begin, tmp_path, 1, waits)
     assert not batches
     assert {row.topic for row in rows} == {settings.Settings().delivery.attempts_topic}
     assert pending.events == 30

@@ -90,6 +90,12 @@ def test_time_on_hold_is_not_counted(lane):
     assert lane.after(30, lag=5).quiet_s == 30
 
 
+def test_a_query_that_is_planned_anew_has_not_come_on(lane):
+    assert lane.after(100, lag=5).quiet_s == 100
+    lane.watch.entered(Phase.RUNNING)
+    assert lane.watch.facts().quiet_s == 100
+
+
 def test_only_new_positions_are_progress(lane):
     lane.watch.reached({"orders": {0: 7}})
     assert lane.after(100, lag=5).quiet_s == 100

@@ -1,8 +1,10 @@
 """When the batch lane is woken, and what it was told waits."""
 
+import threading
+
 import pytest
 
-from delivery import health
+from delivery import errors, health, settings
 from delivery.stages import ticks
 from delivery.webhooks.pending import Pending
 
@@ -18,6 +20,12 @@ from delivery.webhooks.pending import Pending
 )
 def test_a_tick_is_sent_as_soon_as_a_micro_batch_would_let_the_batch_leave(due_ms, wait_s):
     assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500) == wait_s
+
+
+def test_ticks_that_would_be_read_as_events_are_refused_at_the_start():
+    config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
+    with pytest.raises(errors.SettingsError, match=r"batch\.ticks_topic: fanout\.ticks matches source\.topic_pattern"):
+        ticks.Ticker(config, threading.Event())
 
 
 def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():

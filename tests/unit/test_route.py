@@ -1,0 +1,35 @@
+"""What the batch lane's first step tells, without Spark."""
+
+from types import SimpleNamespace
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from delivery import plan, settings
+from delivery.stages import deliver, route
+from delivery.webhooks import routing
+from tests import builders
+
+CONFIG = settings.Settings()
+RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
+
+
+@pytest.mark.parametrize(("rejects", "told"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
+def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, told):
+    """The lanes follow the registry each for itself: what one does not know the other may deliver."""
+    partition = route.RoutePartition(
+        plan=plan.of(CONFIG),
+        source=routing.BroadcastSource(base_id="route", broadcast=SimpleNamespace(value=builders.snapshot()), delta=None),
+        shard_keys=(1, 2),
+        pass_through_s=1.0,
+        observe=lambda results: seen.extend(rejection.reason for rejection in results.rejections),
+        rejects=rejects,
+    )
+    seen = []
+    count = len(RECORDS)
+    columns = [["events.order"] * count, [0] * count, list(range(count)), [0] * count, list(RECORDS.values()), [None] * count]
+    batch = pa.RecordBatch.from_pydict(dict(zip(deliver.COLUMNS, columns, strict=True)))
+    rows = [row for batch in partition([batch]) for row in batch.to_pylist()]
+    written = [orjson.loads(row["value"])["reason"] for row in rows if row["topic"] == CONFIG.delivery.rejected_topic]
+    assert sorted(seen) == sorted(written) == told
