@@ -144,7 +144,7 @@ class Snapshot(Area):
 
 
 class Delivery(Area):
-    """The direct lane."""
+    """How requests are made, in both lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt, from looking up the name to the last byte that is read of the response."""
@@ -190,13 +190,15 @@ class Delivery(Area):
 
 
 class Batch(Area):
-    """The batch lane. How requests are made is set for both lanes in the area `delivery`."""
+    """The batch lane's state and pace. How requests are made is set in the area `delivery`."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the state, each of which one task works on; twice the number of executor cores. A checkpoint keeps the number
-    with which it began: the lane refuses to start with another one."""
+    """Parts of the state; twice the number of executor cores. `spark.parallelism` tasks work on them, each on its own ones one
+    after another. A checkpoint keeps the number with which it began: the lane refuses to start with another one."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
-    """Pause between micro-batches. A batch leaves at the last of them before its time is over, so up to so much early."""
+    """Time from one micro-batch to the next; longer, if one takes longer. An endpoint whose `max_wait_s` is at most twice this
+    leaves with each, so by up to its whole wait early; any other by up to this early. A batch is late by as much as the
+    micro-batch takes in which it becomes due."""
     ticks_topic: str = "fanout.ticks"
     """Topic of one partition in which the job wakes itself when a batch is due and no event comes. Must match no
     `source.topic_pattern`."""
