@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+"""Of values in one Arrow batch. Its ends are 32-bit, and the JVM and the worker each hold a batch whole."""
+
 
 def values(kind: pa.DataType, of: Sequence[bytes | None]) -> pa.Array:
     """Return an array of values of any length, of the kind binary or string."""

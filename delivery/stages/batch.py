@@ -16,16 +16,15 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
+from delivery.stages import deliver
 from delivery.webhooks import batching, pending
 
-SCHEMA = "topic string, key binary, value binary"
-"""As `deliver` writes results; a batch that leaves has neither topic nor key."""
 _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
-    """Return the results that pass through, and the batches that leave now.
+    """Return the results that pass through, and the batches that leave now, which have neither topic nor key.
 
     `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
     not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the time, and
@@ -34,7 +33,7 @@ def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]
     return (
         routed.select("shard", "topic", "key", "value", "now_ms")
         .groupBy("shard")
-        .transformWithState(Shard(horizon_ms, told), SCHEMA, "Append", "None")
+        .transformWithState(Shard(horizon_ms, told), deliver.SCHEMA, "Append", "None")
         .select("topic", "key", "value")
     )
 

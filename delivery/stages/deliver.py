@@ -7,7 +7,7 @@ when it failed or its process was killed, because Spark runs the whole task agai
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
 from delivery.stages import arrow
-from delivery.webhooks import lane, routing, rows, worker
+from delivery.webhooks import chunks, lane, routing, rows, worker
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -68,16 +68,16 @@ class DeliverPartition:
         here = worker.of(self.plan)
         for results in here.deliver((records(batch) for batch in batches), self.source):
             self.observe(results)
-            if made := list(rows.rows(results, self.plan.topics)):
-                yield written(made)
+            yield from written(rows.rows(results, self.plan.topics))
 
 
-def written(made: Sequence[rows.Row]) -> pa.RecordBatch:
-    """Return rows as an Arrow batch of SCHEMA."""
-    topics, keys, values = zip(*made, strict=True)
-    arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
-    arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+def written(made: Iterable[rows.Row]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow batches of SCHEMA."""
+    for chunk in chunks.of(made, lambda row: len(row.value), arrow.MAX_BATCH_BYTES):
+        topics, keys, values = zip(*chunk, strict=True)
+        arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
+        arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

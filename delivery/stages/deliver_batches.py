@@ -46,8 +46,7 @@ class DeliverBatchesPartition:
         passed: list[rows.Row] = []
         for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source):
             self.observe(results)
-            if written := [*passed, *rows.rows(results, self.plan.topics)]:
-                yield deliver.written(written)
+            yield from deliver.written([*passed, *rows.rows(results, self.plan.topics)])
             passed.clear()
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages import arrow, deliver
-from delivery.webhooks import intake, lane, routing, rows, worker
+from delivery.webhooks import chunks, intake, lane, routing, rows, worker
 
 SCHEMA = "shard int, topic string, key binary, value binary"
 """`topic` and `key` are those of a result; a segment has neither; and a row of none of the three asks the shard to look."""
@@ -69,7 +69,7 @@ class RoutePartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
-        yield _batch([_Row(key) for key in self.shard_keys])
+        yield from _written([_Row(key) for key in self.shard_keys])
         here = worker.of(self.plan)
         read = map(deliver.records, batches)
         for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
@@ -83,12 +83,12 @@ class RoutePartition:
                 out.append(
                     _Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value)
                 )
-            if out:
-                yield _batch(out)
+            yield from _written(out)
 
 
-def _batch(rows_: list[_Row]) -> pa.RecordBatch:
-    shards, topics, keys, values = zip(*rows_, strict=True)
-    arrays = [arrow.numbers(shards), arrow.values(pa.string(), topics)]
-    arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+def _written(out: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
+    for chunk in chunks.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
+        shards, topics, keys, values = zip(*chunk, strict=True)
+        arrays = [arrow.numbers(shards), arrow.values(pa.string(), topics)]
+        arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

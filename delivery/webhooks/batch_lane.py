@@ -66,16 +66,17 @@ class BatchLane:
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: list[int]) -> None:
         """Send the events of a batch at `places`, or skip them."""
+        # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
         through = [_through(batch, place) for place in places]
         # Of an endpoint that is gone, what the log names is left.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
-        webhook_id = batch_message.webhook_id(batch.endpoint_id, events, through)
-        delivery = BatchDelivery(to, webhook_id, b"", b"", b"", events, through, batch.reason)
-        if reason is not None:
-            self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
-            return
+        delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:
+            delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
+            if reason is not None:
+                self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
+                return
             content = batch_message.content(events, to.content_mode)
             sent = batch_message.compressed(content) if to.batching is not None and to.batching.is_gzipped else content
         except Exception:

@@ -6,10 +6,14 @@ A shard's state is an index, which is small and written at each decision, and nu
 written once and read when a batch with events in it leaves. Of each endpoint the index knows which segments those are, oldest
 first. Segments that are many or mostly empty are written together anew (`_to_merge`), so an event is written again a few times
 in a long wait, and what is kept is at most about twice what waits.
+
+After an outage everything is due at once, and may be more than a worker has memory for. So one decision takes a bounded part of
+what waits, and the next one, which comes at once, goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +32,11 @@ MAX_SEGMENT_BYTES = 128 * 1024
 """Small, and each with the events of few endpoints, because a segment is read whole for each that leaves."""
 MIN_MERGED_SIZE = 64 * 1024
 """Less is not worth merging only because most of it has left."""
+MAX_MERGED_SIZE = 64 * 1024 * 1024
+"""More is not read at once to be merged. What waits beyond this stands in more segments, and what has left of it takes room
+until the rest has left too."""
+MAX_LEAVING_BYTES = 64 * 1024 * 1024
+"""Of what waited, no more leaves by one decision, whose batches are in memory together. One endpoint's events always may."""
 
 
 class Waiting(msgspec.Struct, array_like=True, gc=False):
@@ -41,6 +50,17 @@ class Waiting(msgspec.Struct, array_like=True, gc=False):
     """When its first event arrived."""
     segments: list[int]
     """Where they are, in order of arrival."""
+
+    @property
+    def due_ms(self) -> int:
+        """When they must have left; 0, at once, where they fill a batch: an earlier decision had no room for it."""
+        is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
+        return 0 if is_full else self.due_by_time_ms
+
+    @property
+    def due_by_time_ms(self) -> int:
+        """When the first of them has waited long enough."""
+        return self.oldest_ms + self.bounds.max_wait_ms
 
 
 class Stored(msgspec.Struct, array_like=True, gc=False):
@@ -81,8 +101,6 @@ class Decision:
     """As segment.batch reads them."""
     append: dict[int, bytes] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
-    left: Counter[str] = field(default_factory=Counter)
-    """How many batches left, by reason."""
 
     @property
     def changed(self) -> bool:
@@ -114,7 +132,8 @@ def decide(index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes],
     """Return what leaves and what is kept, with the index changed in place. `read` gives a segment of the state.
 
     `arrived` are the segments of this micro-batch, in any order; the same ones give the same batches when it runs again. What
-    would be due before the next decision, in `horizon_ms`, leaves now, because then it would be late.
+    would be due before the next decision, in `horizon_ms`, leaves now, because then it would be late. What is due beyond
+    MAX_LEAVING_BYTES stays, the newest of it, and is due at the next decision.
     """
     return _Deciding(index, read, now_ms + horizon_ms).decided(arrived)
 
@@ -124,7 +143,10 @@ class _Deciding:
         self._index = index
         self._read = read
         self._until_ms = until_ms
-        self._known: dict[int, dict[str, segment.Lot]] = {}
+        self._open: dict[int, dict[str, segment.Lot]] = {}
+        """Segments that have been read, each as long as somebody who leaves has events in it."""
+        self._takers: Counter[int] = Counter()
+        """How many who leave have events in a segment, and have not taken them yet."""
         self._decision = Decision(index=index)
 
     def decided(self, arrived: Iterable[bytes]) -> Decision:
@@ -132,8 +154,10 @@ class _Deciding:
         for key, lot in kept.items():
             self._count_in(key, lot)
         passing = {key for key, lot in kept.items() if lot.mark == segment.Mark.PASSES}
-        for key in [key for key, one in self._index.endpoints.items() if key in passing or self._must_leave(one)]:
-            is_due = key in passing or self._is_due(self._index.endpoints[key])
+        leaving = self._leaving(passing)
+        self._takers.update(number for key in leaving for number in self._index.endpoints[key].segments)
+        for key in leaving:
+            is_due = key in passing or self._index.endpoints[key].due_by_time_ms <= self._until_ms
             rest = self._cut(self._taken(key, kept.pop(key, None)), is_due=is_due)
             if rest is not None:
                 kept[key] = rest
@@ -164,17 +188,25 @@ class _Deciding:
         one.size += lot.size
         one.oldest_ms = min(one.oldest_ms, lot.oldest_ms)
 
-    def _is_due(self, one: Waiting) -> bool:
-        return one.oldest_ms + one.bounds.max_wait_ms <= self._until_ms
+    def _leaving(self, passing: set[str]) -> list[str]:
+        """Return whose events leave: those who are due, the first to arrive first, as far as MAX_LEAVING_BYTES go.
 
-    def _must_leave(self, one: Waiting) -> bool:
-        return one.events >= one.bounds.max_events or one.size >= one.bounds.max_bytes or self._is_due(one)
+        Who has nothing in the state yet is not counted: all of it is in memory already, and bounded with the micro-batch.
+        In order of their keys, as they stand in segments, so that few segments are open at a time.
+        """
+        endpoints = self._index.endpoints
+        due = [key for key, one in endpoints.items() if key in passing or one.due_ms <= self._until_ms]
+        leaving = [key for key in due if not endpoints[key].segments]
+        waited = sorted((key for key in due if endpoints[key].segments), key=lambda key: endpoints[key].oldest_ms)
+        leaves = itertools.accumulate(endpoints[key].size for key in waited)
+        leaving += [key for key, size in zip(waited, leaves, strict=True) if size <= MAX_LEAVING_BYTES] or waited[:1]
+        return sorted(leaving)
 
     def _taken(self, key: str, fresh: segment.Lot | None) -> segment.Lot:
         """Take out all that waits for an endpoint, with what has just come."""
         lots = []
         for number in self._index.endpoints.pop(key).segments:
-            lot = self._segment(number)[key]
+            lot = self._lot(number, key)
             stored = self._index.segments[number]
             stored.live -= lot.size
             if not stored.live:
@@ -207,19 +239,18 @@ class _Deciding:
 
     def _leave(self, lot: segment.Lot, reason: LeaveReason) -> None:
         self._decision.batches.append(segment.batch_of(lot, reason))
-        self._decision.left[reason.value] += 1
 
     def _merge(self, kept: dict[str, segment.Lot]) -> int:
         """Put what waits in segments that are to be written together anew before what is kept; return its generation."""
         numbers, generation = _to_merge(self._index.segments)
         for number in sorted(numbers, reverse=True):
-            for key, lot in self._segment(number).items():
-                waiting = self._index.endpoints.get(key)
+            for lot in segment.decoded(self._read(number)):
+                waiting = self._index.endpoints.get(lot.key)
                 if waiting is not None and number in waiting.segments:  # else it has left
                     waiting.segments.remove(number)
-                    if key in kept:
-                        lot.extend(kept[key])
-                    kept[key] = lot
+                    if lot.key in kept:
+                        lot.extend(kept[lot.key])
+                    kept[lot.key] = lot
             self._drop(number)
         return generation
 
@@ -234,10 +265,16 @@ class _Deciding:
             for lot in lots:
                 self._index.endpoints[lot.key].segments.append(number)
 
-    def _segment(self, number: int) -> dict[str, segment.Lot]:
-        if number not in self._known:
-            self._known[number] = {lot.key: lot for lot in segment.decoded(self._read(number))}
-        return self._known[number]
+    def _lot(self, number: int, key: str) -> segment.Lot:
+        """Take the events of one who leaves out of a segment."""
+        lots = self._open.pop(number, None)
+        if lots is None:
+            lots = {lot.key: lot for lot in segment.decoded(self._read(number))}
+        taken = lots.pop(key)
+        self._takers[number] -= 1
+        if self._takers[number]:
+            self._open[number] = lots
+        return taken
 
     def _drop(self, number: int) -> None:
         del self._index.segments[number]
@@ -249,12 +286,16 @@ def _to_merge(segments: Mapping[int, Stored]) -> tuple[list[int], int]:
 
     1. A generation has been written MAX_RUNS times: it and the younger ones become one run of the next generation.
     2. Of a generation and the younger ones most has left: what has not becomes one run of the same generation.
+
+    Neither where that is more than MAX_MERGED_SIZE; then the younger ones are looked at.
     """
     for generation in sorted({one.generation for one in segments.values()}, reverse=True):
         newest = [number for number, one in segments.items() if one.generation <= generation]
+        size, live = sum(segments[number].size for number in newest), sum(segments[number].live for number in newest)
+        if live > MAX_MERGED_SIZE:
+            continue
         if len({one.run for one in segments.values() if one.generation == generation}) >= MAX_RUNS:
             return newest, generation + 1
-        size, live = sum(segments[number].size for number in newest), sum(segments[number].live for number in newest)
         if size >= MIN_MERGED_SIZE and 2 * live < size:
             return newest, generation
     return [], 0

@@ -23,7 +23,7 @@ class Pending:
     oldest_ms: int | None = None
     """When the first of all arrived; None when nothing waits."""
     due_ms: int | None = None
-    """When the first batch must have left; None when nothing waits."""
+    """When the first batch must have left; in the past when a decision had no room for all; None when nothing waits."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
@@ -44,7 +44,7 @@ def of(decided: batching.Decision) -> Pending:
         events=events,
         size=size,
         oldest_ms=decided.index.oldest_ms(),
-        due_ms=min((one.oldest_ms + one.bounds.max_wait_ms for one in waiting), default=None),
+        due_ms=min((one.due_ms for one in waiting), default=None),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from delivery.model import (
     Record,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, envelope, message
+from delivery.webhooks import batch_message, chunks, envelope, message
 from delivery.webhooks.intake import Receipt, Rejection
 from delivery.webhooks.lane import Results
 
@@ -63,7 +63,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
     """
     for endpoint_id, (customer_id, entries) in _log(results).items():
         head = orjson.dumps({"kind": "outcomes", "endpoint_id": endpoint_id, "customer_id": customer_id})[:-1]
-        for chunk in _chunks(entries):
+        for chunk in chunks.of(entries, len, MAX_ROW_BYTES):
             yield Row(topics.attempts, endpoint_id.encode(), b'%s,"entries":[%s]}' % (head, b",".join(chunk)))
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
@@ -109,33 +109,30 @@ def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[CustomerId, list
 def _batch_identity(batch: batch_message.BatchOutcome) -> dict[str, Any]:
     """Return what an entry of the log says of a batch and its events: of each subscription the places in Kafka.
 
+    Those that the answer rejected have the same form: a place in the body says nothing once offsets are grouped.
     A thousand events are a thousand numbers here, because an entry for each would cost more than to send them.
     """
     delivery = batch.outcome.delivery
-    places: dict[SubscriptionId, dict[str, dict[str, list[int]]]] = {}
-    for event, name in zip(delivery.events, delivery.through, strict=True):
-        by_partition = places.setdefault(name, {}).setdefault(event.topic, {})
-        by_partition.setdefault(str(event.partition), []).append(event.offset)
     return {
         "webhook_id": delivery.webhook_id,
         "left_by": delivery.left_by,
         "count": len(delivery.events),
         "oldest_appended_at_ms": min(event.appended_at_ms for event in delivery.events),
-        "offsets": places,
-        "rejected": sorted(batch.rejected),
+        "offsets": _offsets(delivery, range(len(delivery.events))),
+        "rejected": _offsets(delivery, sorted(batch.rejected)),
     }
 
 
-def _chunks(entries: list[bytes]) -> Iterator[list[bytes]]:
-    """Part the entries so that each row stays below MAX_ROW_BYTES, or holds one entry."""
-    first, size = 0, 0
-    for number, entry in enumerate(entries):
-        size += len(entry)
-        if size > MAX_ROW_BYTES and number > first:
-            yield entries[first:number]
-            first, size = number, len(entry)
-    if entries:
-        yield entries[first:]
+def _offsets(
+    delivery: batch_message.BatchDelivery, places: Iterable[int]
+) -> dict[SubscriptionId, dict[str, dict[str, list[int]]]]:
+    """Return the offsets of the events at these places in the body, by subscription, topic and partition."""
+    offsets: dict[SubscriptionId, dict[str, dict[str, list[int]]]] = {}
+    for place in places:
+        event = delivery.events[place]
+        by_partition = offsets.setdefault(delivery.through[place], {}).setdefault(event.topic, {})
+        by_partition.setdefault(str(event.partition), []).append(event.offset)
+    return offsets
 
 
 def _identity(delivery: Delivery) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, segment
+from delivery.webhooks import batching, pending, segment
 from tests import builders
 from tests.batches import lot
 from tests.shards import Shard
@@ -46,18 +46,25 @@ class Run:
     def step(self, after_ms, given_lots):
         self.now_ms += after_ms
         lots = [self.lot(**one) for one in given_lots]
-        for batch in self.shard.step(lots, now_ms=self.now_ms):
-            self.take(batch)
-        for key, one in self.shard.index.endpoints.items():
-            assert (one.events, one.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
-            assert one.events < one.bounds.max_events
-            assert one.size < one.bounds.max_bytes
+        taken = [self.take(batch) for batch in self.shard.step(lots, now_ms=self.now_ms)]
         waiting = self.shard.index.endpoints
-        for key, arrived in self.arrived.items():
-            pending = arrived[len(self.left[key]) :]
-            assert bool(pending) == (key in waiting)
-            for _, at_ms, _ in pending:
-                assert at_ms + self.bounds[key].max_wait_ms > self.now_ms + HORIZON_MS, "it will be late"
+        for key, one in waiting.items():
+            assert (one.events, one.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
+        late = [key for key, one in waiting.items() if self.is_late(key, one)]
+        if late:
+            first = min(late, key=lambda key: waiting[key].oldest_ms)
+            size = sum(size for _, size in taken)
+            assert taken
+            assert size + waiting[first].size > batching.MAX_LEAVING_BYTES, "there was room for it"
+            assert pending.of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
+        if not lots and len({key for key, _ in taken}) > 1:
+            assert sum(size for _, size in taken) <= batching.MAX_LEAVING_BYTES
+        assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
+
+    def is_late(self, key, one):
+        times = [at_ms for _, at_ms, _ in self.arrived[key][len(self.left[key]) :]]
+        is_due = min(times) + self.bounds[key].max_wait_ms <= self.now_ms + HORIZON_MS
+        return is_due or one.events >= one.bounds.max_events or one.size >= one.bounds.max_bytes
 
     def lot(self, payloads, age_ms, **fields):
         events = []
@@ -83,9 +90,12 @@ class Run:
         assert size <= bounds.max_bytes or len(events) == 1
         if batch.reason is LeaveReason.COUNT:
             assert len(events) == bounds.max_events
+        return key, size
 
     def drain(self):
         self.step(120_000, [])
+        for _ in list(self.shard.index.endpoints):  # each decision lets one of them leave at least
+            self.step(0, [])
         assert self.left == self.arrived
         assert self.shard.is_empty()
 
@@ -116,6 +126,20 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
         run.drain()
     finally:
         batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.sampled_from([1, 600, 3000]))
+def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
+    before = batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
+    batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = size, size, 600
+    try:
+        run = Run()
+        for after_ms, lots in history:
+            run.step(after_ms, one_a_key(lots))
+        run.drain()
+    finally:
+        batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=60, deadline=None)

@@ -166,7 +166,7 @@ def test_events_that_the_response_names_are_dead_letters_and_the_others_are_deli
     assert told.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
     assert told.latencies.total() == 2
     log, letter = [orjson.loads(row.value) for row in rows.rows(results, TOPICS)]
-    assert log["entries"][0]["rejected"] == [1]
+    assert log["entries"][0]["rejected"] == {"s1": {"events.order.created": {"0": [7]}}}
     assert (letter["reason"], letter["attempts"][0]["detail"]) == ("rejected_by_endpoint", "no such order")
     assert letter["event_id"] == results.batches[0].outcome.delivery.events[1].event_id
 
@@ -202,18 +202,25 @@ def test_a_reason_is_kept_up_to_a_bound_and_what_the_answer_may_take_is_enough_f
     assert len(accepted(named, 400).batches[0].rejected) == 350
 
 
-def test_a_fault_of_ours_in_one_batch_is_that_batchs_alone(monkeypatch, caplog):
-    make = batch_message.content
+@pytest.mark.parametrize("step", ["content", "webhook_id"])
+def test_a_fault_of_ours_in_one_batch_is_that_batchs_alone(step, monkeypatch, caplog):
+    make = getattr(batch_message, step)
 
-    def with_a_bug(of, *args, **options):
-        if len(of) == 2:
+    def with_a_bug(*args):
+        if any(isinstance(one, list) and len(one) == 2 for one in args):
             raise RuntimeError("a bug")
-        return make(of, *args, **options)
+        return make(*args)
 
-    monkeypatch.setattr(batch_message, "content", with_a_bug)
+    monkeypatch.setattr(batch_message, step, with_a_bug)
     told = tally.of(deliver(registry(), lot(*events(2)), lot(*events(3)))[0], cpu_s=0)
     assert told.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
     assert "unforeseen" in caplog.text
+
+
+def test_events_that_cannot_be_read_fail_the_task_because_nothing_could_be_told_of_them(monkeypatch):
+    monkeypatch.setattr(segment, "unpacked", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        deliver(registry(), lot(*events(2)))
 
 
 def test_bodies_that_wait_are_bounded_and_all_are_sent(monkeypatch):

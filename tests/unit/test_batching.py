@@ -4,7 +4,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, segment
+from delivery.webhooks import batching, pending, segment
 from tests import builders
 from tests.batches import events, ids, lot
 from tests.shards import Shard
@@ -133,6 +133,71 @@ def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
         shard.step([patient, hasty], now_ms=NOW)
         shard.step([], now_ms=NOW + 1000)
         assert turn < 10 or shard.bytes_kept() < 400_000
+
+
+def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_first_to_arrive_first(monkeypatch):
+    shard, number = Shard(), 12
+    for turn in range(number):
+        [event] = events(1, record=builders.record(appended_at_ms=NOW + number - turn), data=b'"' + b"x" * 1000 + b'"')
+        shard.step([lot(event, endpoint=f"ep{turn:02}")], now_ms=NOW)
+    monkeypatch.setattr(batching, "MAX_LEAVING_BYTES", shard.index.waiting()[1] // 4)
+    left = []
+    while not shard.is_empty():
+        left.append([batch.endpoint_id for batch in shard.step([], now_ms=NOW + 10**6)])
+        assert shard.is_empty() or pending.of(shard.last).due_ms < NOW + 10**6
+    assert left == [["ep09", "ep10", "ep11"], ["ep06", "ep07", "ep08"], ["ep03", "ep04", "ep05"], ["ep00", "ep01", "ep02"]]
+
+
+def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_LEAVING_BYTES", 1)
+    shard = Shard()
+    both = [lot(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
+    shard.step(both, now_ms=NOW)
+    [first] = shard.step([lot(*events(1), endpoint=name, max_events=3) for name in ("ep1", "ep2")], now_ms=NOW)
+    assert pending.of(shard.last).due_ms == 0
+    [second] = shard.step([], now_ms=NOW)
+    assert [(batch.endpoint_id, len(batch.packed)) for batch in (first, second)] == [("ep1", 3), ("ep2", 3)]
+    assert pending.of(shard.last).due_ms is None
+
+
+def test_what_arrives_and_passes_leaves_whatever_else_is_due(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_LEAVING_BYTES", 1)
+    shard = Shard()
+    shard.step([lot(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
+    passing = [lot(*events(2), endpoint=name, mark=segment.Mark.PASSES) for name in ("ep3", "ep4")]
+    assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep1", "ep3", "ep4"]
+
+
+def test_a_segment_is_read_once_for_all_who_leave_and_not_kept(monkeypatch):
+    """Each of a thousand segments has the events of three endpoints; held together they were the whole shard in memory."""
+    monkeypatch.setattr(batching, "MAX_SEGMENT_BYTES", 3 * segment.item(builders.event(), NOW).size)
+    shard, read = Shard(), []
+    [packed] = [written for written, _ in segment.encoded([lot(*events(1), endpoint=f"ep{n:04}") for n in range(3000)])]
+    shard.decide([packed], now_ms=NOW)
+    deciding = batching._Deciding(shard.index, lambda number: read.append(number) or shard.segments[number], NOW + 1000)
+    open_, take = [], deciding._lot
+
+    def counted(number, key):
+        taken = take(number, key)
+        open_.append(len(deciding._open))
+        return taken
+
+    deciding._lot = counted
+    assert len(deciding.decided([]).batches) == 3000
+    assert sorted(read) == sorted(shard.segments)
+    assert (max(open_), open_[-1]) == (1, 0)
+
+
+def test_what_is_too_much_to_read_at_once_is_not_merged_and_leaves_all_the_same(monkeypatch):
+    shard, of = Shard(), events(60)
+    monkeypatch.setattr(batching, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
+    written = []
+    for event in of:
+        shard.step([lot(event, max_wait_ms=10**9)], now_ms=NOW)
+        written.append(sum(len(one.items) for some in shard.last.append.values() for one in segment.decoded(some)))
+    assert 1 < max(written) <= 11
+    [batch] = shard.step([], now_ms=NOW + 10**9)
+    assert ids(batch) == [event.event_id for event in of]
 
 
 def test_a_shard_without_state_has_an_empty_index():

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from delivery import plan, settings
-from delivery.stages import deliver, route
+from delivery.stages import arrow, deliver, route
 from delivery.webhooks import routing
 from tests import builders
 
@@ -33,3 +33,17 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
     rows = [row for batch in partition([batch]) for row in batch.to_pylist()]
     written = [orjson.loads(row["value"])["reason"] for row in rows if row["topic"] == CONFIG.delivery.rejected_topic]
     assert sorted(seen) == sorted(written) == told
+
+
+def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
+    rows = [route._Row(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route._Row(8)]
+    batches = list(route._written(rows))
+    assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
+        [400, 600],
+        [1],
+        [5000],
+        [999, 0],
+    ]
+    assert pa.Table.from_batches(batches).column("shard").to_pylist() == [7] * 5 + [8]
+    assert list(route._written([])) == []
