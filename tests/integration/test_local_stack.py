@@ -99,10 +99,12 @@ def test_a_process_that_has_got_the_number_of_a_crashed_postgres_is_not_taken_fo
         assert connection.execute("select 1").fetchone() == (1,)
 
 
+# Ctrl-C is ignored by what a shell starts in the background, as a CI's runner may be, and by all that it starts in turn.
 HOLD_A_STACK = """
-import sys, threading
+import signal, sys, threading
 from pathlib import Path
 from fanout.local import stack
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with stack.Stack(Path(sys.argv[1])):
     print("up", flush=True)
     threading.Event().wait()
