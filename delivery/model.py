@@ -158,6 +158,18 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """How long, and how often, the retry lane goes on for one endpoint."""
+
+    schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
+    """The waits before each further attempt, seconds, each spread by ±20 %. Empty: what fails in its lane is given up there."""
+    max_age_s: float = 259_200.0
+    """How long a delivery may wait in the retry lane, whatever for; then it becomes a dead letter."""
+    timeout_s: float = 15.0
+    """Total time of one attempt in the retry lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a customer takes deliveries."""
 
@@ -180,6 +192,10 @@ class Endpoint:
     """At most so many requests a second, over all workers; None: no bound."""
     batching: Batching | None = None
     """Set in batch mode, and only there."""
+    retrying: Retrying = field(default_factory=Retrying)
+    order_by: str | None = None
+    """Dotted path of a field of the payload: events with the same value in it are delivered one after the other, in the order
+    of their arrival. Direct mode only; None: no order."""
     fault: str | None = None
     """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
 
@@ -312,6 +328,17 @@ class OutcomeKind(enum.StrEnum):
     DELIVERED = "delivered"
     DEAD_LETTERED = "dead_lettered"
     SKIPPED = "skipped"
+    POSTPONED = "postponed"
+    """Handed to the retry lane, where it waits for its next attempt."""
+
+
+class Again(NamedTuple):
+    """When a delivery is attempted again."""
+
+    at_ms: int
+    """Not before then."""
+    retries: int
+    """How many of the waits of its endpoint's schedule are used up, this one included."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):
@@ -321,4 +348,7 @@ class Outcome(NamedTuple, Generic[Sent]):
     kind: OutcomeKind
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None
-    """For `skipped` a SkipReason, for `dead_lettered` the error class of the last attempt; else None."""
+    """For `skipped` a SkipReason; for `dead_lettered` and `postponed` the error class of the last attempt, or what kept it from
+    being attempted (delivery.webhooks.retry); else None."""
+    again: Again | None = None
+    """For `postponed`, and only there."""

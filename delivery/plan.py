@@ -13,7 +13,12 @@ def of(config: settings.Settings) -> worker.Plan:
     """Return the plan of the direct lane."""
     lane, source = config.delivery, config.source
     return worker.Plan(
-        topics=rows.Topics(attempts=lane.attempts_topic, dead_letters=lane.dead_letter_topic, rejected=lane.rejected_topic),
+        topics=rows.Topics(
+            attempts=lane.attempts_topic,
+            dead_letters=lane.dead_letter_topic,
+            rejected=lane.rejected_topic,
+            retries=lane.retries_topic,
+        ),
         guard=guard_of(lane),
         layout=envelope.Layout(
             id_path=_path(source.id_field),

@@ -182,6 +182,9 @@ class Delivery(Area):
     """Topic of what could not be delivered, with the whole story."""
     rejected_topic: str = "fanout.rejected-events"
     """Topic, for the operator, of records that are not events."""
+    retries_topic: str = "fanout.retries"
+    """Topic of what waits for its next attempt, on its way to the retry lane, and of what came of it. No retention may be
+    shorter than the retry lane may stand still."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", mode="before")
     @classmethod
@@ -202,6 +205,27 @@ class Batch(Area):
     ticks_topic: str = "fanout.ticks"
     """Topic of one partition in which the job wakes itself when a batch is due and no event comes. Must match no
     `source.topic_pattern`."""
+
+
+class Retry(Area):
+    """The retry lane's state and pace. Schedule, greatest age and timeout are each endpoint's own."""
+
+    shards: Annotated[int, Field(gt=0, le=1024)] = 4
+    """Parts of the state, as `batch.shards`."""
+    trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
+    """Time from one micro-batch to the next; longer, if one takes longer."""
+    settle_s: Seconds = 1
+    """How long a micro-batch waits for answers. What takes longer is reported by a later one."""
+    probe_interval_s: Seconds = 5
+    """How long an endpoint that fails is left alone before it is asked again, by one delivery; doubles while it fails."""
+    max_probe_interval_s: Seconds = 60
+    """The longest such time."""
+    max_turn: Annotated[int, Field(gt=0, le=10_000)] = 256
+    """At most so many deliveries to one endpoint leave together. An endpoint that answers again begins with one; it doubles."""
+    max_pending: Annotated[int, Field(gt=0)] = 200_000
+    """At most so many events wait for one endpoint. What comes beyond that becomes a dead letter, reason `no_room`."""
+    disable_after_s: Seconds = 432_000
+    """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting."""
 
 
 class Spark(Area):
@@ -262,6 +286,7 @@ class Settings(Area):
     snapshot: Snapshot = Snapshot()
     delivery: Delivery = Delivery()
     batch: Batch = Batch()
+    retry: Retry = Retry()
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()

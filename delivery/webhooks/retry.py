@@ -17,6 +17,7 @@ from typing import Protocol
 import tenacity
 
 from delivery import errors
+from delivery.model import Again, Retrying
 
 REDIRECT = "redirect"
 REFUSED = "refused"
@@ -25,9 +26,19 @@ THROTTLED = "throttled"
 UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 LANE_DEADLINE = "lane_deadline"
-"""The reason of a dead letter whose endpoint accepted nothing for a whole lane deadline."""
+"""Its endpoint accepted nothing, or not enough, for a whole lane deadline."""
 RATE_LIMITED = "rate_limited"
-"""The reason of a dead letter that its endpoint's own rate kept waiting for too long."""
+"""Its endpoint's own rate kept it waiting for too long."""
+CIRCUIT_OPEN = "circuit_open"
+"""Its endpoint was failing, and is asked by the retry lane only until it answers again."""
+ENDPOINT_PAUSED = "endpoint_paused"
+ENDPOINT_DISABLED = "endpoint_disabled"
+ORDERED = "ordered"
+"""Its endpoint takes events in order: all of them go through the retry lane's state."""
+NO_ROOM = "no_room"
+"""The reason of a dead letter: as many deliveries wait for its endpoint as may."""
+EXPIRED = "expired"
+"""The reason of a dead letter that waited for as long as its endpoint's `max_age_s` allows."""
 CONFIGURATION = "configuration"
 """The endpoint's own settings make no request (a refused URL or header)."""
 
@@ -43,6 +54,13 @@ _RETRIED_QUICKLY = frozenset(
 )
 """What often passes within a second. Not in it: a timeout, which has used the lane's time already; TLS and blocked addresses,
 which do not change in a second; and the statuses by which an endpoint says no."""
+
+_MENDED_BY_PEOPLE = frozenset(
+    {REFUSED, REDIRECT, CONFIGURATION, errors.TlsFailed.error_class, errors.AddressBlocked.error_class}
+)
+"""What does not pass by itself in seconds: the first wait of a schedule is left out."""
+JITTER = 0.2
+"""Fraction by which each wait is spread, so that what failed together does not return together."""
 
 MAX_RETRY_AFTER_S = 86_400.0
 """A longer `Retry-After` counts as this: an endpoint must not be able to put its deliveries off for years."""
@@ -109,8 +127,7 @@ class QuickRetry:
     max_attempts: int = 3
     first_wait_s: float = 0.2
     """Wait before the second attempt; doubles with each further one."""
-    jitter: float = 0.2
-    """Fraction by which each wait is spread, so that what failed together does not return together."""
+    jitter: float = JITTER
     max_wait_s: float = 3.0
     """The longest wait there is time for within the lane: its deadline."""
 
@@ -133,3 +150,42 @@ class QuickRetry:
             return None
         wait_s: float = tenacity.wait_exponential(multiplier=self.first_wait_s)(state)
         return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))
+
+
+LOCAL_WAIT_S = 5.0
+"""How long to wait after a fault of our own, or for an endpoint that has just said that it is gone."""
+
+
+def again(
+    retrying: Retrying,
+    error_class: str,
+    retries: int,
+    *,
+    now_ms: int,
+    expires_ms: int,
+    retry_after_s: float | None = None,
+    rng: _Rng = random,
+) -> Again | None:
+    """Return when a delivery is attempted again in the retry lane, after an attempt that failed; None: it is given up.
+
+    `retries` waits of the schedule are used up.
+
+    1. A fault of ours, and an endpoint that is gone and will be disabled, use up nothing.
+    2. What people have to mend begins with the second wait of the schedule.
+    3. Otherwise the next wait, spread to both sides. When there is none left, it is given up.
+    4. Never before `retry_after_s`, and never after `expires_ms`: then it is given up now.
+    """
+    if not retrying.schedule_s:
+        return None
+    if error_class in {errors.LocalFailure.error_class, GONE}:
+        wait_s, used = LOCAL_WAIT_S, retries
+    else:
+        skipped = 1 if error_class in _MENDED_BY_PEOPLE and retries == 0 and len(retrying.schedule_s) > 1 else 0
+        used = retries + skipped + 1
+        if used > len(retrying.schedule_s):
+            return None
+        wait_s = retrying.schedule_s[used - 1]
+    asked_s = retry_after_s or 0.0
+    wait_s = max(wait_s * rng.uniform(1 - JITTER, 1 + JITTER), asked_s * rng.uniform(1, 1 + JITTER))
+    at_ms = now_ms + round(wait_s * 1000)
+    return Again(at_ms, used) if at_ms <= expires_ms else None

@@ -46,6 +46,7 @@ class Topics:
     attempts: str
     dead_letters: str
     rejected: str
+    retries: str
 
 
 class Row(NamedTuple):

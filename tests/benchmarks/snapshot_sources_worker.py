@@ -188,7 +188,7 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
-    worker.of(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r")))  # loop, pool, sender
+    worker.of(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")))  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())
     sys.stdout.flush()

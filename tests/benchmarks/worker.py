@@ -32,7 +32,7 @@ from load_tests import direct, receiver
 from tests import builders
 
 ARROW_ROWS = 1_000
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 
 

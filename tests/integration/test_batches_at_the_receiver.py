@@ -66,7 +66,7 @@ def bring(count, *endpoints):
     ]
     source = Source(builders.snapshot(*endpoints, *subscriptions))
     records = [builders.record(offset=n, value=b'{"id": "e%d",  "tenant_id": "t1"}' % n, partition=n % 3) for n in range(count)]
-    here = worker.Worker(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r"), guard=OPEN))
+    here = worker.Worker(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"), guard=OPEN))
     try:
         collected = list(
             here.collect([records[: count // 2], records[count // 2 :]], source, shards=SHARDS, pass_through_s=0.5)

@@ -68,7 +68,7 @@ def deliver(customer, events, **own):
     """Deliver `events` events by each of two workers at once; return how many were delivered."""
     endpoint = builders.endpoint(url=customer.url, **own)
     source = Source(builders.snapshot(endpoint, builders.subscription(event_type="order.created")))
-    topics = rows.Topics(attempts="a", dead_letters="d", rejected="r")
+    topics = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
     plan = worker.Plan(topics=topics, guard=OPEN, limits=limits.Limits(workers=WORKERS))
 
     def one(first):

@@ -12,7 +12,7 @@ from delivery.model import TenantId, TenantStatus
 from delivery.webhooks import dispatch, envelope, intake, lane, limits, retry, routing, rows
 from tests import builders, fakes
 
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 MAX_KAFKA_BYTES = 1024 * 1024
 FILTERS = [
     {"data": {"a": [1, "x", None, True, {"prefix": "x"}, {"wildcard": "*x*"}, {"anything-but": [2]}]}},

@@ -20,7 +20,7 @@ from tests import builders, fakes
 from tests.batches import endpoint, events, left, lot
 
 NO_RETRY = retry.QuickRetry(max_attempts=1)
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
 def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None):

@@ -10,7 +10,7 @@ from fanout import ledger
 from tests import builders
 from tests.batches import endpoint
 
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected")
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 _offsets = itertools.count(100)
 
 

@@ -9,7 +9,7 @@ from delivery.secret import Secret
 from delivery.webhooks import intake, lane, rows
 from tests import builders
 
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected")
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
 def attempt(number, error_class, **fields):

@@ -1,0 +1,196 @@
+"""Write what waits in the retry lane as bytes, and read it back: parcels, turns, and the reports that come back of turns.
+
+Runs in the executors and in the command. Must not import pyspark or psycopg. These bytes stand in the retries topic and in the
+lane's state over restarts and upgrades: a new field stands at the end and has a default, so that old bytes can be read; VERSION
+rises when that is not enough.
+
+    a lane ─ Postponed ─► retries topic ─► shard ─ Turn ─► deliver ─ Report ─► retries topic ─► the same shard
+
+A shard lets parcels of one endpoint leave together, as a turn, and keeps them until the turn's report says what came of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from delivery import errors
+from delivery.model import (
+    Again,
+    Attempt,
+    CustomerId,
+    Delivery,
+    EndpointId,
+    LeaveReason,
+    Outcome,
+    SubscriptionId,
+)
+from delivery.webhooks import segment
+from delivery.webhooks.batch_message import BatchDelivery
+
+VERSION = 1
+MAX_STORY = 10
+"""So many of the last attempts are kept for the dead letter."""
+
+
+class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A delivery, or a batch of them, that waits for its next attempt."""
+
+    packed: list[bytes]
+    """Its events, as segment.unpacked reads them; of a delivery in direct mode one."""
+    subscriptions: list[SubscriptionId]
+    through: list[int]
+    """By which subscription each event is due, by place in the list. Empty where all are due by the one."""
+    left_by: LeaveReason | None
+    """Why the batch left; None: not a batch."""
+    again_at_ms: int
+    """Not to be attempted before then."""
+    since_ms: int
+    """When it came to the retry lane."""
+    expires_ms: int
+    """When it is given up, whatever it waits for."""
+    reason: str
+    """Why it waits: a word of delivery.webhooks.retry, or an error class."""
+    retries: int = 0
+    """Waits of the endpoint's schedule that are used up."""
+    attempts: int = 0
+    """How often it was attempted, in all lanes."""
+    story: tuple[Attempt, ...] = ()
+    """The last MAX_STORY attempts."""
+    order_key: str | None = None
+    """What it must stay in order with; None: nothing."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its events."""
+        return sum(map(len, self.packed))
+
+    def returned(self, back: Back) -> Parcel:
+        """Return it as it waits after a further attempt."""
+        story = (*self.story, *back.attempts)
+        return msgspec.structs.replace(
+            self,
+            again_at_ms=back.again.at_ms,
+            retries=back.again.retries,
+            reason=back.reason,
+            attempts=max((attempt.number for attempt in back.attempts), default=self.attempts),
+            story=story[-MAX_STORY:],
+        )
+
+
+class Back(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A parcel of a turn that has not ended."""
+
+    place: int
+    """In the turn."""
+    again: Again
+    reason: str
+    attempts: tuple[Attempt, ...] = ()
+    """What was attempted in this turn."""
+
+
+class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
+    """What a lane hands over of one endpoint, in order of arrival."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    parcels: list[Parcel]
+
+
+class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
+    """What came of a turn. Of its parcels, those that are not in `back` have ended."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    order_key: str | None
+    turn: int
+    delivered: int
+    """Parcels that were accepted."""
+    failed: int
+    """Attempts that failed through the endpoint; a fault of ours is not one."""
+    hold: str | None
+    """Why nothing at all was attempted: retry.ENDPOINT_PAUSED or retry.ENDPOINT_DISABLED; else None."""
+    retry_after_s: float | None
+    """The longest time for which an answer asked for quiet."""
+    back: list[Back]
+
+
+class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Parcels of one endpoint that leave their shard together."""
+
+    endpoint_id: EndpointId
+    customer_id: CustomerId
+    order_key: str | None
+    """Set: they are attempted one after the other, and no further after one that fails."""
+    number: int
+    """Which turn of its flow it is; the report names it. 0: no report is wanted, because `given_up` is set."""
+    given_up: str | None
+    """Set: they are not attempted any more and become dead letters for this reason, retry.NO_ROOM or retry.EXPIRED."""
+    parcels: list[Parcel]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_messages: msgspec.msgpack.Decoder[Postponed | Report] = msgspec.msgpack.Decoder(Postponed | Report)
+_turns = msgspec.msgpack.Decoder(Turn)
+
+
+def of(outcome: Outcome[Delivery], *, now_ms: int) -> Parcel:
+    """Return a postponed delivery as a parcel."""
+    delivery = outcome.delivery
+    packed = segment.item(delivery.event, now_ms).packed
+    return _parcel(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms)
+
+
+def of_batch(outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int) -> Parcel:
+    """Return a postponed batch, whose events are `packed`, as a parcel."""
+    return _parcel(outcome, list(packed), list(outcome.delivery.through), outcome.delivery.left_by, now_ms)
+
+
+def _parcel(
+    outcome: Outcome[Delivery] | Outcome[BatchDelivery],
+    packed: list[bytes],
+    through: list[SubscriptionId],
+    left_by: LeaveReason | None,
+    now_ms: int,
+) -> Parcel:
+    assert outcome.again is not None, "every postponed outcome has it"  # noqa: S101
+    assert outcome.reason is not None, "every postponed outcome has it"  # noqa: S101
+    places = {name: place for place, name in enumerate(dict.fromkeys(through))}
+    return Parcel(
+        packed=packed,
+        subscriptions=list(places),
+        through=[places[name] for name in through] if len(places) > 1 else [],
+        left_by=left_by,
+        again_at_ms=outcome.again.at_ms,
+        since_ms=now_ms,
+        expires_ms=now_ms + round(outcome.delivery.endpoint.retrying.max_age_s * 1000),
+        reason=outcome.reason,
+        retries=outcome.again.retries,
+        attempts=len(outcome.attempts),
+        story=outcome.attempts[-MAX_STORY:],
+    )
+
+
+def encoded(message: Postponed | Report | Turn) -> bytes:
+    """Return it as it is written."""
+    return bytes((VERSION,)) + _encoder.encode(message)
+
+
+def message(written: bytes) -> Postponed | Report:
+    """Return a record of the retries topic."""
+    return _messages.decode(_checked(written))
+
+
+def turn(written: bytes) -> Turn:
+    """Return a turn that left its shard."""
+    return _turns.decode(_checked(written))
+
+
+def _checked(written: bytes) -> memoryview:
+    if not written or written[0] != VERSION:
+        raise errors.StateUnreadable(
+            f"what waits in the retry lane was written in format {written[:1].hex() or 'none'} by another version; this one "
+            f"knows {VERSION}: start that version again"
+        )
+    return memoryview(written)[1:]
