@@ -53,7 +53,9 @@ class Run:
         late = [key for key, one in waiting.items() if self.is_late(key, one)]
         if late:
             first = min(late, key=lambda key: waiting[key].oldest_ms)
-            size = sum(size for _, size in taken)
+            # Who leaves is counted with all that it has, also with what then fills no batch and stays.
+            stayed = sum(waiting[key].size for key in {key for key, _ in taken} & waiting.keys())
+            size = sum(size for _, size in taken) + stayed
             assert taken
             assert size + waiting[first].size > batching.MAX_LEAVING_BYTES, "there was room for it"
             assert pending.of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
