@@ -1,4 +1,4 @@
-"""Tell how much waits for its batch, and until when, in a form that merges: what the shards tell the driver.
+"""Tell how much waits in a lane's state, and until when, in a form that merges: what the shards tell the driver.
 
 Runs in the executors, merged on the driver. Must not import pyspark or psycopg. Every shard tells in every micro-batch, so that
 the sum of one micro-batch is all that waits.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delivery.model import EndpointId
 from delivery.webhooks import batching
 
 
@@ -23,7 +24,11 @@ class Pending:
     oldest_ms: int | None = None
     """When the first of all arrived; None when nothing waits."""
     due_ms: int | None = None
-    """When the first batch must have left; in the past when a decision had no room for all; None when nothing waits."""
+    """When the first of it must have left; in the past when a decision had no room for all; None when nothing waits."""
+    held: frozenset[EndpointId] = frozenset()
+    """Endpoints whose events go to the retry lane at once, because it is holding them back. Told by the retry lane."""
+    failing: frozenset[EndpointId] = frozenset()
+    """Endpoints that have only failed for so long that they are to be disabled. Told by the retry lane."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
@@ -32,6 +37,8 @@ class Pending:
             size=self.size + other.size,
             oldest_ms=_earlier(self.oldest_ms, other.oldest_ms),
             due_ms=_earlier(self.due_ms, other.due_ms),
+            held=self.held | other.held,
+            failing=self.failing | other.failing,
         )
 
 
