@@ -352,3 +352,5 @@ class Outcome(NamedTuple, Generic[Sent]):
     being attempted (delivery.webhooks.retry); else None."""
     again: Again | None = None
     """For `postponed`, and only there."""
+    earlier: tuple[Attempt, ...] = ()
+    """Attempts before these, in other lanes or turns. They were logged then, and are told once more in the dead letter."""

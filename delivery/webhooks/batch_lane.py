@@ -8,17 +8,10 @@ endpoint and its subscriptions are there, and active.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from delivery.model import (
-    DeliveryMode,
-    Endpoint,
-    Outcome,
-    OutcomeKind,
-    SkipReason,
-    SubscriptionId,
-)
-from delivery.webhooks import batch_message, dispatch, intake, lane, matching, routing, segment
+from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
+from delivery.webhooks import batch_message, dispatch, intake, lane, parting, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -45,7 +38,8 @@ class BatchLane:
         for one in written:
             batch = segment.batch(one)
             destination = await self._registry.destination(batch.endpoint_id)
-            for reason, places in _parted(batch, destination).items():
+            parts = parting.parted(batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination)
+            for reason, places in parts.items():
                 self._begin(batch, destination.endpoint, reason, places)
             await self._dispatcher.room()
             self._settle()
@@ -68,7 +62,7 @@ class BatchLane:
         """Send the events of a batch at `places`, or skip them."""
         # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
-        through = [_through(batch, place) for place in places]
+        through = [parting.through(batch, place) for place in places]
         # Of an endpoint that is gone, what the log names is left.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
@@ -77,58 +71,22 @@ class BatchLane:
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return
-            content = batch_message.content(events, to.content_mode)
-            sent = batch_message.compressed(content) if to.batching is not None and to.batching.is_gzipped else content
+            delivery = batch_message.with_content(delivery)
         except Exception:
             # A surprise in one batch must hurt that batch alone. Raised, it would fail everybody's micro-batch for ever.
             log.exception("a batch failed in an unforeseen way", extra={"endpoint_id": batch.endpoint_id})
             self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN)))
             return
         self._begun += 1
-        self._unsettled_bytes += len(content.body)
-        self._dispatcher.submit(delivery._replace(signed=content.body, body=sent.body, content_headers=sent.headers))
+        self._unsettled_bytes += len(delivery.signed)
+        self._dispatcher.submit(delivery)
 
     def _settle(self) -> None:
         for outcome in self._dispatcher.ended():
             self._begun -= 1
             self._unsettled_bytes -= len(outcome.delivery.signed)
-            rejected: Mapping[int, str] = {}
-            if outcome.kind is OutcomeKind.DELIVERED:
-                rejected = batch_message.rejected(outcome.attempts[-1].response, len(outcome.delivery.events))
-            # The body was sent; what is left to write is about the events.
-            told = outcome.delivery._replace(signed=b"", body=b"")
-            self._ended.append(BatchOutcome(outcome._replace(delivery=told), rejected))
+            self._ended.append(batch_message.settled(outcome))
 
     def _told(self) -> list[BatchOutcome]:
         told, self._ended = self._ended, []
         return told
-
-
-def _parted(batch: segment.Batch, destination: routing.Destination) -> dict[SkipReason | None, list[int]]:
-    """Return the places of the events to send under None, and of those to skip under the reason.
-
-    1. The endpoint is gone, or it is another one with the same id: of another customer, or without batches.
-    2. A subscription is gone, or leads elsewhere now.
-    3. As in the direct lane: quarantined, paused, disabled.
-    """
-    endpoint = destination.endpoint
-    reasons: list[SkipReason | None] = []
-    for name in batch.subscriptions:
-        subscription = destination.subscriptions.get(name)
-        if endpoint is None or endpoint.customer_id != batch.customer_id or endpoint.mode is not DeliveryMode.BATCH:
-            reasons.append(SkipReason.ENDPOINT_DELETED)
-        elif subscription is None or subscription.endpoint_id != batch.endpoint_id:
-            reasons.append(SkipReason.SUBSCRIPTION_DELETED)
-        else:
-            reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
-    everything = range(len(batch.packed))
-    if len(set(reasons)) == 1:
-        return {reasons[0]: list(everything)}
-    parted: dict[SkipReason | None, list[int]] = {}
-    for place in everything:
-        parted.setdefault(reasons[batch.through[place]], []).append(place)
-    return parted
-
-
-def _through(batch: segment.Batch, place: int) -> SubscriptionId:
-    return batch.subscriptions[batch.through[place] if batch.through else 0]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import orjson
 
-from delivery.model import ContentMode, Endpoint, EndpointId, LeaveReason, Outcome, SubscriptionId
+from delivery.model import ContentMode, Endpoint, EndpointId, LeaveReason, Outcome, OutcomeKind, SubscriptionId
 from delivery.webhooks import message
 from delivery.webhooks.segment import Packed
 
@@ -67,6 +67,22 @@ def compressed(content: message.Content) -> message.Content:
     What is signed stays the body before this: the public libraries verify text, and many servers hand over nothing else.
     """
     return message.Content(content.headers + b"content-encoding: gzip\r\n", gzip.compress(content.body, GZIP_LEVEL, mtime=0))
+
+
+def with_content(delivery: BatchDelivery) -> BatchDelivery:
+    """Return the batch with what is sent of it, as its endpoint takes it."""
+    made = content(delivery.events, delivery.endpoint.content_mode)
+    batching = delivery.endpoint.batching
+    sent = compressed(made) if batching is not None and batching.is_gzipped else made
+    return delivery._replace(signed=made.body, body=sent.body, content_headers=sent.headers)
+
+
+def settled(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
+    """Return how a batch ended, each event of it, without the body: what is left to write is about the events."""
+    named: Mapping[int, str] = {}
+    if outcome.kind is OutcomeKind.DELIVERED:
+        named = rejected(outcome.attempts[-1].response, len(outcome.delivery.events))
+    return BatchOutcome(outcome._replace(delivery=outcome.delivery._replace(signed=b"", body=b"")), named)
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], through: Sequence[SubscriptionId]) -> str:

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
 from delivery import errors
-from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
+from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
 from delivery.webhooks import limits, retry
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
 """With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
 yet takes no memory, and is in the processor's cache when it is sent."""
-Paces = MutableMapping[EndpointId, limits.Pace]
 
 
 class Sender(Protocol):
@@ -67,7 +66,7 @@ class Dispatcher(Generic[Sent]):
         bounds: limits.Limits,
         quick_retry: retry.QuickRetry,
         *,
-        paces: Paces,
+        paces: limits.Paces,
         clock: Callable[[], float],
     ) -> None:
         self._sender = sender
@@ -131,21 +130,14 @@ class Dispatcher(Generic[Sent]):
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
         if queue is None:
-            queue = self._queues[endpoint.endpoint_id] = _Queue(self._bounds.in_flight_to(endpoint), self._pace_of(endpoint))
+            queue = self._queues[endpoint.endpoint_id] = _Queue(
+                self._bounds.in_flight_to(endpoint), self._bounds.pace_to(endpoint, self._paces)
+            )
         if not queue.waiting and not queue.in_flight:
             queue.refusing_since = None  # it had nothing to refuse meanwhile
         queue.waiting.append(pending)
         self._give_turn(queue)
         self._start_runner()
-
-    def _pace_of(self, endpoint: Endpoint) -> limits.Pace | None:
-        per_second = self._bounds.rate_to(endpoint)
-        if per_second is None:
-            return None
-        known = self._paces.get(endpoint.endpoint_id)
-        if known is None or known.per_second != per_second:
-            known = self._paces[endpoint.endpoint_id] = limits.Pace(per_second)
-        return known
 
     def _give_turn(self, queue: _Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.max_in_flight:

@@ -28,7 +28,7 @@ from delivery.model import (
     Record,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, chunks, envelope, message
+from delivery.webhooks import batch_message, chunks, envelope, message, parcel
 from delivery.webhooks.intake import Receipt, Rejection
 from delivery.webhooks.lane import Results
 
@@ -78,6 +78,12 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
         yield Row(topics.rejected, rejection.record.topic.encode(), orjson.dumps(_rejected(rejection)))
     for receipt in results.receipts:
         yield Row(topics.attempts, f"{receipt.topic}:{receipt.partition}".encode(), orjson.dumps(_receipt_entry(receipt)))
+
+
+def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
+    """Yield a row for each turn that has ended, for the shard that let it leave."""
+    for report in told:
+        yield Row(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
@@ -169,7 +175,8 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 def _dead_letter(outcome: Outcome[Delivery]) -> dict[str, Any]:
     delivery = outcome.delivery
-    return _letter(delivery.event, _identity(delivery), delivery.endpoint, outcome.reason, outcome.attempts)
+    story = (*outcome.earlier, *outcome.attempts)
+    return _letter(delivery.event, _identity(delivery), delivery.endpoint, outcome.reason, story)
 
 
 def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]:
@@ -180,7 +187,7 @@ def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]
     for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
         event, subscription_id = delivery.events[place].event(), delivery.through[place]
         identity = _identity_of(message.webhook_id(event, subscription_id), event, subscription_id)
-        reason, attempts = outcome.reason, outcome.attempts
+        reason, attempts = outcome.reason, (*outcome.earlier, *outcome.attempts)
         if place in batch.rejected:
             last = attempts[-1]._replace(error_class=batch_message.REJECTED, detail=batch.rejected[place], response=b"")
             reason, attempts = batch_message.REJECTED, (*attempts[:-1], last)

@@ -46,8 +46,12 @@ class Sender:
         self._targets: dict[EndpointId, target.Target] = {}
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock)
 
-    async def attempt(self, delivery: Sendable, number: int) -> Attempt:
-        """Make attempt `number` (1-based). It is signed anew, because its timestamp is its own."""
+    async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
+        """Make attempt `number` (1-based), within `timeout_s` or the lanes' time.
+
+        It is signed anew, because its timestamp is its own.
+        """
+        timeout_s = timeout_s or self._timeout_s
         started_at = self._clock()
         status: int | None = None
         retry_after_s: float | None = None
@@ -57,9 +61,9 @@ class Sender:
             to = self._target(delivery.endpoint)
             headers = _headers(delivery, int(started_at))
             if to.grant is None:
-                answer = await self._network.post(to, headers, delivery.body, self._timeout_s)
+                answer = await self._network.post(to, headers, delivery.body, timeout_s)
             else:
-                answer = await self._post_with_token(to, to.grant, headers, delivery.body)
+                answer = await self._post_with_token(to, to.grant, headers, delivery.body, timeout_s)
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)
         except errors.RegistrationError as exc:
@@ -85,11 +89,13 @@ class Sender:
             retry_after_s=retry_after_s,
         )
 
-    async def _post_with_token(self, to: target.Target, grant: target.Grant, headers: bytes, body: bytes) -> transport.Response:
+    async def _post_with_token(
+        self, to: target.Target, grant: target.Grant, headers: bytes, body: bytes, timeout_s: float
+    ) -> transport.Response:
         """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
         now = asyncio.get_running_loop().time
-        deadline = now() + self._timeout_s
-        token = await self._tokens.header(grant, self._timeout_s)
+        deadline = now() + timeout_s
+        token = await self._tokens.header(grant, timeout_s)
         answer = await self._network.post(to, headers + token, body, deadline - now())
         if answer.status == HTTPStatus.UNAUTHORIZED:
             newer = await self._tokens.instead_of(token, grant, deadline - now())

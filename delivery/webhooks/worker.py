@@ -28,6 +28,7 @@ from delivery.webhooks import (
     lane,
     limits,
     retry,
+    retry_lane,
     routing,
     rows,
     sender,
@@ -41,6 +42,8 @@ COLLECTED_EVERY = 20_000
 under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
 BATCHES_AT_ONCE = 16
 """So many are read before the results of those that have ended are written: in memory, a batch is up to some megabytes."""
+TURNS_AT_ONCE = 16
+"""As many turns, for the same reason."""
 Returned = TypeVar("Returned")
 
 
@@ -66,7 +69,7 @@ class Worker:
         gc.set_threshold(COLLECTED_EVERY)
         self._plan = plan
         self._registry: routing.Registry | None = None
-        self._paces: dispatch.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
+        self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
@@ -81,11 +84,15 @@ class Worker:
             max_retry_after_s=self._plan.max_retry_after_s,
         )
 
+        self._retries: retry_lane.RetryLane | None = None
+
     async def _open(self) -> transport.Transport:
         return transport.Transport(self._plan.guard, max_connections=self._plan.max_connections)
 
     def close(self) -> None:
         """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
+        if self._retries is not None:
+            self._wait_for(self._retries.close())
         self._wait_for(self._network.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -127,6 +134,18 @@ class Worker:
         finally:  # as above
             self._loop.call_soon_threadsafe(begun.abandon)
 
+    def retry(self, turns: Iterable[bytes], source: routing.Source, settle_s: float) -> Iterator[retry_lane.Ended]:
+        """Deliver turns that have left their shards, by the registry in `source`; yield what has ended.
+
+        Called as `deliver` is, but what has not ended after `settle_s` goes on, and is yielded by a later call. A task that
+        fails takes with it what it was given: the shards let those turns leave again.
+        """
+        retries, registry = self._wait_for(self._retrying(source))
+        written = iter(turns)
+        while some := list(itertools.islice(written, TURNS_AT_ONCE)):
+            yield self._wait_for(retries.take(some, registry, settle_s))
+        yield self._wait_for(retries.settle(settle_s))
+
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -135,6 +154,17 @@ class Worker:
 
     async def _begin_batches(self, source: routing.Source) -> batch_lane.BatchLane:
         return batch_lane.BatchLane(self._by(source), self._dispatcher())
+
+    async def _retrying(self, source: routing.Source) -> tuple[retry_lane.RetryLane, routing.Registry]:
+        if self._retries is None:
+            self._retries = retry_lane.RetryLane(
+                self._sender,
+                self._plan.limits,
+                paces=self._paces,
+                clock=asyncio.get_running_loop().time,
+                now_s=time.time,
+            )
+        return self._retries, self._by(source)
 
     async def _begin_collecting(self, source: routing.Source, shards: int, pass_through_s: float) -> collecting.Collector:
         now_ms = int(time.time() * 1000)

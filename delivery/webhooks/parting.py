@@ -1,0 +1,58 @@
+"""Part what leaves for one endpoint: what is sent now, and what is skipped, by what the registry says at this moment.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from delivery.model import CustomerId, DeliveryMode, EndpointId, SkipReason, SubscriptionId
+from delivery.webhooks import matching, routing
+
+
+class Leaving(Protocol):
+    """Events that leave for one endpoint. See segment.Batch and parcel.Parcel."""
+
+    @property
+    def subscriptions(self) -> Sequence[SubscriptionId]: ...
+    @property
+    def through(self) -> Sequence[int]:
+        """By which subscription each event is due, by place in the list. Empty where all are due by the one."""
+
+    @property
+    def packed(self) -> Sequence[bytes]: ...
+
+
+def parted(
+    leaving: Leaving, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode, destination: routing.Destination
+) -> dict[SkipReason | None, list[int]]:
+    """Return the places of the events to send under None, and of those to skip under the reason.
+
+    1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
+    2. A subscription is gone, or leads elsewhere now.
+    3. As in the direct lane: quarantined, paused, disabled.
+    """
+    endpoint = destination.endpoint
+    reasons: list[SkipReason | None] = []
+    for name in leaving.subscriptions:
+        subscription = destination.subscriptions.get(name)
+        if endpoint is None or endpoint.customer_id != customer_id or endpoint.mode is not mode:
+            reasons.append(SkipReason.ENDPOINT_DELETED)
+        elif subscription is None or subscription.endpoint_id != endpoint_id:
+            reasons.append(SkipReason.SUBSCRIPTION_DELETED)
+        else:
+            reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
+    everything = range(len(leaving.packed))
+    if len(set(reasons)) == 1:
+        return {reasons[0]: list(everything)}
+    parts: dict[SkipReason | None, list[int]] = {}
+    for place in everything:
+        parts.setdefault(reasons[leaving.through[place]], []).append(place)
+    return parts
+
+
+def through(leaving: Leaving, place: int) -> SubscriptionId:
+    """Return the subscription by which the event at `place` is due."""
+    return leaving.subscriptions[leaving.through[place] if leaving.through else 0]

@@ -1,0 +1,40 @@
+"""Parcels that wait, and the turns in which they leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delivery.model import CustomerId, EndpointId, Event, LeaveReason, SubscriptionId
+from delivery.webhooks import parcel, segment
+from tests import builders
+
+LATER_MS = 2**60
+
+
+def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> parcel.Parcel:
+    """A parcel of one event, or of several as a batch."""
+    of = events or (builders.event(),)
+    names = list(dict.fromkeys(through))
+    defaults: dict[str, Any] = {
+        "packed": [segment.item(event, LATER_MS).packed for event in of],
+        "subscriptions": [SubscriptionId(name) for name in names],
+        "through": [names.index(name) for name in through] if len(names) > 1 else [],
+        "left_by": LeaveReason.COUNT if len(of) > 1 else None,
+        "again_at_ms": 0,
+        "since_ms": 0,
+        "expires_ms": LATER_MS,
+        "reason": "server_error",
+    }
+    return parcel.Parcel(**defaults | fields)
+
+
+def turn(*parcels: parcel.Parcel, endpoint: str = "ep1", **fields: Any) -> parcel.Turn:
+    defaults: dict[str, Any] = {
+        "endpoint_id": EndpointId(endpoint),
+        "customer_id": CustomerId("c1"),
+        "order_key": None,
+        "number": 1,
+        "given_up": None,
+        "parcels": list(parcels) or [waiting()],
+    }
+    return parcel.Turn(**defaults | fields)
