@@ -4,8 +4,7 @@ Runs in the executors. Must not import pyspark or psycopg. Pure: values and `now
 
 A shard's state is an index, which is small and written at each decision, and numbered segments, which are not: a segment is
 written once and read when a batch with events in it leaves. Of each endpoint the index knows which segments those are, oldest
-first. Segments that are many or mostly empty are written together anew (`_to_merge`), so an event is written again a few times
-in a long wait, and what is kept is at most about twice what waits.
+first. Segments that are many or mostly empty are written together anew (delivery.webhooks.generations).
 
 After an outage everything is due at once, and may be more than a worker has memory for. So one decision takes a bounded part of
 what waits, and the next one, which comes at once, goes on.
@@ -15,26 +14,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from delivery import errors
 from delivery.model import LeaveReason
-from delivery.webhooks import segment
+from delivery.webhooks import generations, segment
 
 VERSION = 1
-MAX_RUNS = 4
-"""So many times segments are written before they are written together: three times fewer to read when a batch leaves, for one
-more writing of each event whenever its wait quadruples."""
 MAX_SEGMENT_BYTES = 128 * 1024
 """Small, and each with the events of few endpoints, because a segment is read whole for each that leaves."""
-MIN_MERGED_SIZE = 64 * 1024
-"""Less is not worth merging only because most of it has left."""
-MAX_MERGED_SIZE = 64 * 1024 * 1024
-"""More is not read at once to be merged. What waits beyond this stands in more segments, and what has left of it takes room
-until the rest has left too."""
 MAX_LEAVING_BYTES = 64 * 1024 * 1024
 """Of what waited, no more leaves by one decision, whose batches are in memory together. One endpoint's events always may."""
 
@@ -63,25 +54,13 @@ class Waiting(msgspec.Struct, array_like=True, gc=False):
         return self.oldest_ms + self.bounds.max_wait_ms
 
 
-class Stored(msgspec.Struct, array_like=True, gc=False):
-    """One segment of the state."""
-
-    run: int
-    """The first number of those that were written together with it."""
-    generation: int
-    """How often its events have been merged. Never more than that of an older segment: what is merged is always the newest."""
-    size: int
-    live: int
-    """How much of `size` still waits."""
-
-
 class Index(msgspec.Struct, array_like=True):
     """The state of one shard, less its segments."""
 
     next_number: int = 0
     endpoints: dict[str, Waiting] = {}
     """By segment.Lot.key."""
-    segments: dict[int, Stored] = {}
+    segments: dict[int, generations.Stored] = {}
 
     def waiting(self) -> tuple[int, int]:
         """Return how many events wait, and their bytes."""
@@ -242,7 +221,7 @@ class _Deciding:
 
     def _merge(self, kept: dict[str, segment.Lot]) -> int:
         """Put what waits in segments that are to be written together anew before what is kept; return its generation."""
-        numbers, generation = _to_merge(self._index.segments)
+        numbers, generation = generations.to_merge(self._index.segments)
         for number in sorted(numbers, reverse=True):
             for lot in segment.decoded(self._read(number)):
                 waiting = self._index.endpoints.get(lot.key)
@@ -260,7 +239,7 @@ class _Deciding:
             number = self._index.next_number
             self._index.next_number += 1
             size = sum(lot.size for lot in lots)
-            self._index.segments[number] = Stored(run, generation, size, size)
+            self._index.segments[number] = generations.Stored(run, generation, size, size)
             self._decision.append[number] = written
             for lot in lots:
                 self._index.endpoints[lot.key].segments.append(number)
@@ -279,23 +258,3 @@ class _Deciding:
     def _drop(self, number: int) -> None:
         del self._index.segments[number]
         self._decision.drop.append(number)
-
-
-def _to_merge(segments: Mapping[int, Stored]) -> tuple[list[int], int]:
-    """Return the segments that are written together anew, the newest ones up to some generation, and the generation to come.
-
-    1. A generation has been written MAX_RUNS times: it and the younger ones become one run of the next generation.
-    2. Of a generation and the younger ones most has left: what has not becomes one run of the same generation.
-
-    Neither where that is more than MAX_MERGED_SIZE; then the younger ones are looked at.
-    """
-    for generation in sorted({one.generation for one in segments.values()}, reverse=True):
-        newest = [number for number, one in segments.items() if one.generation <= generation]
-        size, live = sum(segments[number].size for number in newest), sum(segments[number].live for number in newest)
-        if live > MAX_MERGED_SIZE:
-            continue
-        if len({one.run for one in segments.values() if one.generation == generation}) >= MAX_RUNS:
-            return newest, generation + 1
-        if size >= MIN_MERGED_SIZE and 2 * live < size:
-            return newest, generation
-    return [], 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, pending, segment
+from delivery.webhooks import batching, generations, pending, segment
 from tests import builders
 from tests.batches import lot
 from tests.shards import Shard
@@ -119,29 +119,29 @@ def test_every_history_keeps_every_promise(history):
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
-    before = batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
-    batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = runs, 1, size
+    before = generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
+    generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = runs, 1, size
     try:
         run = Run()
         for after_ms, lots in history:
             run.step(after_ms, one_a_key(lots))
         run.drain()
     finally:
-        batching.MAX_RUNS, batching.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+        generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
-    before = batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
-    batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = size, size, 600
+    before = batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
+    batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = size, size, 600
     try:
         run = Run()
         for after_ms, lots in history:
             run.step(after_ms, one_a_key(lots))
         run.drain()
     finally:
-        batching.MAX_LEAVING_BYTES, batching.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+        batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=60, deadline=None)

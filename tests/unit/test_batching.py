@@ -4,7 +4,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, pending, segment
+from delivery.webhooks import batching, generations, pending, segment
 from tests import builders
 from tests.batches import events, ids, lot
 from tests.shards import Shard
@@ -112,15 +112,15 @@ def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segme
 
 
 def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_holds(monkeypatch):
-    monkeypatch.setattr(batching, "MIN_MERGED_SIZE", 1)
+    monkeypatch.setattr(generations, "MIN_MERGED_SIZE", 1)
     shard, back = Shard(), lot(*events(1), endpoint="hasty")
     patient = lot(*events(9), endpoint="patient", max_wait_ms=10**9)
     [both] = [written for written, _ in segment.encoded([patient, lot(*events(5), endpoint="hasty")])]
     shard.decide([both], now_ms=NOW)
     shard.step([], now_ms=NOW + 1000)  # the hasty one leaves; its events stay beside the patient one's
-    for number in range(batching.MAX_RUNS):
+    for number in range(generations.MAX_RUNS):
         shard.step([lot(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW)
-    assert len(shard.index.segments) < batching.MAX_RUNS
+    assert len(shard.index.segments) < generations.MAX_RUNS
     [batch] = shard.step([], now_ms=NOW + 1000)
     assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
 
@@ -190,7 +190,7 @@ def test_a_segment_is_read_once_for_all_who_leave_and_not_kept(monkeypatch):
 
 def test_what_is_too_much_to_read_at_once_is_not_merged_and_leaves_all_the_same(monkeypatch):
     shard, of = Shard(), events(60)
-    monkeypatch.setattr(batching, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
+    monkeypatch.setattr(generations, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
     written = []
     for event in of:
         shard.step([lot(event, max_wait_ms=10**9)], now_ms=NOW)

@@ -1,0 +1,94 @@
+"""Keep the parcels of an endpoint, or of one key of it, in order, and know which of them are away in a turn.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure: `now_ms` comes in.
+
+A flow is a FIFO of which one turn at a time is away: its first parcels. They stay where they are until the turn's report says
+what came of each, so a turn that is lost, or that attempted nothing, costs nothing: they are still in front.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from delivery.webhooks import chunks, shelf
+from delivery.webhooks.parcel import Parcel
+
+MAX_TURN_BYTES = 4 * 1024 * 1024
+"""Of events in one turn. One parcel always may be."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Parcel)
+
+
+class Flow(msgspec.Struct, array_like=True, gc=False):
+    """What waits in one order."""
+
+    waiting: int = 0
+    """Parcels, also those that are away and those in the wheel."""
+    turn: int = 0
+    """The number of the last turn; of a flow that has had none, of the shard's last one when it began."""
+    away: int = 0
+    """So many of the first parcels are away in it; 0: none is."""
+    left_ms: int = 0
+    """When it left."""
+    not_before_ms: int = 0
+    """The first parcel waits until then, and the others behind it."""
+    pieces: list[shelf.Piece] = []
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When to look for a parcel to give up. Not while a turn is away: it may yet be delivered."""
+        return None if self.away else min((piece.expires_ms for piece in self.pieces), default=None)
+
+    def ready(self, kept: shelf.Shelf, most: int, now_ms: int) -> list[Parcel]:
+        """Return the parcels that may leave together: the first ones, as far as each may be attempted now."""
+        first = itertools.islice(self._parcels(kept), most)
+        due = itertools.takewhile(lambda parcel: parcel.again_at_ms <= now_ms, first)
+        found = next(chunks.of(due, lambda parcel: parcel.size, MAX_TURN_BYTES), [])
+        if not found:
+            self.not_before_ms = next(self._parcels(kept)).again_at_ms
+        return found
+
+    def taken(self, kept: shelf.Shelf) -> list[Parcel]:
+        """Take out the parcels of the turn that is away."""
+        parcels = list(itertools.islice(self._parcels(kept), self.away))
+        kept.cut(self.pieces, self.away)
+        self.away = 0
+        return parcels
+
+    def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> Iterator[Parcel]:
+        """Take out and yield what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
+        room = max_bytes
+        for piece in [piece for piece in self.pieces if piece.expires_ms <= now_ms]:
+            if room <= 0:
+                return
+            parcels = list(map(_decoder.decode, kept.items(piece)))
+            stays = [parcel for parcel in parcels if parcel.expires_ms > now_ms]
+            place = self.pieces.index(piece)
+            kept.remove(piece)
+            self.pieces[place : place + 1] = kept.lay(map(item, stays))
+            for parcel in parcels:
+                if parcel.expires_ms <= now_ms:
+                    room -= parcel.size
+                    yield parcel
+
+    def return_in_front(self, kept: shelf.Shelf, parcels: Iterable[Parcel]) -> None:
+        """Put back what a turn did not end."""
+        self.pieces[:0] = kept.lay(map(item, parcels))
+        self.not_before_ms = 0
+
+    def _parcels(self, kept: shelf.Shelf) -> Iterator[Parcel]:
+        return map(_decoder.decode, kept.front(self.pieces))
+
+
+def item(parcel: Parcel) -> shelf.Item:
+    """Return a parcel as it is kept."""
+    return shelf.Item(_encoder.encode(parcel), parcel.since_ms, parcel.expires_ms)
+
+
+def parcel(kept: bytes) -> Parcel:
+    """Return a parcel that was kept."""
+    return _decoder.decode(kept)

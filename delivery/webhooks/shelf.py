@@ -1,0 +1,182 @@
+"""Keep lists of items in numbered segments: taken from the front, added to at the end, never rewritten because something left.
+
+Runs in the executors. Must not import pyspark or psycopg.
+
+A list belongs to an owner (a flow, a bucket of the wheel), who keeps the pieces of it in order. A piece names a segment and the
+place in it, so segments hold the small lists of many owners, and know none of them. What an owner takes from the front is
+counted in its piece; a segment whose items have all left is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from delivery import errors
+from delivery.webhooks import chunks, generations
+
+VERSION = 1
+MAX_SEGMENT_BYTES = 128 * 1024
+"""Small, because a segment is read whole for each owner who takes something of it."""
+OPEN_SEGMENTS = 64
+"""So many are in memory at once while a decision is taken: those of neighbours stand together."""
+
+
+class Item(NamedTuple):
+    """What is kept, and what its owner wants to know of it without reading it."""
+
+    data: bytes
+    since_ms: int
+    expires_ms: int
+
+
+class Piece(msgspec.Struct, array_like=True, gc=False):
+    """Some items of one owner, in order."""
+
+    number: int
+    """Of the segment; negative while it is not written."""
+    place: int
+    """Which of the segment's lists."""
+    since_ms: int
+    """The earliest of its items; stays when that one is taken."""
+    expires_ms: int
+    first: int = 0
+    """So many items of the list have been taken."""
+
+
+class Stock(msgspec.Struct, array_like=True):
+    """What is known of the segments: the part of the index that the shelf keeps."""
+
+    next_number: int = 0
+    segments: dict[int, generations.Stored] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[list[bytes]])
+
+
+class Shelf:
+    """The segments of one shard while a decision is taken. Nothing is written before `write`."""
+
+    def __init__(self, stock: Stock, read: Callable[[int], bytes]) -> None:
+        self._stock = stock
+        self._fresh: dict[int, list[bytes]] = {}
+        self._fresh_bytes: dict[int, int] = {}
+        self._numbers = itertools.count(-1, -1)
+        self._opened = functools.lru_cache(OPEN_SEGMENTS)(lambda number: _decoded(read(number)))
+        self._dropped: list[int] = []
+
+    def add(self, pieces: list[Piece], item: Item) -> None:
+        """Put an item at the end of its owner's."""
+        last = pieces[-1] if pieces else None
+        if last is None or last.number >= 0 or self._fresh_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
+            pieces.append(self._laid([item]))
+            return
+        self._fresh[last.number].append(item.data)
+        self._fresh_bytes[last.number] += len(item.data)
+        last.since_ms = min(last.since_ms, item.since_ms)
+        last.expires_ms = min(last.expires_ms, item.expires_ms)
+
+    def lay(self, items: Iterable[Item]) -> list[Piece]:
+        """Return pieces with these items, for the owner to put where they belong."""
+        return [self._laid(chunk) for chunk in chunks.of(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
+
+    def items(self, piece: Piece) -> list[bytes]:
+        """Return what is left of a piece."""
+        kept = self._fresh[piece.number] if piece.number < 0 else self._opened(piece.number)[piece.place]
+        return kept[piece.first :]
+
+    def front(self, pieces: list[Piece]) -> Iterator[bytes]:
+        """Yield an owner's items in order."""
+        for piece in pieces:
+            yield from self.items(piece)
+
+    def cut(self, pieces: list[Piece], count: int) -> None:
+        """Take so many items from the front of an owner's."""
+        while count:
+            items = self.items(pieces[0])
+            if count < len(items):
+                self._gone(pieces[0], items[:count])
+                pieces[0].first += count
+                return
+            self.remove(pieces.pop(0))
+            count -= len(items)
+
+    def remove(self, piece: Piece) -> None:
+        """Take what is left of a piece; its owner forgets it."""
+        if piece.number < 0:
+            del self._fresh[piece.number], self._fresh_bytes[piece.number]
+        else:
+            self._gone(piece, self.items(piece))
+
+    def write(self, owners: Iterable[list[Piece]]) -> tuple[dict[int, bytes], list[int]]:
+        """Return the segments to write, and those to drop. What is new is written; with it, what is due to be merged.
+
+        Pieces of an owner that stand side by side become one.
+        """
+        numbers, generation = generations.to_merge(self._stock.segments)
+        append: dict[int, bytes] = {}
+        if self._fresh or numbers:
+            moved = set(numbers)
+            fresh = [piece for pieces in owners for piece in self._joined(pieces, moved)]
+            append = self._written(fresh, generation)
+        return append, self._dropped
+
+    def _laid(self, items: list[Item]) -> Piece:
+        number = next(self._numbers)
+        self._fresh[number] = [item.data for item in items]
+        self._fresh_bytes[number] = sum(len(item.data) for item in items)
+        return Piece(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
+
+    def _gone(self, piece: Piece, items: list[bytes]) -> None:
+        if piece.number < 0:
+            return
+        stored = self._stock.segments[piece.number]
+        stored.live -= sum(map(len, items))
+        if not stored.live:
+            del self._stock.segments[piece.number]
+            self._dropped.append(piece.number)
+
+    def _joined(self, pieces: list[Piece], moved: set[int]) -> list[Piece]:
+        """Join neighbours that are new or moved, in place; return those that are to be written."""
+        if not any(piece.number < 0 or piece.number in moved for piece in pieces):
+            return []
+        joined: list[Piece] = []
+        fresh: list[Piece] = []
+        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in moved):
+            run = list(some)
+            if is_written:
+                items = [Item(data, one.since_ms, one.expires_ms) for one in run for data in self.items(one)]
+                for one in run:
+                    self.remove(one)
+                run = self.lay(items)
+                fresh += run
+            joined += run
+        pieces[:] = joined
+        return fresh
+
+    def _written(self, fresh: list[Piece], generation: int) -> dict[int, bytes]:
+        append: dict[int, bytes] = {}
+        run = self._stock.next_number
+        for together in chunks.of(fresh, lambda piece: self._fresh_bytes[piece.number], MAX_SEGMENT_BYTES):
+            number = self._stock.next_number
+            self._stock.next_number += 1
+            size = sum(self._fresh_bytes[piece.number] for piece in together)
+            self._stock.segments[number] = generations.Stored(run, generation, size, size)
+            append[number] = bytes((VERSION,)) + _encoder.encode([self._fresh.pop(piece.number) for piece in together])
+            for place, piece in enumerate(together):
+                piece.number, piece.place, piece.first = number, place, 0
+        return append
+
+
+def _decoded(written: bytes) -> list[list[bytes]]:
+    if written[0] != VERSION:
+        raise errors.StateUnreadable(
+            f"what waits in the retry lane was kept in format {written[0]} by a newer version, and this one knows {VERSION}: "
+            "start that version again"
+        )
+    return _decoder.decode(memoryview(written)[1:])

@@ -1,0 +1,108 @@
+"""Decide how many requests of the retry lane may be under way to one endpoint, and until when it is left alone.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure: reports and `now_ms` in.
+
+An endpoint that fails is asked by one request at a time, the probe, at growing intervals. One that answers again gets two,
+four, eight requests: what has piled up must not knock it over a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from delivery.webhooks import parcel, retry
+
+FRESH = 8
+"""The window of an endpoint of which nothing is known."""
+OPEN = 64
+"""An endpoint that was held is open again with such a window."""
+MEMORY_MS = 60_000
+"""So long the last report counts for more than what other lanes say, who know of a recovery later; and so long an endpoint for
+which nothing waits any more is remembered."""
+ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.GONE})
+"""Reasons of another lane that say that there is no use in asking the endpoint now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The settings of the area `retry`, in plain numbers."""
+
+    probe_interval_s: float = 5.0
+    max_probe_interval_s: float = 60.0
+    max_turn: int = 256
+    max_pending: int = 200_000
+    """Events of one endpoint."""
+    disable_after_s: float = 432_000.0
+    away_s: float = 120.0
+    """A turn whose report has not come by then is lost, and is repeated."""
+
+
+class Window(msgspec.Struct, array_like=True, gc=False):
+    """What is known of an endpoint by the reports of its turns."""
+
+    size: int = FRESH
+    """So many requests may be under way."""
+    hold_until_ms: int = 0
+    """It is left alone until then."""
+    holds: int = 0
+    """How often in a row it has been held."""
+    is_open: bool = True
+    """Not, from when it is held until its window is OPEN."""
+    failing_since_ms: int | None = None
+    """The first report of failures only, since which nothing has been accepted."""
+    failed_ms: int = 0
+    """The last one."""
+    known_until_ms: int = 0
+    """As long as the last report is not out of date."""
+
+    def heard(self, reason: str, policy: Policy, now_ms: int) -> None:
+        """Take what another lane says of the endpoint, unless it is known better here."""
+        if reason in ILL and now_ms >= self.known_until_ms:
+            self._hold(policy, now_ms)
+            self._remember(now_ms)
+
+    def reported(self, report: parcel.Report, policy: Policy, now_ms: int) -> None:
+        """Take what came of a turn.
+
+        1. Nothing could be attempted: held, and nothing is said of its health.
+        2. Only failures: held, and asked by a probe. In order, one key's failures do not hold the others: the window halves.
+        3. Both: it flaps, and has to be asked less, not to be left alone.
+        4. Only successes: the window doubles.
+        5. Neither, for faults of ours: nothing is learnt.
+
+        Whatever it was, the endpoint is left alone for as long as it asked for.
+        """
+        if report.hold is not None:
+            self.failing_since_ms = None
+            self._hold(policy, now_ms)
+        elif report.failed and not report.delivered:
+            self.failed_ms = now_ms
+            if self.failing_since_ms is None:
+                self.failing_since_ms = now_ms
+            if report.order_key is None:
+                self._hold(policy, now_ms)
+            else:
+                self.size = max(1, self.size // 2)
+        elif report.delivered:
+            self.failing_since_ms, self.holds = None, 0
+            self.size = max(1, self.size // 2) if report.failed else min(self.size * 2, policy.max_turn)
+            self.is_open = self.is_open or self.size >= min(OPEN, policy.max_turn)
+        if report.retry_after_s is not None:
+            self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
+        self._remember(now_ms)
+
+    def is_failing(self, policy: Policy) -> bool:
+        """Tell whether nothing but failures has been reported for so long that the endpoint is to be disabled."""
+        return self.failing_since_ms is not None and self.failed_ms - self.failing_since_ms >= policy.disable_after_s * 1000
+
+    def _hold(self, policy: Policy, now_ms: int) -> None:
+        wait_s = min(policy.probe_interval_s * 2.0 ** min(self.holds, 32), policy.max_probe_interval_s)
+        self.hold_until_ms = max(self.hold_until_ms, now_ms + round(wait_s * 1000))
+        self.holds += 1
+        self.size = 1
+        self.is_open = False
+
+    def _remember(self, now_ms: int) -> None:
+        self.known_until_ms = max(self.hold_until_ms, now_ms) + MEMORY_MS
