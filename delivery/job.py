@@ -2,6 +2,7 @@
 
     direct  Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
     batch   Kafka topics ─► source ─► route ─► batch (state) ─► deliver_batches ─► sink ─► the same
+    retry   retries topic ─► source ─► retry (state) ─► deliver_turns ─► sink ─► the same
     Postgres ─► snapshot or look-up ─▲                ticks ─▲
 
 The command `fanout run` calls `run`; each name is a file in `delivery/stages/`, and `lanes` puts them together.
@@ -16,11 +17,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
-from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
+from delivery.stages import backlog, held, lanes, lookup, session, snapshot, topics
 
 log = logging.getLogger(__name__)
 
-LANES = ("direct", "batch")
+LANES = ("direct", "batch", "retry")
 
 
 def run(
@@ -40,7 +41,8 @@ def run(
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
-    spark = session.start(config.spark, jars, shards=config.batch.shards)
+    topics.ensure(config.kafka, [config.delivery.retries_topic], config.delivery.result_partitions, topics.RETRIES)
+    spark = session.start(config.spark, jars)
     try:
         hold = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         known = {name: hold[name]() for name in watches}
@@ -49,6 +51,8 @@ def run(
             made["direct"] = lanes.Direct(config, spark, hold["direct"], stop)
         if "batch" in watches:
             made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, rejects="direct" not in watches)
+        if "retry" in watches:
+            made["retry"] = lanes.Retry(config, spark, hold["retry"], stop, holds=held.Held())
         lanes.warm(made, known)
         if not stop.is_set():
             lanes.run(made, watches, stop, once=once)

@@ -46,7 +46,8 @@ class _MergedHistogram(Collector):
 
 RECORDS = Counter(
     "fanout_records",
-    "Records handled in committed micro-batches, in the batch lane with its ticks; those not rejected are events.",
+    "Records handled in committed micro-batches: events and rejected ones; in the batch lane with its ticks, in the retry lane "
+    "what came to wait, reports and ticks.",
     ["lane"],
 )
 REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
@@ -68,13 +69,28 @@ IN_FLIGHT_PEAK = Gauge(
     "Most requests under way at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
     ["lane"],
 )
-PENDING_EVENTS = Gauge("fanout_pending_events", "Events that wait for their batch, after the last micro-batch.")
-PENDING_BYTES = Gauge("fanout_pending_bytes", "Bytes of the events that wait for their batch, as they count for its bound.")
-PENDING_OLDEST = Gauge(
-    "fanout_pending_oldest_timestamp_seconds", "When the first of the events that wait for their batch arrived; 0: none waits."
+PENDING_EVENTS = Gauge(
+    "fanout_pending_events",
+    "Events that wait for their batch (batch) or next attempt (retry), after the last micro-batch.",
+    ["lane"],
 )
-STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that the state of the batch lane takes on the JVM's side.")
-STATE_ROWS = Gauge("fanout_state_rows", "Rows of the batch lane's state: an index for each shard, and segments.")
+PENDING_BYTES = Gauge(
+    "fanout_pending_bytes", "Bytes of the events that wait, in the batch lane as they count for a batch's bound.", ["lane"]
+)
+PENDING_OLDEST = Gauge(
+    "fanout_pending_oldest_timestamp_seconds",
+    "When the first of the events that wait came to the lane; 0: none waits.",
+    ["lane"],
+)
+HELD_ENDPOINTS = Gauge(
+    "fanout_held_endpoints",
+    "Endpoints that the retry lane holds back or lets come back slowly: all that is due to them waits there.",
+)
+FAILING_ENDPOINTS = Gauge(
+    "fanout_failing_endpoints", "Endpoints of which the retry lane has seen only failures for retry.disable_after_s."
+)
+STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that a lane's state takes on the JVM's side.", ["lane"])
+STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
     "How long a micro-batch with records took, from its offsets to its commit.",

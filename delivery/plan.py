@@ -6,7 +6,7 @@ Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 from __future__ import annotations
 
 from delivery import settings
-from delivery.webhooks import envelope, guard, limits, retry, rows, worker
+from delivery.webhooks import envelope, guard, limits, retry, retrying, rows, worker
 
 
 def of(config: settings.Settings) -> worker.Plan:
@@ -43,6 +43,17 @@ def of(config: settings.Settings) -> worker.Plan:
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,
         max_connections=lane.max_connections,
+    )
+
+
+def retry_policy(config: settings.Retry) -> retrying.Policy:
+    """Return what the shards of the retry lane decide by."""
+    return retrying.Policy(
+        probe_interval_s=config.probe_interval_s,
+        max_probe_interval_s=config.max_probe_interval_s,
+        max_turn=config.max_turn,
+        max_pending=config.max_pending,
+        disable_after_s=config.disable_after_s,
     )
 
 

@@ -224,6 +224,8 @@ class Retry(Area):
     """At most so many deliveries to one endpoint leave together. An endpoint that answers again begins with one; it doubles."""
     max_pending: Annotated[int, Field(gt=0)] = 200_000
     """At most so many events wait for one endpoint. What comes beyond that becomes a dead letter, reason `no_room`."""
+    ticks_topic: str = "fanout.retry-ticks"
+    """Topic in which the job wakes the lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting."""
 

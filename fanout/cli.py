@@ -160,7 +160,7 @@ def keys_rotate(context: typer.Context) -> None:
 def run(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Deliver what is in Kafka now, then end.")] = False,
-    lanes: Annotated[str, typer.Option(help="Which lanes to run, with commas: direct, batch.")] = "direct,batch",
+    lanes: Annotated[str, typer.Option(help="Which lanes to run, with commas: direct, batch, retry.")] = "direct,batch,retry",
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
@@ -168,7 +168,7 @@ def run(
 
     config, names = _settings(context), tuple(dict.fromkeys(name.strip() for name in lanes.split(",")))
     if unknown := set(names) - set(job.LANES):
-        raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {' and '.join(job.LANES)}")
+        raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(job.LANES)}")
     java.find()  # without it Spark fails with a page of its own
     job.run(config, jars=jars.ensure().connector, stop=_stop_event(), names=names, once=once)
 

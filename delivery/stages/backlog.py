@@ -28,7 +28,8 @@ def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threadi
     admin = AdminClient(kafka_options.for_command(config.kafka))
     while not stop.is_set():
         # Ticks are no events: nobody waits for one.
-        positions = {topic: at for topic, at in told.positions.items() if topic != config.batch.ticks_topic}
+        ticks = {config.batch.ticks_topic, config.retry.ticks_topic}
+        positions = {topic: at for topic, at in told.positions.items() if topic not in ticks}
         try:
             waiting = by_topic(positions, _ends(admin, positions))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts

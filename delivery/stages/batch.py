@@ -1,88 +1,34 @@
-"""Keep what waits for its batch in Spark's state, and let batches leave: the shell around delivery.webhooks.batching.
+"""Let batches leave their shards, as delivery.webhooks.batching decides.
 
-Runs in the executors' Python workers. One key is one shard of endpoints: Spark's state costs by the key and micro-batch, not by
-the event (docs/architecture.md). A shard's index is one small value, rewritten when it changes; its segments are written once
-under growing numbers, read when a batch leaves, and removed. Guarantee: Spark commits the state with the offsets, so that a
-micro-batch that runs again finds the state that it found the first time, and decides the same.
+Defined on the driver, run in the executors' Python workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from pyspark import Accumulator
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql import DataFrame
 
-from delivery.stages import deliver
+from delivery.stages import state
 from delivery.webhooks import batching, pending
-
-_BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
-_NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
-    """Return the results that pass through, and the batches that leave now, which have neither topic nor key.
-
-    `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
-    not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the time, and
-    delivery.stages.ticks a record when something is due.
-    """
-    return (
-        routed.select("shard", "topic", "key", "value", "now_ms")
-        .groupBy("shard")
-        .transformWithState(Shard(horizon_ms, told), deliver.SCHEMA, "Append", "None")
-        .select("topic", "key", "value")
-    )
+    """Return the results that pass through, and the batches that leave now, which have neither topic nor key."""
+    return state.kept(routed, Batches(horizon_ms=horizon_ms), told)
 
 
-class Shard(StatefulProcessor):
-    """The state of one shard, and its decision in each micro-batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The decision of the batch lane."""
 
-    def __init__(self, horizon_ms: int, told: Accumulator[pending.Pending]) -> None:
-        self._horizon_ms = horizon_ms
-        self._told = told
+    horizon_ms: int
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state. Called once a task."""
-        self._index = handle.getValueState("index", _BYTES)
-        self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
-        """Take what came for the shard; yield what leaves it."""
-        arrived, now_ms = [], 0
-        for row in rows:
-            now_ms = row.now_ms
-            if row.topic is not None:
-                yield Row(topic=row.topic, key=row.key, value=row.value)
-            elif row.value is not None:
-                arrived.append(bytes(row.value))
-        written = self._index.get()
-        decided = batching.decide(
-            batching.decoded(None if written is None else bytes(written[0])),
-            arrived,
-            self._read,
-            now_ms=now_ms,
-            horizon_ms=self._horizon_ms,
-        )
-        for left in decided.batches:
-            yield Row(topic=None, key=None, value=left)
-        self._told.add(pending.of(decided))
-        if not decided.changed:
-            return
-        for number, segment in decided.append.items():
-            self._segments.updateValue((number,), (segment,))
-        for number in decided.drop:
-            self._segments.removeKey((number,))
-        self._index.update((batching.encoded(decided.index),))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _read(self, number: int) -> bytes:
-        kept = self._segments.getValue((number,))
-        if kept is None:
-            raise LookupError(f"segment {number} of a shard is not in its state")
-        return bytes(kept[0])
+    def __call__(self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int) -> state.Decided:
+        """As state.Decide."""
+        known = batching.decoded(index)
+        decided = batching.decide(known, arrived, read, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        written = batching.encoded(decided.index) if decided.changed else None
+        return state.Decided(decided.batches, decided.append, decided.drop, written, pending.of(decided))

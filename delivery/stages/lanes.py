@@ -12,20 +12,23 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery import health, plan, settings
+from delivery import health, metrics, plan, settings
 from delivery.stages import (
     batch,
     carried,
     deliver,
     deliver_batches,
+    deliver_turns,
+    held,
     observer,
     query,
+    retry,
     route,
     shards,
     sink,
@@ -38,6 +41,8 @@ from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
 
+WHOLE_TURN_S = 300.0
+"""Longer than any turn takes."""
 Hold = Callable[[], routing.RefreshedSource | None]
 
 
@@ -78,45 +83,82 @@ class Direct:
         self._seen.publish()
 
 
-class Batch:
-    """Route to shards, keep in state, deliver what leaves."""
+class _Stateful:
+    """What the lanes that keep state have in common."""
 
     def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, rejects: bool
+        self,
+        name: str,
+        config: settings.Settings,
+        spark: SparkSession,
+        hold: Hold,
+        stop: threading.Event,
     ) -> None:
-        self._config, self._spark, self._hold, self._stop = config, spark, hold, stop
-        self._rejects = rejects
+        area = config.batch if name == "batch" else config.retry
+        self._name, self._config, self._hold, self._stop = name, config, hold, stop
+        self._spark = shards.session(spark, area.shards)
+        self._interval_s = area.trigger_interval_s
         self._plan = plan.of(config)
-        self._seen = telemetry.Telemetry(spark.sparkContext, "batch", config.logs)
+        self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
-        self._ticker = ticks.Ticker(config, stop)
-        shards.require_kept(spark, f"{config.spark.checkpoint.rstrip('/')}/batch", config.batch.shards)
-        self._shard_keys = shards.keys(spark, config.batch.shards)
-        self._carrier: carried.Carrier
+        self._ticker = ticks.Ticker(config, name, stop)
+        shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
+        self._shard_keys = shards.keys(spark, area.shards)
 
-    def warm(self, known: routing.RefreshedSource) -> None:
-        """As Lane: some micro-batches of the whole plan, on a checkpoint that is thrown away."""
-        self._carrier = carried.Carrier(self._spark.sparkContext, known)
-        nothing = self._spark.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1).load()
-        nothing = nothing.where("value < 0").selectExpr(*deliver.NO_RECORD)
+    def _run_once(self, frame: DataFrame, handle: Callable[[DataFrame], None]) -> None:
+        """Run a micro-batch of the whole plan, on a checkpoint that is thrown away."""
         with _thrown_away(self._spark, f"{self._config.spark.checkpoint.rstrip('/')}/warm-up-{uuid.uuid4().hex}") as folder:
             query_ = (
-                self._routed(nothing)
-                .writeStream.option("checkpointLocation", folder)
-                .foreachBatch(lambda left, _: self._handle(left, known))
+                frame.writeStream.option("checkpointLocation", folder)
+                .foreachBatch(lambda left, _: handle(left))
                 .trigger(once=True)
                 .start()
             )
             query_.awaitTermination()
 
-    def run(self, watch: health.Watch, *, once: bool) -> None:
-        """As Lane."""
+    def _run(
+        self,
+        planned: Callable[[], DataFrame],
+        handle: Callable[[DataFrame, routing.RefreshedSource], None],
+        watch: health.Watch,
+        *,
+        once: bool,
+    ) -> None:
         if once:
-            self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no events
+            self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
-        lane = query.Lane("batch", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch)
-        lane.run(self._planned, self._config.spark, self._config.batch.trigger_interval_s, once=once)
+        lane = query.Lane(self._name, hold=self._hold, handle=handle, stop=self._stop, watch=watch)
+        lane.run(planned, self._config.spark, self._interval_s, once=once)
+
+    def _waits(self) -> Pending | None:
+        """Return what waits now, and see to it that the lane is woken for it."""
+        told, self._pending.value = self._pending.value, Pending()
+        if told.shards < len(self._shard_keys):  # a micro-batch without a single partition asks none of them
+            return None
+        self._ticker.waits(told)
+        return told
+
+
+class Batch(_Stateful):
+    """Route to shards, keep in state, deliver what leaves."""
+
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, rejects: bool
+    ) -> None:
+        super().__init__("batch", config, spark, hold, stop)
+        self._rejects = rejects
+        self._carrier: carried.Carrier
+
+    def warm(self, known: routing.RefreshedSource) -> None:
+        """As Lane."""
+        self._carrier = carried.Carrier(self._spark.sparkContext, known)
+        routed = self._routed(_nothing(self._spark, deliver.NO_RECORD))
+        self._run_once(routed, lambda left: self._handle(left, known))
+
+    def run(self, watch: health.Watch, *, once: bool) -> None:
+        """As Lane."""
+        self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame:
         known = self._hold()
@@ -127,7 +169,6 @@ class Batch:
         return self._routed(records.where(records.topic != ticks_topic))
 
     def _routed(self, records: DataFrame) -> DataFrame:
-        interval_s = self._config.batch.trigger_interval_s
         routed = route.route(
             records,
             self._plan,
@@ -135,10 +176,10 @@ class Batch:
             self._config.spark.parallelism,
             self._seen.observer,
             shard_keys=self._shard_keys,
-            pass_through_s=interval_s * 2,
+            pass_through_s=self._interval_s * 2,
             rejects=self._rejects,
         )
-        return batch.batch(routed, round(interval_s * 1000), self._pending)
+        return batch.batch(routed, round(self._interval_s * 1000), self._pending)
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         if not self._carrier.can_carry(known):
@@ -147,9 +188,53 @@ class Batch:
         results = deliver_batches.deliver_batches(left, self._plan, known, self._config.spark.parallelism, self._seen.observer)
         sink.write(results, self._config.kafka)
         self._seen.publish()
-        told, self._pending.value = self._pending.value, Pending()
-        if told.shards >= len(self._shard_keys):  # a micro-batch without a single partition asks none of them
-            self._ticker.waits(told)
+        self._waits()
+
+
+class Retry(_Stateful):
+    """Keep what failed in state, let it leave by its endpoint's schedule, deliver it once more."""
+
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, holds: held.Held
+    ) -> None:
+        super().__init__("retry", config, spark, hold, stop)
+        self._holds = holds
+        self._settle_s = config.retry.settle_s
+
+    def warm(self, known: routing.RefreshedSource) -> None:
+        """As Lane."""
+        self._run_once(self._kept(_nothing(self._spark, retry.NO_RECORD)), lambda left: self._handle(left, known))
+
+    def run(self, watch: health.Watch, *, once: bool) -> None:
+        """As Lane."""
+        if once:
+            self._settle_s = WHOLE_TURN_S  # there is no later micro-batch for late answers
+        self._run(self._planned, self._handle, watch, once=once)
+
+    def _planned(self) -> DataFrame:
+        records = source.read_retries(self._spark, self._config)
+        return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
+
+    def _kept(self, records: DataFrame) -> DataFrame:
+        return retry.retry(
+            records,
+            plan.retry_policy(self._config.retry),
+            round(self._interval_s * 1000),
+            self._config.spark.parallelism,
+            self._pending,
+            shard_keys=self._shard_keys,
+        )
+
+    def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
+        results = deliver_turns.deliver_turns(
+            left, self._plan, known, self._config.spark.parallelism, self._seen.observer, settle_s=self._settle_s
+        )
+        sink.write(results, self._config.kafka)
+        self._seen.publish()
+        if (told := self._waits()) is not None:
+            self._holds.told(told.held)
+            metrics.HELD_ENDPOINTS.set(len(told.held))
+            metrics.FAILING_ENDPOINTS.set(len(told.failing))
 
 
 def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
@@ -182,6 +267,12 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         thread.join()
     if failures:
         raise failures[0]
+
+
+def _nothing(spark: SparkSession, columns: Iterable[str]) -> DataFrame:
+    """Return a stream without a record."""
+    nothing = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1).load()
+    return nothing.where("value < 0").selectExpr(*columns)
 
 
 @contextlib.contextmanager

@@ -118,8 +118,8 @@ class Lane(Generic[Registry]):
                     reported = progress["batchId"]
                     _report(self._name, progress)
             for state in newest["stateOperators"]:
-                metrics.STATE_ROWS.set(state["numRowsTotal"])
-                metrics.STATE_BYTES.set(state["memoryUsedBytes"])
+                metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
+                metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
             self._watched.reached(_positions(newest))
         failure = query.exception()
         if failure is not None and self._handed_back is None:

@@ -18,11 +18,14 @@ from delivery.stages import arrow, deliver
 from delivery.webhooks import chunks, intake, lane, routing, rows, worker
 
 SCHEMA = "shard int, topic string, key binary, value binary"
-"""`topic` and `key` are those of a result; a segment has neither; and a row of none of the three asks the shard to look."""
+"""`topic` and `key` are those of a result. What is for the shard has no topic, and a key where its order matters; a row of
+none of the three asks the shard to look."""
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """A row of SCHEMA."""
+
     shard: int
     topic: bytes | None = None
     key: bytes | None = None
@@ -69,7 +72,7 @@ class RoutePartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
-        yield from _written([_Row(key) for key in self.shard_keys])
+        yield from written([Row(key) for key in self.shard_keys])
         here = worker.of(self.plan)
         read = map(deliver.records, batches)
         for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
@@ -77,16 +80,15 @@ class RoutePartition:
                 told = collected.results.rejections
                 collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
             self.observe(collected.results)
-            out = [_Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
+            out = [Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
             # Results have nothing to do with the state: they pass through whichever shard.
             for number, result in enumerate(rows.rows(collected.results, self.plan.topics)):
-                out.append(
-                    _Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value)
-                )
-            yield from _written(out)
+                out.append(Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value))
+            yield from written(out)
 
 
-def _written(out: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
+def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow batches of SCHEMA."""
     for chunk in chunks.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, topics, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.string(), topics)]

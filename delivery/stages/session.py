@@ -38,7 +38,7 @@ ALWAYS = {
     "spark.scheduler.mode": "FAIR",
     # Streams do without it, and say so in the log at each start.
     "spark.sql.adaptive.enabled": "false",
-    # The state of the batch lane: on disk, and a micro-batch writes what it changed.
+    # The state of the lanes: on disk, and a micro-batch writes what it changed.
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
@@ -51,13 +51,11 @@ LOCAL_CHECKPOINT = {
 }
 
 
-def start(config: settings.Spark, jars: Iterable[Path] = (), *, shards: int = settings.Batch().shards) -> SparkSession:
+def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
     """Return a session by the settings. `jars` are the Kafka connector's; a cluster's image may hold them itself."""
     conf = {
         **ALWAYS,
         **({} if "://" in config.checkpoint else LOCAL_CHECKPOINT),
-        # Nothing but the batch lane shuffles: a partition for each shard of its state.
-        "spark.sql.shuffle.partitions": str(shards),
         "spark.app.name": config.app_name,
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,

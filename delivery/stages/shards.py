@@ -1,10 +1,11 @@
-"""Give each shard of the batch lane's state a key of its own partition, and keep to the number that a checkpoint began with.
+"""Give each shard of a lane's state a key of its own partition, and keep to the number that a checkpoint began with.
 
 Runs on the driver. Spark places a key by its hash: of the numbers 0 to 15 some would share a partition, and others stay empty.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,14 @@ from delivery import errors
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
+def session(spark: SparkSession, shards: int) -> SparkSession:
+    """Return a session for a lane whose state has so many shards: how many partitions a shuffle has is the session's."""
+    own = spark.newSession()
+    own.conf.set(PARTITIONS, str(shards))
+    return own
+
+
+@functools.cache  # the same for lanes with as many shards
 def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
     """Return the key of each shard: by Spark's own hash, one to each of as many partitions."""
     found: dict[int, int] = {}
@@ -27,20 +36,21 @@ def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
     return tuple(found[partition] for partition in range(shards))
 
 
-def require_kept(spark: SparkSession, checkpoint: str, shards: int) -> None:
+def require_kept(spark: SparkSession, checkpoint: str, lane: str, shards: int) -> None:
     """Raise SettingsError where a lane's checkpoint began with another number of shards.
 
     Spark would go on with the old number of partitions, and the events that wait would be in shards where nobody looks.
     """
     context = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    folder = f"{checkpoint.rstrip('/')}/{lane}/offsets"
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr]  # noqa: SLF001  # no public way
     files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
     if not files.exists(path):
         return
-    logs = spark.read.text(f"{checkpoint}/offsets").where(F.col("value").startswith('{"batchWatermarkMs"')).limit(1).collect()
+    logs = spark.read.text(folder).where(F.col("value").startswith('{"batchWatermarkMs"')).limit(1).collect()
     began_with = json.loads(logs[0][0])["conf"].get(PARTITIONS) if logs else None
     if began_with is not None and int(began_with) != shards:
         raise errors.SettingsError(
-            f"setting batch.shards is {shards}, but the state in {checkpoint} has {began_with} shards: set batch.shards to "
-            f"{began_with}, or begin a new checkpoint once nothing waits for its batch any more"
+            f"setting {lane}.shards is {shards}, but the state in {checkpoint}/{lane} has {began_with} shards: set "
+            f"{lane}.shards to {began_with}, or begin a new checkpoint once nothing waits in the lane any more"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from delivery import kafka_options, settings
+from delivery.stages import topics
 
 MAX_BLOCK_MS = "20000"
 """How long a write waits for a missing topic or an absent broker before the micro-batch fails and is run again."""
@@ -16,5 +17,10 @@ MAX_BLOCK_MS = "20000"
 
 def write(results: DataFrame, kafka: settings.Kafka) -> None:
     """Write all of `results`, each row to the topic that it names."""
-    options = {"kafka.max.block.ms": MAX_BLOCK_MS, "kafka.compression.type": "lz4", **kafka_options.for_spark(kafka)}
+    options = {
+        "kafka.max.block.ms": MAX_BLOCK_MS,
+        "kafka.compression.type": "lz4",
+        "kafka.max.request.size": str(topics.MAX_RETRY_BYTES),
+        **kafka_options.for_spark(kafka),
+    }
     results.select("topic", "key", "value").write.format("kafka").options(**options).save()

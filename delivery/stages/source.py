@@ -1,4 +1,4 @@
-"""Read event topics from Kafka.
+"""Read event topics, and the retries topic, from Kafka.
 
 Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before it runs, and reads exactly those
 again after a crash.
@@ -16,21 +16,19 @@ from delivery import kafka_options, settings
 FETCH_WAIT_MS = "10"
 """The Java client's default of 500 shows up as 600 ms spikes of latency in micro-batches (docs/architecture.md)."""
 
+EVENTS_IN_A_RETRY = 10
+"""As many records are a micro-batch's bound is divided by in the retries topic: one may hold some hundred events, or one."""
+
 
 def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:
     """Return the stream of records on all topics that match, those created later included, and on the topic `beside`."""
     options = {
-        "kafka.fetch.max.wait.ms": FETCH_WAIT_MS,
-        **kafka_options.for_spark(kafka),
         "subscribePattern": f"(?:{source.topic_pattern})|{re.escape(beside)}" if beside else source.topic_pattern,
         "startingOffsets": source.starting_offsets,
         "maxOffsetsPerTrigger": str(source.max_events_per_batch),
         "includeHeaders": "true",
-        # Records that are gone before they were read stop the job loudly: they are lost events.
-        "failOnDataLoss": "true",
     }
-    records = spark.readStream.format("kafka").options(**options).load()
-    return records.select(
+    return _stream(spark, kafka, options).select(
         "topic",
         "partition",
         "offset",
@@ -40,3 +38,23 @@ def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *,
         # JVM's work (docs/benchmarks/). Most records have no headers.
         F.to_json("headers").alias("headers"),
     )
+
+
+def read_retries(spark: SparkSession, config: settings.Settings) -> DataFrame:
+    """Return the stream of records on the retries topic, from its first one, and on the topic of the retry lane's ticks."""
+    options = {
+        "subscribe": f"{config.delivery.retries_topic},{config.retry.ticks_topic}",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(max(1, config.source.max_events_per_batch // EVENTS_IN_A_RETRY)),
+    }
+    return _stream(spark, config.kafka, options).select("topic", "partition", "offset", "key", "value")
+
+
+def _stream(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str]) -> DataFrame:
+    always = {
+        "kafka.fetch.max.wait.ms": FETCH_WAIT_MS,
+        **kafka_options.for_spark(kafka),
+        # Records that are gone before they were read stop the job loudly: they are lost events.
+        "failOnDataLoss": "true",
+    }
+    return spark.readStream.format("kafka").options(**always, **options).load()

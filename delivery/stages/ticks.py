@@ -1,4 +1,4 @@
-"""Wake the batch lane when a batch is due and no event comes, by a record in a topic of its own.
+"""Wake a lane that keeps state when something is due and no record comes, by a record in a topic of its own.
 
 Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
 there is something to decide. A tick that Kafka does not take is sent again; one too many does no harm.
@@ -31,7 +31,7 @@ HEARD_S = 60.0
 def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
     """Return for how long no tick is needed; None: until something waits. Pure.
 
-    A micro-batch that begins within the horizon before `due_ms` lets the batch leave.
+    A micro-batch that begins within the horizon before `due_ms` lets it leave.
     """
     return None if due_ms is None else max(0.0, (due_ms - horizon_ms - now_ms) / 1000)
 
@@ -39,27 +39,29 @@ def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None
 class Ticker:
     """Send a tick whenever what waits comes within the horizon."""
 
-    def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
-        self._topic = config.batch.ticks_topic
-        self._horizon_ms = config.batch.trigger_interval_s * 1000
+    def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
+        area = config.batch if lane == "batch" else config.retry
+        self._lane = lane
+        self._topic = area.ticks_topic
+        self._horizon_ms = area.trigger_interval_s * 1000
         self._stop = stop
         self._told = threading.Condition()
         self._due_ms: int | None = None
         self._heard = 0
-        _require_apart(self._topic, config.source.topic_pattern)
+        _require_apart(f"{lane}.ticks_topic", self._topic, config.source.topic_pattern)
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
         self._producer = Producer(kafka_options.for_command(config.kafka))
 
     def start(self) -> None:
         """Begin to tick, at once: what an earlier run of the job left waiting is known when the first micro-batch has told."""
         self._due_ms = 0
-        threading.Thread(target=self._run, name="ticks", daemon=True).start()
+        threading.Thread(target=self._run, name=f"ticks of {self._lane}", daemon=True).start()
 
     def waits(self, pending: Pending) -> None:
         """Take note of what waits after a micro-batch, and show it as metrics."""
-        metrics.PENDING_EVENTS.set(pending.events)
-        metrics.PENDING_BYTES.set(pending.size)
-        metrics.PENDING_OLDEST.set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
+        metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
+        metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
+        metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
         with self._told:
             self._due_ms = pending.due_ms
             self._heard += 1
@@ -92,15 +94,15 @@ class Ticker:
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or batches would wait for the next event
             refused.append(exc)
         if refused:
-            log.warning("the batch lane was not woken by topic %s: %s", self._topic, refused[0])
+            log.warning("lane %s was not woken by topic %s: %s", self._lane, self._topic, refused[0])
         return not refused
 
 
-def _require_apart(topic: str, pattern: str) -> None:
+def _require_apart(setting: str, topic: str, pattern: str) -> None:
     """Raise SettingsError where ticks would be read as events. A pattern that only Java understands is let through."""
     with contextlib.suppress(re.error):
         if re.fullmatch(pattern, topic):
             raise errors.SettingsError(
-                f"setting batch.ticks_topic: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
+                f"setting {setting}: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
                 "name it otherwise"
             )

@@ -16,6 +16,12 @@ from confluent_kafka.cimpl import NewTopic
 from delivery import errors, kafka_options, settings
 
 TIMEOUT_S = 10
+MAX_RETRY_BYTES = 24 * 1024 * 1024
+"""Of a record of the retries topic: a batch may have 10 MiB of payloads, and the records' headers come with them. Below the 32
+MiB that the Java client keeps for what it sends."""
+RETRIES = {"max.message.bytes": str(MAX_RETRY_BYTES), "retention.ms": "-1"}
+"""How the retries topic is made. What expired there unread would be lost events: whoever bounds it must know how long the lane
+may stand still."""
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:

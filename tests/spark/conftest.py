@@ -3,11 +3,11 @@
 import pytest
 
 from delivery import settings
-from delivery.stages import session
+from delivery.stages import session, shards
 
 
 @pytest.fixture(scope="session")
 def spark(jars):
     started = session.start(settings.Spark(master="local[2]", driver_memory="1g"), jars.connector)
-    yield started
+    yield shards.session(started, settings.Batch().shards)
     started.stop()

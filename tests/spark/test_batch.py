@@ -106,12 +106,15 @@ def test_each_shard_has_a_partition_of_its_own(spark, count):
 
 
 def test_another_number_of_shards_is_refused_with_the_one_to_set(spark, tmp_path):
-    shards.require_kept(spark, str(tmp_path / "new"), 7)
+    shards.require_kept(spark, str(tmp_path), "new", 7)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     written = (
-        rows.writeStream.option("checkpointLocation", str(tmp_path)).foreachBatch(lambda *_: None).trigger(once=True).start()
+        rows.writeStream.option("checkpointLocation", str(tmp_path / "retry"))
+        .foreachBatch(lambda *_: None)
+        .trigger(once=True)
+        .start()
     )
     written.awaitTermination()
-    shards.require_kept(spark, str(tmp_path), SHARDS)
-    with pytest.raises(errors.SettingsError, match=f"set batch.shards to {SHARDS}"):
-        shards.require_kept(spark, str(tmp_path), SHARDS + 1)
+    shards.require_kept(spark, str(tmp_path), "retry", SHARDS)
+    with pytest.raises(errors.SettingsError, match=f"set retry.shards to {SHARDS}"):
+        shards.require_kept(spark, str(tmp_path), "retry", SHARDS + 1)

@@ -37,8 +37,8 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
     monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
-    rows = [route._Row(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route._Row(8)]
-    batches = list(route._written(rows))
+    rows = [route.Row(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route.Row(8)]
+    batches = list(route.written(rows))
     assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
         [400, 600],
         [1],
@@ -46,4 +46,4 @@ def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch)
         [999, 0],
     ]
     assert pa.Table.from_batches(batches).column("shard").to_pylist() == [7] * 5 + [8]
-    assert list(route._written([])) == []
+    assert list(route.written([])) == []

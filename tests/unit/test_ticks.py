@@ -1,4 +1,4 @@
-"""When the batch lane is woken, and what it was told waits."""
+"""When a lane is woken, and what it was told waits."""
 
 import threading
 
@@ -22,10 +22,12 @@ def test_a_tick_is_sent_as_soon_as_a_micro_batch_would_let_the_batch_leave(due_m
     assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500) == wait_s
 
 
-def test_ticks_that_would_be_read_as_events_are_refused_at_the_start():
+@pytest.mark.parametrize(("lane", "topic"), [("batch", "ticks"), ("retry", "retry-ticks")])
+def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic):
     config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
-    with pytest.raises(errors.SettingsError, match=r"batch\.ticks_topic: fanout\.ticks matches source\.topic_pattern"):
-        ticks.Ticker(config, threading.Event())
+    told = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
+    with pytest.raises(errors.SettingsError, match=told):
+        ticks.Ticker(config, lane, threading.Event())
 
 
 def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():

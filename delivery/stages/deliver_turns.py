@@ -1,0 +1,48 @@
+"""Deliver the turns that leave, on the executors.
+
+Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once. A turn whose report is
+lost, with a task that fails or a process that ends, leaves its shard again after a while, and what was accepted of it repeats,
+with the same `webhook-id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from delivery.stages import deliver
+from delivery.webhooks import lane, routing, rows, worker
+
+
+def deliver_turns(
+    left: DataFrame,
+    plan: worker.Plan,
+    source: routing.Source,
+    parallelism: int,
+    observe: Callable[[lane.Results], None],
+    *,
+    settle_s: float,
+) -> DataFrame:
+    """Deliver what left its shard; return what to write to Kafka, also of earlier micro-batches' turns that have ended now."""
+    partition = DeliverTurnsPartition(plan=plan, source=source, observe=observe, settle_s=settle_s)
+    return left.select("value").coalesce(parallelism).mapInArrow(partition, deliver.SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverTurnsPartition:
+    """The partition function: Arrow batches of turns in, Arrow batches of rows out."""
+
+    plan: worker.Plan
+    source: routing.Source
+    observe: Callable[[lane.Results], None]
+    settle_s: float
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        turns = (turn for batch in batches for turn in batch.column("value").to_pylist())
+        for ended in worker.of(self.plan).retry(turns, self.source, self.settle_s):
+            self.observe(ended.results)
+            told = rows.rows(ended.results, self.plan.topics), rows.reports(ended.reports, self.plan.topics)
+            yield from deliver.written(row for some in told for row in some)

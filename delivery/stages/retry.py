@@ -1,0 +1,87 @@
+"""Let turns leave their shards, as delivery.webhooks.retrying decides: the retries topic up to the state of the retry lane.
+
+Defined on the driver, run in the executors' Python workers. The registry has no part in it: the closure stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import Accumulator
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
+
+from delivery.model import EndpointId
+from delivery.stages import route, state
+from delivery.webhooks import pending, retrying, segment
+
+COLUMNS = ("partition", "offset", "key", "value")
+NO_RECORD = (
+    "CAST(NULL AS int) AS partition",
+    "CAST(NULL AS long) AS offset",
+    "CAST(NULL AS binary) AS key",
+    "CAST(NULL AS binary) AS value",
+)
+"""The columns, for the plan of a source that has no records."""
+_place = struct.Struct(">iq").pack
+"""Partition and offset, in an order of bytes: an endpoint's records are all in one partition, and decided on in its order."""
+_shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
+
+
+def retry(
+    records: DataFrame,
+    policy: retrying.Policy,
+    horizon_ms: int,
+    parallelism: int,
+    told: Accumulator[pending.Pending],
+    *,
+    shard_keys: tuple[int, ...],
+) -> DataFrame:
+    """Return the turns that leave now, by the time at which the micro-batch began, which is in the offset log."""
+    spread = (
+        records.select(*COLUMNS)
+        .coalesce(parallelism)
+        .mapInArrow(SpreadPartition(shard_keys=shard_keys), route.SCHEMA)
+        .select("shard", "topic", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
+    )
+    return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadPartition:
+    """The partition function: Arrow batches of records in, rows for the shards out. A record's key is its endpoint's id."""
+
+    shard_keys: tuple[int, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Each shard looks at its times in every micro-batch, also when nothing comes for it.
+        yield from route.written([route.Row(key) for key in self.shard_keys])
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in COLUMNS)
+            yield from route.written(
+                route.Row(self._home_of(key), key=_place(partition, offset), value=value)
+                for partition, offset, key, value in zip(*columns, strict=True)
+                if key is not None and value is not None
+            )
+
+    def _home_of(self, key: bytes) -> int:
+        return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The decision of the retry lane."""
+
+    policy: retrying.Policy
+    horizon_ms: int
+
+    def __call__(self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int) -> state.Decided:
+        """As state.Decide."""
+        known = retrying.decoded(index)
+        decided = retrying.decide(known, arrived, read, self.policy, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        written = retrying.encoded(decided.index) if decided.changed else None
+        return state.Decided(decided.turns, decided.append, decided.drop, written, retrying.told(decided, now_ms))
