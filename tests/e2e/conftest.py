@@ -59,9 +59,11 @@ class Platform:
                 "attempts_topic": f"attempts-{self.name}",
                 "dead_letter_topic": f"dead-{self.name}",
                 "rejected_topic": f"rejected-{self.name}",
+                "retries_topic": f"retries-{self.name}",
                 "result_partitions": 1,
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
+            "retry": {"ticks_topic": f"retry-ticks-{self.name}"},
             "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
         }
         for area, fields in overrides.items():

@@ -68,7 +68,7 @@ class Job:
             return ""
 
     def pending(self):
-        found = re.search(r"^fanout_pending_events (\S+)", self.get("/metrics"), re.MULTILINE)
+        found = re.search(r'^fanout_pending_events{lane="batch"} (\S+)', self.get("/metrics"), re.MULTILINE)
         return float(found[1]) if found else None
 
 

@@ -1,0 +1,169 @@
+"""What waits in the retries topic, from there to the receiver, and what of it survives."""
+
+import collections
+import contextlib
+import itertools
+import re
+import socket
+import time
+import urllib.request
+
+import orjson
+import pytest
+from confluent_kafka import Producer
+
+from delivery import kafka_options
+from delivery.model import CustomerId, EndpointId
+from delivery.stages import topics
+from delivery.webhooks import message, parcel, retry
+from fanout.local import kafka as local_kafka
+from subscriptions_db import connect
+from tests import builders
+from tests.e2e.conftest import assert_eventually
+from tests.e2e.test_batch_lane import log
+from tests.turns import waiting
+
+pytestmark = pytest.mark.e2e
+START_S = 240
+"""For a job to start, also on a busy machine."""
+SOON = {"probe_interval_s": 1, "max_probe_interval_s": 1}
+_numbers = itertools.count()
+
+
+def update(platform, statement, *values):
+    with connect.connect(platform.config.database) as connection:
+        connection.execute(statement, values)
+
+
+def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
+    """Hand events over to the retry lane, as a fast lane does after one attempt; return them in their order."""
+    now_ms = int(time.time() * 1000)
+    events = [builders.event(event_id=f"e{next(_numbers)}", event_type="order") for _ in range(count)]
+    defaults = {"again_at_ms": now_ms, "since_ms": now_ms, "expires_ms": now_ms + 3_600_000, "attempts": 1}
+    parcels = [waiting(event, through=(through,), **defaults | fields) for event in events]
+    config = platform.config
+    topics.ensure(config.kafka, [config.delivery.retries_topic], 1, topics.RETRIES)
+    producer = Producer(kafka_options.for_command(config.kafka))
+    written = parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
+    producer.produce(config.delivery.retries_topic, key=endpoint.encode(), value=written)
+    assert producer.flush(10) == 0
+    return events
+
+
+class Job:
+    """The retry lane, and how much waits in it."""
+
+    def __init__(self, platform, *lanes, **overrides):
+        self.port = local_kafka.free_port()
+        chosen = ("--lanes", ",".join(lanes or ("retry",)))
+        self.process = platform.start(*chosen, metrics={"port": self.port}, retry=SOON, **overrides)
+
+    def metric(self, name):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+                found = re.search(rf"^fanout_{name} (\S+)", answer.read().decode(), re.MULTILINE)
+        except OSError:
+            return None
+        return float(found[1]) if found else None
+
+    def pending(self):
+        return self.metric('pending_events{lane="retry"}')
+
+
+def attempts(platform):
+    """The numbers and error classes of the attempts at each delivery, as the log has them."""
+    numbers = collections.defaultdict(list)
+    for entry in log(platform):
+        if entry["kind"] == "attempt":
+            numbers[entry["webhook_id"]].append((entry["attempt"], entry["error_class"]))
+    return numbers
+
+
+def test_an_endpoint_that_fails_and_recovers_gets_everything_once(platform):
+    platform.migrate()
+    platform.register([{}])
+    platform.statuses["ep1"] = 500
+    events = postpone(platform, 30)
+    job = Job(platform)
+    assert_eventually(lambda: len(platform.received), lambda count: count >= 5, within_s=START_S)
+    assert_eventually(lambda: job.metric("held_endpoints"), lambda held: held == 1, within_s=30)
+    platform.statuses["ep1"] = 200
+    assert_eventually(platform.accepted, lambda got: len(got) == 30, within_s=90)
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=30)
+    assert platform.stop(job.process) == 0, platform.log()
+
+    assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
+    assert all(one.is_verified for one in platform.received)
+    ids = {event.event_id: message.webhook_id(event, "s0") for event in events}
+    assert all(one.webhook_id == ids[orjson.loads(one.body)["id"]] for one in platform.received)
+    told = attempts(platform)
+    assert set(told) == set(ids.values())
+    for numbers in told.values():
+        assert [number for number, _ in numbers] == list(range(2, 2 + len(numbers)))
+        assert [error_class for _, error_class in numbers] == ["server_error"] * (len(numbers) - 1) + [None]
+    assert sum(map(len, told.values())) == len(platform.received)
+
+
+@contextlib.contextmanager
+def hanging():
+    """Serve, and never answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_late(platform):
+    platform.migrate()
+    platform.register([{}, {"endpoint": "hangs"}], endpoints=("ep1", "hangs"))
+    with hanging() as url:
+        update(platform, "update endpoints set url = %s where endpoint_id = 'hangs'", url)
+        hung = postpone(platform, 3, endpoint="hangs", through="s1")
+        events = postpone(platform, 50)
+        job = Job(platform)
+        assert_eventually(platform.accepted, lambda got: len(got) == 50, within_s=START_S)
+        assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
+        told = assert_eventually(lambda: log(platform), lambda entries: len(entries) >= 53, within_s=60)
+        assert platform.stop(job.process) == 0, platform.log()
+    of_hung = {message.webhook_id(event, "s1") for event in hung}
+    assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
+    assert {entry["error_class"] for entry in told[50:]} == {"timeout"}
+    assert all(15_000 <= entry["duration_ms"] < 18_000 for entry in told[50:])
+
+
+def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_resumed(platform):
+    platform.migrate()
+    platform.register([{}])
+    update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")
+    events = postpone(platform, 20, reason=retry.ENDPOINT_PAUSED, attempts=0)
+    first = Job(platform)
+    assert_eventually(first.pending, lambda waits: waits == 20, within_s=START_S)
+    platform.kill(first.process)
+    events += postpone(platform, 5, reason=retry.ENDPOINT_PAUSED, attempts=0)
+
+    second = Job(platform)
+    assert_eventually(second.pending, lambda waits: waits == 25, within_s=START_S)
+    assert platform.received == []
+    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
+    assert_eventually(platform.accepted, lambda got: len(got) >= 25, within_s=60)
+    assert_eventually(second.pending, lambda waits: waits == 0, within_s=30)
+    assert platform.stop(second.process) == 0, platform.log()
+    assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
+    assert platform.accepted()[:1] == [events[0].event_id]
+
+
+def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(platform):
+    platform.migrate()
+    platform.register([{}])
+    job = Job(platform, "direct", "batch", "retry")
+    ids = platform.publish(5)
+    assert_eventually(platform.accepted, lambda got: len(got) == 5, within_s=START_S)
+    [event] = postpone(platform, 1)
+    assert_eventually(platform.accepted, lambda got: got[5:] == [event.event_id], within_s=30)
+    assert sorted(platform.accepted()[:5]) == sorted(ids)
+    # The report is read, and then no further micro-batch comes.
+    handled = assert_eventually(
+        lambda: job.metric('records_total{lane="retry"}'), lambda count: count and count >= 2, within_s=30
+    )
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=30)
+    time.sleep(5)
+    assert job.metric('records_total{lane="retry"}') <= handled + 1
+    assert platform.stop(job.process) == 0, platform.log()
