@@ -16,7 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
+from delivery.model import EndpointId
 from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
+from delivery.stages.held import Held
+from delivery.stages.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +38,32 @@ def run(
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
-    watches = {name: health.Watch(hold=registry.hold_reason, stop=stop) for name in names}
+    network = Network()
+    watches = {name: health.Watch(hold=lambda: network.hold_reason() or registry.hold_reason(), stop=stop) for name in names}
     serving.serve(config.metrics, watches)
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
+    topics.ensure(config.kafka, [config.delivery.retries_topic], config.delivery.result_partitions, topics.OF_RETRIES)
     spark = session.start(config.spark, jars, shards=config.batch.shards)
     try:
-        hold = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
+        source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
+        hold = {name: network.holding(source[name], stop) for name in watches}
+        common = lanes.Common(held=Held(), network=network, disable=_told_only)
         known = {name: hold[name]() for name in watches}
         made: dict[str, lanes.Lane] = {}
         if "direct" in watches:
-            made["direct"] = lanes.Direct(config, spark, hold["direct"], stop)
+            made["direct"] = lanes.Direct(config, spark, hold["direct"], stop, common)
         if "batch" in watches:
-            made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, rejects="direct" not in watches)
+            made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, common, rejects="direct" not in watches)
         lanes.warm(made, known)
         if not stop.is_set():
             lanes.run(made, watches, stop, once=once)
     finally:
         stop.set()
         spark.stop()
+
+
+def _told_only(endpoint_ids: Iterable[EndpointId], reason: str) -> None:
+    """Stand where delivery.stages.disabling goes."""
+    log.warning("to be disabled (%s): %s", reason, ", ".join(sorted(endpoint_ids)))

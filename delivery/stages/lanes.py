@@ -12,13 +12,15 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery import health, plan, settings
+from delivery.model import EndpointId
 from delivery.stages import (
     batch,
     carried,
@@ -33,7 +35,9 @@ from delivery.stages import (
     telemetry,
     ticks,
 )
-from delivery.webhooks import routing
+from delivery.stages.held import Held
+from delivery.stages.network import Network
+from delivery.webhooks import retry, routing
 from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -51,11 +55,29 @@ class Lane(Protocol):
         """Run until the job is to stop, or with `once` until all that is in Kafka now has been handled."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What the lanes of one application tell each other."""
+
+    held: Held
+    network: Network
+    disable: Callable[[Iterable[EndpointId], str], None]
+    """Called with endpoints that are to get nothing more, and why. Must not wait."""
+
+    def told(self, told: telemetry.Told) -> None:
+        """Take what the workers told of a micro-batch of any lane."""
+        self.network.told(told.tally.asked, told.tally.unreachable)
+        if told.gone:
+            self.disable(told.gone, retry.GONE)
+
+
 class Direct:
     """Route and deliver in one step."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event) -> None:
-        self._config, self._spark, self._hold, self._stop = config, spark, hold, stop
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
+    ) -> None:
+        self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
 
@@ -73,18 +95,26 @@ class Direct:
         return source.read(self._spark, self._config.kafka, self._config.source)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        results = deliver.deliver(records, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
+        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, held=held)
         sink.write(results, self._config.kafka)
-        self._seen.publish()
+        self._common.told(self._seen.publish())
 
 
 class Batch:
     """Route to shards, keep in state, deliver what leaves."""
 
     def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, rejects: bool
+        self,
+        config: settings.Settings,
+        spark: SparkSession,
+        hold: Hold,
+        stop: threading.Event,
+        common: Common,
+        *,
+        rejects: bool,
     ) -> None:
-        self._config, self._spark, self._hold, self._stop = config, spark, hold, stop
+        self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
         self._rejects = rejects
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "batch", config.logs)
@@ -144,9 +174,10 @@ class Batch:
         if not self._carrier.can_carry(known):
             raise query.StartAgain
         self._carrier.carry(known)
-        results = deliver_batches.deliver_batches(left, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
+        results = deliver_batches.deliver_batches(left, self._plan, known, parallelism, self._seen.observer, held=held)
         sink.write(results, self._config.kafka)
-        self._seen.publish()
+        self._common.told(self._seen.publish())
         told, self._pending.value = self._pending.value, Pending()
         if told.shards >= len(self._shard_keys):  # a micro-batch without a single partition asks none of them
             self._ticker.waits(told)

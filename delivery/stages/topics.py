@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors, kafka_options, settings
+from delivery.stages import sink
 
 TIMEOUT_S = 10
 
@@ -58,3 +59,7 @@ def _await_leaders(admin: AdminClient, names: set[str]) -> None:
 def of_results(lane: settings.Delivery) -> list[str]:
     """Return the topics that the job writes."""
     return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic]
+
+
+OF_RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES)}
+"""How the topic of what is postponed is made."""

@@ -18,7 +18,7 @@ from delivery.model import (
     SkipReason,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, dispatch, intake, lane, matching, routing, segment
+from delivery.webhooks import batch_message, dispatch, handover, intake, lane, matching, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,15 @@ MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
 class BatchLane:
     """Deliver the batches of one micro-batch partition, as they are read. Used once.
 
-    Each event of a batch is skipped, delivered or dead-lettered: what `take` has not returned yet, `finish` does.
+    Each event of a batch is skipped, delivered, dead-lettered or postponed: what `take` has not returned yet, `finish` does.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery]) -> None:
+    def __init__(
+        self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery], hand_over: handover.Handover
+    ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
+        self._hand_over = hand_over
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
@@ -58,14 +61,14 @@ class BatchLane:
         """Wait for all that is under way; return what is left."""
         await self._dispatcher.finish()
         self._settle()
-        return lane.Results(batches=self._told(), most_in_flight=self._dispatcher.most_in_flight)
+        return lane.ended(self._dispatcher, batches=self._told())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: list[int]) -> None:
-        """Send the events of a batch at `places`, or skip them."""
+        """Send the events of a batch at `places`, or skip or postpone them."""
         # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
         through = [_through(batch, place) for place in places]
@@ -76,6 +79,10 @@ class BatchLane:
             delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
+                return
+            postponed = self._hand_over.reason(to)
+            if postponed is not None:
+                self._ended.append(BatchOutcome(self._hand_over.unattempted(delivery, postponed)))
                 return
             content = batch_message.content(events, to.content_mode)
             sent = batch_message.compressed(content) if to.batching is not None and to.batching.is_gzipped else content
@@ -109,7 +116,7 @@ def _parted(batch: segment.Batch, destination: routing.Destination) -> dict[Skip
 
     1. The endpoint is gone, or it is another one with the same id: of another customer, or without batches.
     2. A subscription is gone, or leads elsewhere now.
-    3. As in the direct lane: quarantined, paused, disabled.
+    3. As in the direct lane: quarantined, or the subscription is paused.
     """
     endpoint = destination.endpoint
     reasons: list[SkipReason | None] = []

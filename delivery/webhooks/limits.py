@@ -8,9 +8,10 @@ share: the limits are never passed, and not fully used while the endpoint's even
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from delivery.model import Endpoint
+from delivery.model import Endpoint, EndpointId
 
 BURST_SHARE = 0.05
 """The part of a second's requests that may go at once. The rest is refilled over the second: in no second are there more than
@@ -25,8 +26,7 @@ class Limits:
     max_in_flight_per_endpoint: int = 16
     """For an endpoint that has no bound of its own."""
     lane_deadline_s: float = 3.0
-    rate_wait_s: float = 30.0
-    """How long a delivery waits for its endpoint's rate."""
+    """How long a delivery waits for its own endpoint when all others have been served."""
     workers: int = 1
     """How many worker processes share an endpoint's own limits."""
 
@@ -39,6 +39,16 @@ class Limits:
     def rate_to(self, endpoint: Endpoint) -> float | None:
         """Return how many requests a second may go to `endpoint` from this worker, or None for no bound."""
         return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
+
+    def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
+        """Return the pace of `endpoint`, the known one while its rate is the same, or None for no bound."""
+        per_second = self.rate_to(endpoint)
+        if per_second is None:
+            return None
+        known = paces.get(endpoint.endpoint_id)
+        if known is None or known.per_second != per_second:
+            known = paces[endpoint.endpoint_id] = Pace(per_second)
+        return known
 
 
 class Pace:
@@ -64,3 +74,7 @@ class Pace:
     def take(self, now: float) -> None:
         """Note that a request goes now."""
         self._next_at = max(self._next_at, now) + self._interval_s
+
+
+Paces = MutableMapping[EndpointId, Pace]
+"""The paces of a worker's endpoints, in all of its lanes."""
