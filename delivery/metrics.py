@@ -96,6 +96,11 @@ REGISTRY_ROWS = Gauge(
     "fanout_registry_rows", "Size of the snapshot that is being routed by: tenants, endpoints, subscriptions.", ["kind"]
 )
 REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+ENDPOINTS_DISABLED = Counter(
+    "fanout_endpoints_disabled",
+    "Endpoints that the job disabled in the registry, because they are gone or failing.",
+    ["reason"],
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

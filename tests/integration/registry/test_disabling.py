@@ -1,9 +1,14 @@
 """An endpoint is disabled and enabled: by the job only when it is active, by the operator whatever it is."""
 
-import pytest
+import threading
+import uuid
 
-from delivery import errors
-from subscriptions_db import disabling, registry
+import pytest
+from psycopg import sql
+
+from delivery import errors, settings
+from delivery.stages import disabling as stages_disabling
+from subscriptions_db import connect, disabling, migrate, registry
 from tests.integration.registry.documents import DOCUMENT, applied
 
 pytestmark = pytest.mark.integration
@@ -51,3 +56,46 @@ def test_what_is_said_twice_changes_nothing_the_second_time(connection):
 def test_an_endpoint_that_there_is_not_is_named(connection):
     with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
         disabling.enable(connection, "nobody")
+
+
+@pytest.fixture
+def role(connection):
+    """Who may only read the registry, and set what disabling sets: what docs/operations.md grants the job."""
+    name = sql.Identifier(f"job_{uuid.uuid4().hex}")
+    connection.execute(sql.SQL("create role {}").format(name))
+    connection.execute(sql.SQL("grant select on all tables in schema public to {}").format(name))
+    connection.execute(sql.SQL("grant update (status, disabled_reason) on endpoints to {}").format(name))
+    yield name
+    connection.execute("reset role")
+    connection.execute(sql.SQL("drop owned by {name}; drop role {name}").format(name=name))
+
+
+def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
+    connection.execute(sql.SQL("set role {}").format(role))
+    assert disabling.disable_active(connection, ["ep1"], "gone") == ["ep1"]
+    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
+        connection.execute("update endpoints set url = 'https://example.com/theirs'")
+    connection.execute("reset role")
+    assert rows()["ep1"] == ("disabled", "gone")
+
+
+def test_a_job_disables_once_postgres_is_there_again(own_postgres, ring):
+    with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+        migrate.migrate(opened)
+        applied(opened, ring, DOCUMENT)
+    own_postgres.kill()
+    stop = threading.Event()
+    running = stages_disabling.Disabling(settings.Settings(database={"url": own_postgres.url}), stop)
+    try:
+        running.disable(["ep1"], "gone")
+        own_postgres.start()
+        with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+            asked = "select disabled_reason from endpoints where endpoint_id = 'ep1' and status = 'disabled'"
+            for _ in range(1000):
+                if found := opened.execute(asked).fetchone():
+                    break
+                opened.execute("select pg_sleep(0.02)")
+        assert found == {"disabled_reason": "gone"}
+    finally:
+        stop.set()
+        running.close()
