@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
-from delivery.model import EndpointId
 from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
+from delivery.stages.disabling import Disabling
 from delivery.stages.held import Held
 from delivery.stages.network import Network
 
@@ -46,10 +46,11 @@ def run(
     topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
     topics.ensure(config.kafka, [config.delivery.retries_topic], config.delivery.result_partitions, topics.OF_RETRIES)
     spark = session.start(config.spark, jars, shards=config.batch.shards)
+    disabler = Disabling(config, stop)
     try:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(source[name], stop) for name in watches}
-        common = lanes.Common(held=Held(), network=network, disable=_told_only)
+        common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
         known = {name: hold[name]() for name in watches}
         made: dict[str, lanes.Lane] = {}
         if "direct" in watches:
@@ -61,9 +62,5 @@ def run(
             lanes.run(made, watches, stop, once=once)
     finally:
         stop.set()
+        disabler.close()
         spark.stop()
-
-
-def _told_only(endpoint_ids: Iterable[EndpointId], reason: str) -> None:
-    """Stand where delivery.stages.disabling goes."""
-    log.warning("to be disabled (%s): %s", reason, ", ".join(sorted(endpoint_ids)))

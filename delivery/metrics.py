@@ -99,6 +99,11 @@ REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the re
 EGRESS_BROKEN = Gauge(
     "fanout_egress_broken", "1 while hardly any endpoint can be reached, and so all lanes hold; nobody is disabled meanwhile."
 )
+ENDPOINTS_DISABLED = Counter(
+    "fanout_endpoints_disabled",
+    "Endpoints that the job disabled in the registry, because they are gone or failing.",
+    ["reason"],
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 
