@@ -43,21 +43,15 @@ def run(
     serving.serve(config.metrics, watches)
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
-    topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
-    topics.ensure(config.kafka, [config.delivery.retries_topic], config.delivery.result_partitions, topics.OF_RETRIES)
+    topics.ensure_all(config)
     spark = session.start(config.spark, jars, shards=config.batch.shards)
     disabler = Disabling(config, stop)
     try:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
-        hold = {name: network.holding(source[name], stop) for name in watches}
+        hold = {name: network.holding(take, stop) for name, take in source.items()}
         common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
-        known = {name: hold[name]() for name in watches}
-        made: dict[str, lanes.Lane] = {}
-        if "direct" in watches:
-            made["direct"] = lanes.Direct(config, spark, hold["direct"], stop, common)
-        if "batch" in watches:
-            made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, common, rejects="direct" not in watches)
-        lanes.warm(made, known)
+        made = lanes.made(config, spark, hold, stop, common)
+        lanes.warm(made, {name: take() for name, take in hold.items()})
         if not stop.is_set():
             lanes.run(made, watches, stop, once=once)
     finally:

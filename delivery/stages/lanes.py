@@ -183,6 +183,18 @@ class Batch:
             self._ticker.waits(told)
 
 
+def made(
+    config: settings.Settings, spark: SparkSession, hold: Mapping[str, Hold], stop: threading.Event, common: Common
+) -> dict[str, Lane]:
+    """Return the lanes that are to run: those that have a `hold`."""
+    lanes: dict[str, Lane] = {}
+    if "direct" in hold:
+        lanes["direct"] = Direct(config, spark, hold["direct"], stop, common)
+    if "batch" in hold:
+        lanes["batch"] = Batch(config, spark, hold["batch"], stop, common, rejects="direct" not in hold)
+    return lanes
+
+
 def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
     """Make all lanes ready by the registry that is known; None where the job is to stop."""
     for name, lane in lanes.items():

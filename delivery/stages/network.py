@@ -1,4 +1,4 @@
-"""Hold all lanes while our own network is broken: the shell around delivery.egress.
+"""Hold all lanes while our own network is broken: the shell around delivery.webhooks.egress.
 
 Runs on the driver, shared by the lanes of one application, each of which calls from its own thread.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from delivery import metrics
-from delivery.egress import Egress
+from delivery.webhooks.egress import Egress
 
 log = logging.getLogger(__name__)
 

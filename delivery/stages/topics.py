@@ -19,6 +19,13 @@ from delivery.stages import sink
 TIMEOUT_S = 10
 
 
+def ensure_all(config: settings.Settings) -> None:
+    """Create the topics that the job writes and that are missing."""
+    partitions = config.delivery.result_partitions
+    ensure(config.kafka, of_results(config.delivery), partitions)
+    ensure(config.kafka, [config.delivery.retries_topic], partitions, {"max.message.bytes": str(sink.MAX_REQUEST_BYTES)})
+
+
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
     """Create the topics that are missing, with `config`; raise KafkaUnavailable when the broker does not answer."""
     admin = AdminClient(kafka_options.for_command(kafka))
@@ -57,9 +64,5 @@ def _await_leaders(admin: AdminClient, names: set[str]) -> None:
 
 
 def of_results(lane: settings.Delivery) -> list[str]:
-    """Return the topics that the job writes."""
+    """Return the topics that the job writes for others."""
     return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic]
-
-
-OF_RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES)}
-"""How the topic of what is postponed is made."""

@@ -34,7 +34,7 @@ _NO_WAY_THERE = frozenset(
         errors.ConnectionLost.error_class,
     }
 )
-"""Nothing came from the endpoint. When that is so for most of them, the fault is ours (delivery.egress)."""
+"""Nothing came from the endpoint. When that is so for most of them, the fault is ours (delivery.webhooks.egress)."""
 
 
 class Reached(NamedTuple):

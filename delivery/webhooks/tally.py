@@ -44,7 +44,7 @@ class Tally:
     asked: int = 0
     """Endpoints to which requests were made, by each task; one that has events in two tasks counts twice."""
     unreachable: int = 0
-    """Those of them to which there was no way at all (delivery.egress)."""
+    """Those of them to which there was no way at all (delivery.webhooks.egress)."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
 

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import cachetools
 import uvloop
 
-from delivery import egress
 from delivery.model import EndpointId, Record
 from delivery.webhooks import (
     batch_lane,
     circuit,
     collecting,
     dispatch,
+    egress,
     envelope,
     guard,
     handover,

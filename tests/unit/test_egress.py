@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from delivery import egress
 from delivery.stages import network
+from delivery.webhooks import egress
 from tests import fakes
 
 

@@ -1,6 +1,6 @@
 """Tell a network of ours that is broken from endpoints that are: when hardly any can be reached, the fault is ours.
 
-Runs on the driver and in the executors. Imports the standard library only. Pure: `now` comes in. While the fault is ours the
+Runs on the driver and in the executors. Must not import pyspark or psycopg. Pure: `now` comes in. While the fault is ours the
 lanes hold: events stay in Kafka instead of using up their schedules, and nobody is disabled (`is_broken`).
 """
 
