@@ -17,7 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
-from delivery.stages import backlog, held, lanes, lookup, session, snapshot, topics
+from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
+from delivery.stages.disabling import Disabling
+from delivery.stages.held import Held
+from delivery.stages.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +39,23 @@ def run(
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
-    watches = {name: health.Watch(hold=registry.hold_reason, stop=stop) for name in names}
+    network = Network()
+    watches = {name: health.Watch(hold=lambda: network.hold_reason() or registry.hold_reason(), stop=stop) for name in names}
     serving.serve(config.metrics, watches)
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
-    topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
-    topics.ensure(config.kafka, [config.delivery.retries_topic], config.delivery.result_partitions, topics.RETRIES)
+    topics.ensure_all(config)
     spark = session.start(config.spark, jars)
+    disabler = Disabling(config, stop)
     try:
-        hold = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
-        known = {name: hold[name]() for name in watches}
-        made: dict[str, lanes.Lane] = {}
-        if "direct" in watches:
-            made["direct"] = lanes.Direct(config, spark, hold["direct"], stop)
-        if "batch" in watches:
-            made["batch"] = lanes.Batch(config, spark, hold["batch"], stop, rejects="direct" not in watches)
-        if "retry" in watches:
-            made["retry"] = lanes.Retry(config, spark, hold["retry"], stop, holds=held.Held())
-        lanes.warm(made, known)
+        source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
+        hold = {name: network.holding(take, stop) for name, take in source.items()}
+        common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
+        made = lanes.made(config, spark, hold, stop, common)
+        lanes.warm(made, {name: take() for name, take in hold.items()})
         if not stop.is_set():
             lanes.run(made, watches, stop, once=once)
     finally:
         stop.set()
+        disabler.close()
         spark.stop()

@@ -53,7 +53,7 @@ RECORDS = Counter(
 REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
 DELIVERIES = Counter(
     "fanout_deliveries",
-    "Deliveries by outcome (delivered, dead_lettered, skipped) and reason.",
+    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: handed over to the retry lane) and reason.",
     ["lane", "outcome", "reason"],
 )
 BATCHES = Counter("fanout_batches", "Batches that were sent, by why they left: count, bytes or time.", ["lane", "reason"])
@@ -112,6 +112,14 @@ REGISTRY_ROWS = Gauge(
     "fanout_registry_rows", "Size of the snapshot that is being routed by: tenants, endpoints, subscriptions.", ["kind"]
 )
 REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+EGRESS_BROKEN = Gauge(
+    "fanout_egress_broken", "1 while hardly any endpoint can be reached, and so all lanes hold; nobody is disabled meanwhile."
+)
+ENDPOINTS_DISABLED = Counter(
+    "fanout_endpoints_disabled",
+    "Endpoints that the job disabled in the registry, because they are gone or failing.",
+    ["reason"],
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

@@ -273,6 +273,8 @@ class Delivery(NamedTuple):
     """What is signed and sent; deliveries of one event in one content mode share it."""
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF; shared like it."""
+    order_key: str | None = None
+    """What it must stay in order with at its endpoint; None: nothing."""
 
     @property
     def signed(self) -> bytes:
@@ -289,8 +291,6 @@ class SkipReason(enum.StrEnum):
     """Why a due delivery was not attempted. A closed set: it labels metrics."""
 
     SUBSCRIPTION_PAUSED = "subscription_paused"
-    ENDPOINT_PAUSED = "endpoint_paused"
-    ENDPOINT_DISABLED = "endpoint_disabled"
     QUARANTINED = "quarantined"
     ENDPOINT_DELETED = "endpoint_deleted"
     """While the event waited for its batch; as the next."""

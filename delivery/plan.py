@@ -34,7 +34,6 @@ def of(config: settings.Settings) -> worker.Plan:
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
             lane_deadline_s=lane.lane_deadline_s,
-            rate_wait_s=lane.rate_wait_s,
             workers=config.spark.parallelism,
         ),
         quick_retry=retry.QuickRetry(

@@ -149,8 +149,8 @@ class Delivery(Area):
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt, from looking up the name to the last byte that is read of the response."""
     lane_deadline_s: Seconds = 3
-    """How long an endpoint may go without accepting anything before what waits for it in this micro-batch is given up, so
-    that nobody else waits for it."""
+    """How long deliveries may wait for their own endpoint's answers, or for its `max_per_second`, when all others of the
+    micro-batch have been served. Then they are handed over to the retry lane, so that nobody else waits for them."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2
@@ -162,9 +162,6 @@ class Delivery(Area):
     """At most so many requests under way in one worker process."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
-    rate_wait_s: Seconds = 30
-    """How long a delivery waits when its endpoint has more than its `max_per_second`; what would wait longer becomes a dead
-    letter. The micro-batch waits with it."""
     max_connections: Annotated[int, Field(ge=0)] = 0
     """At most so many open connections in one worker process, idle ones included; beyond it the longest unused are closed.
     0: half of the files that the process may open (`ulimit -n`)."""

@@ -140,6 +140,28 @@ def endpoints_rotate_secret(
         registering.show_rotation(console, rotated)
 
 
+@endpoints.command("enable")
+def endpoints_enable(context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Make an endpoint active again: one that was disabled or paused. What waits for it is attempted soon."""
+    from fanout import registering  # noqa: PLC0415
+
+    registering.enable(_settings(context), endpoint_id)
+    console.print(f"{endpoint_id} is active")
+
+
+@endpoints.command("disable")
+def endpoints_disable(
+    context: typer.Context,
+    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    reason: Annotated[str, typer.Option(help="Why, for who asks later; `fanout get endpoints` shows it.")],
+) -> None:
+    """Disable an endpoint: nothing is sent to it, and what is due to it waits. `fanout apply` alone does not enable it."""
+    from fanout import registering  # noqa: PLC0415
+
+    registering.disable(_settings(context), endpoint_id, reason)
+    console.print(f"{endpoint_id} is disabled")
+
+
 @keys.command("generate")
 def keys_generate() -> None:
     """Print a new key for the setting `keys.ring`."""

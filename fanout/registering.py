@@ -1,4 +1,4 @@
-"""The commands that register: apply, get, endpoints rotate-secret, keys rotate.
+"""The commands that register: apply, get, endpoints rotate-secret, enable and disable, keys rotate.
 
 Runs in the command.
 """
@@ -16,7 +16,7 @@ import rich.console
 from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
 from delivery.webhooks import signing
-from subscriptions_db import apply, connect, keyring, manifest, migrate, registry, rotation
+from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation
 
 MAX_OVERLAP = dt.timedelta(days=30)
 _OVERLAP = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[smhd])")
@@ -57,6 +57,8 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
         console.print("Signing secrets made now; they are not shown again:")
         for endpoint_id, text in result.new_secrets.items():
             console.print(f"  {endpoint_id}  {text}")
+    for endpoint_id, reason in result.still_disabled.items():
+        console.print(f"{endpoint_id} stays disabled ({reason}): say status: active, or fanout endpoints enable", markup=False)
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def as_document(result: apply.Result) -> dict[str, Any]:
         }
         for change in result.changes
     ]
-    return {"changes": changes, "new_secrets": result.new_secrets}
+    return {"changes": changes, "new_secrets": result.new_secrets, "still_disabled": result.still_disabled}
 
 
 def get(config: settings.Settings, kind: str, row_id: str | None) -> list[dict[str, Any]]:
@@ -130,6 +132,20 @@ def overlap_of(text: str) -> dt.timedelta:
     if overlap is None or overlap > MAX_OVERLAP:
         raise errors.RegistrationError("--overlap", f"is a number with s, m, h or d, such as 24h, up to {MAX_OVERLAP.days}d")
     return overlap
+
+
+def enable(config: settings.Settings, endpoint_id: str) -> None:
+    """Make an endpoint active."""
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        disabling.enable(connection, endpoint_id)
+
+
+def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
+    """Disable an endpoint."""
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        disabling.disable(connection, endpoint_id, reason)
 
 
 def rotate_keys(config: settings.Settings) -> int:

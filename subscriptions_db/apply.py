@@ -7,7 +7,7 @@ Runs in the command. Applying the same manifest twice changes nothing. What the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class Result:
     changes: tuple[Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
     """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
+    still_disabled: dict[str, str] = field(default_factory=dict)
+    """Endpoint id → why it was disabled, of those that stay so because the manifest does not say their status."""
 
     def __repr__(self) -> str:
         return f"Result({len(self.changes)} changes)"
@@ -61,12 +63,14 @@ def apply(
         connection.execute("set transaction isolation level repeatable read")
         current = registry.rows_of(connection)
         secrets = _Secrets(connection, ring)
+        still_disabled = _still_disabled(wanted, current)
+        wanted = _with_statuses(wanted, still_disabled)
         changes = tuple(
             differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set())
         )
         _require_possible(changes, wanted, current)
         _write(connection, changes, wanted, secrets)
-    return Result(changes=changes, new_secrets={} if dry_run else secrets.made)
+    return Result(changes=changes, new_secrets={} if dry_run else secrets.made, still_disabled=still_disabled)
 
 
 @contextlib.contextmanager
@@ -163,6 +167,24 @@ def _secrets_of(endpoint: manifest.Endpoint) -> dict[str, list[Opened] | None]:
     }
 
 
+def _still_disabled(wanted: manifest.Manifest, current: registry.Rows) -> dict[str, str]:
+    """Return which endpoints stay disabled, and why they are.
+
+    Documents are applied by machines, again and again. One that says nothing of the status must not switch on what was
+    switched off because it fails; one that says `status: active` does.
+    """
+    reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
+    return {row_id: reason for row_id, reason in reasons.items() if reason is not None}
+
+
+def _with_statuses(wanted: manifest.Manifest, still_disabled: Collection[str]) -> manifest.Manifest:
+    endpoints = [
+        row if row.status else row.model_copy(update={"status": "disabled" if row.id in still_disabled else "active"})
+        for row in wanted.endpoints
+    ]
+    return wanted.model_copy(update={"endpoints": endpoints})
+
+
 def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registry.Rows:
     return {
         "tenant": {row.id: _tenant(row) for row in wanted.tenants},
@@ -201,6 +223,10 @@ def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
         "batch_max_wait_s": row.batch.max_wait_s,
         "batch_max_bytes": row.batch.max_bytes,
         "batch_gzip": row.batch.gzip,
+        "retry_schedule_s": row.retry.schedule_s,
+        "retry_max_age_s": row.retry.max_age_s,
+        "retry_timeout_s": row.retry.timeout_s,
+        "order_by": row.order_by,
     }
 
 

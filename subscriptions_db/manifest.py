@@ -123,6 +123,15 @@ class Batch(_Part):
     gzip: bool = False
 
 
+class Retry(_Part):
+    """How long, and how often, the retry lane goes on. What is left out is as model.Retrying has it."""
+
+    schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
+    """The waits before each further attempt; empty: what fails in its lane is given up there."""
+    max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
+
+
 class Endpoint(_Part):
     """Where a customer takes deliveries. Without `signing_secrets` one is made when the endpoint is, and shown once."""
 
@@ -130,7 +139,8 @@ class Endpoint(_Part):
     customer: Id
     url: str
     mode: Literal["direct", "batch"] = "direct"
-    status: Literal["active", "paused", "disabled"] = "active"
+    status: Literal["active", "paused", "disabled"] | None = None
+    """Left out: active; but what the platform or an operator has disabled for a reason stays disabled."""
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     headers: dict[str, str] = {}
     auth: Auth = Auth()
@@ -140,6 +150,8 @@ class Endpoint(_Part):
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
     """Newest first; several while a rotation lasts."""
     batch: Batch = Batch()
+    retry: Retry = Retry()
+    order_by: Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$", max_length=255)] | None = None
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> Endpoint:
@@ -147,6 +159,8 @@ class Endpoint(_Part):
             raise ValueError("batch is for mode: batch")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError("cloudevents_binary is for single events; mode: batch takes standard or cloudevents_structured")
+        if self.mode == "batch" and self.order_by is not None:
+            raise ValueError("order_by is for mode: direct")
         return self
 
 

@@ -46,7 +46,8 @@ select
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second,
-    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by
 from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
@@ -119,7 +120,8 @@ select
     endpoint_id as id, customer_id as customer, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
-    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at
 from endpoints;
 
 -- name: document_subscriptions
@@ -149,13 +151,15 @@ insert into endpoints (
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
-    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip
+    batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by
 )
 values (
     %(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s,
     %(auth_kind)s, %(auth_username)s, %(auth_header)s, %(auth_client_id)s, %(auth_token_url)s, %(auth_token_scope)s,
     %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s,
-    %(batch_max_events)s, %(batch_max_wait_s)s, %(batch_max_bytes)s, %(batch_gzip)s
+    %(batch_max_events)s, %(batch_max_wait_s)s, %(batch_max_bytes)s, %(batch_gzip)s,
+    %(retry_schedule_s)s, %(retry_max_age_s)s, %(retry_timeout_s)s, %(order_by)s
 )
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
@@ -165,7 +169,9 @@ on conflict (endpoint_id) do update set
     tls_authorities = excluded.tls_authorities, tls_certificate = excluded.tls_certificate,
     max_in_flight = excluded.max_in_flight, max_per_second = excluded.max_per_second,
     batch_max_events = excluded.batch_max_events, batch_max_wait_s = excluded.batch_max_wait_s,
-    batch_max_bytes = excluded.batch_max_bytes, batch_gzip = excluded.batch_gzip;
+    batch_max_bytes = excluded.batch_max_bytes, batch_gzip = excluded.batch_gzip,
+    retry_schedule_s = excluded.retry_schedule_s, retry_max_age_s = excluded.retry_max_age_s,
+    retry_timeout_s = excluded.retry_timeout_s, order_by = excluded.order_by;
 
 -- name: put_secret
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
@@ -174,6 +180,19 @@ values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s
 -- name: delete_secrets
 -- Expired ones as well: for this code they are gone.
 delete from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
+
+-- name: disable_active_endpoints
+-- In the order of their ids: two who disable at the same time wait for each other instead of ending in a deadlock.
+with active as (
+    select endpoint_id from endpoints where endpoint_id = any (%(ids)s) and status = 'active' order by endpoint_id for update
+)
+update endpoints set status = 'disabled', disabled_reason = %(reason)s
+where endpoint_id in (select endpoint_id from active)
+returning endpoint_id;
+
+-- name: set_status
+update endpoints set status = %(status)s, disabled_reason = %(reason)s
+where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
 -- name: customer_of
 select customer_id from endpoints where endpoint_id = %(endpoint_id)s;

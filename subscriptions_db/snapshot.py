@@ -26,6 +26,7 @@ from delivery.model import (
     Endpoint,
     EndpointId,
     EndpointStatus,
+    Retrying,
     Revision,
     Scope,
     Subscription,
@@ -202,6 +203,12 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         max_in_flight=row["max_in_flight"],
         max_per_second=row["max_per_second"],
         batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+        retrying=_retrying(
+            None if row["retry_schedule_s"] is None else tuple(row["retry_schedule_s"]),
+            row["retry_max_age_s"],
+            row["retry_timeout_s"],
+        ),
+        order_by=row["order_by"] and sys.intern(row["order_by"]),
     )
 
 
@@ -212,6 +219,13 @@ def _batching(row: dict[str, Any]) -> Batching:
         max_bytes=row["batch_max_bytes"],
         is_gzipped=row["batch_gzip"],
     )
+
+
+# Nearly all endpoints have the same; what is shared is pickled and kept once.
+@functools.lru_cache(maxsize=1024)
+def _retrying(schedule_s: tuple[float, ...] | None, max_age_s: float | None, timeout_s: float | None) -> Retrying:
+    said: dict[str, Any] = {"schedule_s": schedule_s, "max_age_s": max_age_s, "timeout_s": timeout_s}
+    return Retrying(**{name: value for name, value in said.items() if value is not None})
 
 
 def _tls(authorities: str | None, certificate: str | None, key: Secret | None) -> Tls | None:

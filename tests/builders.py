@@ -16,6 +16,7 @@ from delivery.model import (
     Event,
     EventId,
     Record,
+    Retrying,
     Revision,
     Scope,
     SigningKey,
@@ -67,6 +68,7 @@ def endpoint(endpoint_id: str = "ep1", **fields: Any) -> Endpoint:
         "url": f"https://hooks.example.com/{endpoint_id}",
         "signing_keys": (KEY,),
         "auth": Auth(),
+        "retrying": Retrying(schedule_s=()),  # what fails is given up at once
     }
     return Endpoint(**defaults | fields)
 

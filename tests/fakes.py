@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
 
-from delivery.model import Attempt, Delivery
-from delivery.webhooks import target, transport
+from delivery.model import Attempt, Delivery, EndpointId
+from delivery.webhooks import circuit, target, transport
+from delivery.webhooks import handover as handover_
 
 
 class FakeTransport:
@@ -34,6 +37,49 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class PassingClock(Clock):
+    """Time that passes when nobody in the event loop has anything to do: at once, up to the next timer."""
+
+    def install(self) -> None:
+        """Take the running loop's timers."""
+        loop = asyncio.get_running_loop()
+        timers: list[tuple[float, int, asyncio.Handle]] = []
+        numbers = itertools.count()
+
+        def call_later(wait_s: float, callback: Callable[..., object], *arguments: object, **_: object) -> asyncio.Handle:
+            handle = asyncio.Handle(callback, arguments, loop)
+            heapq.heappush(timers, (self.now + wait_s, next(numbers), handle))
+            return handle
+
+        async def pass_time() -> None:
+            while True:
+                for _ in range(30):
+                    await asyncio.sleep(0)
+                if timers:
+                    at, _, handle = heapq.heappop(timers)
+                    if not handle.cancelled():
+                        self.now = max(self.now, at)
+                        handle._run()
+
+        loop.call_later = call_later  # type: ignore[method-assign,assignment]
+        self._passing = loop.create_task(pass_time())
+
+
+class Middle:
+    """Randomness that spreads nothing."""
+
+    def uniform(self, a: float, b: float, /) -> float:
+        return (a + b) / 2
+
+
+def handover(
+    clock: Callable[[], float], held: Iterable[str] = (), circuits: circuit.Circuits | None = None
+) -> handover_.Handover:
+    """What is handed over when it is `clock`, in both of its ways to be read."""
+    known = {} if circuits is None else circuits
+    return handover_.Handover(frozenset(map(EndpointId, held)), known, clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:

@@ -7,6 +7,7 @@ when it failed or its process was killed, because Spark runs the whole task agai
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery.model import Record
+from delivery.model import EndpointId, Record
 from delivery.stages import arrow
 from delivery.webhooks import chunks, lane, routing, rows, worker
 
@@ -33,8 +34,12 @@ def deliver(
     source: routing.Source,
     parallelism: int,
     observe: Callable[[lane.Results], None],
+    *,
+    held: frozenset[EndpointId] = frozenset(),
 ) -> DataFrame:
     """Deliver `records`; return what to write to Kafka. `observe` is told, in the worker, of each Arrow batch.
+
+    What is due to `held` goes to the retry lane.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
     several Kafka partitions one after another, and there are as many tasks as can run at once.
@@ -42,7 +47,7 @@ def deliver(
     return (
         records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe), SCHEMA)
+        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe, held=held), SCHEMA)
     )
 
 
@@ -63,12 +68,14 @@ class DeliverPartition:
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[lane.Results], None]
+    held: frozenset[EndpointId] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = worker.of(self.plan)
-        for results in here.deliver((records(batch) for batch in batches), self.source):
+        for results in here.deliver((records(batch) for batch in batches), self.source, self.held):
             self.observe(results)
-            yield from written(rows.rows(results, self.plan.topics))
+            topics = self.plan.topics
+            yield from written(itertools.chain(rows.rows(results, topics), rows.postponed(results, topics)))
 
 
 def written(made: Iterable[rows.Row]) -> Iterator[pa.RecordBatch]:

@@ -5,12 +5,14 @@ Defined on the driver anew for each micro-batch, with the newest registry. Guara
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from delivery.model import EndpointId
 from delivery.stages import deliver
 from delivery.webhooks import lane, routing, rows, worker
 
@@ -21,8 +23,10 @@ def deliver_batches(
     source: routing.Source,
     parallelism: int,
     observe: Callable[[lane.Results], None],
+    *,
+    held: frozenset[EndpointId] = frozenset(),
 ) -> DataFrame:
-    """Deliver what left its shard; return what to write to Kafka.
+    """Deliver what left its shard; return what to write to Kafka. What is due to `held` goes to the retry lane.
 
     Coalesced, the shards of a task share one dispatcher, so that endpoints which do not answer are waited for at once, and not
     one shard after the other.
@@ -30,7 +34,7 @@ def deliver_batches(
     return (
         left.select("topic", "key", "value")
         .coalesce(parallelism)
-        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe), deliver.SCHEMA)
+        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe, held=held), deliver.SCHEMA)
     )
 
 
@@ -41,12 +45,14 @@ class DeliverBatchesPartition:
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[lane.Results], None]
+    held: frozenset[EndpointId] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         passed: list[rows.Row] = []
-        for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source):
+        for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source, self.held):
             self.observe(results)
-            yield from deliver.written([*passed, *rows.rows(results, self.plan.topics)])
+            topics = self.plan.topics
+            yield from deliver.written(itertools.chain(passed, rows.rows(results, topics), rows.postponed(results, topics)))
             passed.clear()
 
 

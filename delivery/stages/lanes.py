@@ -13,22 +13,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery import health, metrics, plan, settings
+from delivery.model import EndpointId
 from delivery.stages import (
     batch,
     carried,
     deliver,
     deliver_batches,
     deliver_turns,
-    held,
     observer,
     query,
-    retry,
+    retries,
     route,
     shards,
     sink,
@@ -36,7 +37,10 @@ from delivery.stages import (
     telemetry,
     ticks,
 )
-from delivery.webhooks import routing
+from delivery.stages.disabling import FAILING
+from delivery.stages.held import Held
+from delivery.stages.network import Network
+from delivery.webhooks import retry, routing
 from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -56,11 +60,29 @@ class Lane(Protocol):
         """Run until the job is to stop, or with `once` until all that is in Kafka now has been handled."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What the lanes of one application tell each other."""
+
+    held: Held
+    network: Network
+    disable: Callable[[Iterable[EndpointId], str], None]
+    """Called with endpoints that are to get nothing more, and why. Must not wait."""
+
+    def told(self, told: telemetry.Told) -> None:
+        """Take what the workers told of a micro-batch of any lane."""
+        self.network.told(told.tally.asked, told.tally.unreachable)
+        if told.gone:
+            self.disable(told.gone, retry.GONE)
+
+
 class Direct:
     """Route and deliver in one step."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event) -> None:
-        self._config, self._spark, self._hold, self._stop = config, spark, hold, stop
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
+    ) -> None:
+        self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
 
@@ -78,24 +100,22 @@ class Direct:
         return source.read(self._spark, self._config.kafka, self._config.source)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        results = deliver.deliver(records, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
+        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, held=held)
         sink.write(results, self._config.kafka)
-        self._seen.publish()
+        self._common.told(self._seen.publish())
 
 
 class _Stateful:
     """What the lanes that keep state have in common."""
 
+    NAME: ClassVar[str]
+
     def __init__(
-        self,
-        name: str,
-        config: settings.Settings,
-        spark: SparkSession,
-        hold: Hold,
-        stop: threading.Event,
+        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
     ) -> None:
-        area = config.batch if name == "batch" else config.retry
-        self._name, self._config, self._hold, self._stop = name, config, hold, stop
+        name, area = self.NAME, config.batch if self.NAME == "batch" else config.retry
+        self._config, self._hold, self._stop, self._common = config, hold, stop, common
         self._spark = shards.session(spark, area.shards)
         self._interval_s = area.trigger_interval_s
         self._plan = plan.of(config)
@@ -128,7 +148,7 @@ class _Stateful:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
-        lane = query.Lane(self._name, hold=self._hold, handle=handle, stop=self._stop, watch=watch)
+        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch)
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
     def _waits(self) -> Pending | None:
@@ -143,12 +163,21 @@ class _Stateful:
 class Batch(_Stateful):
     """Route to shards, keep in state, deliver what leaves."""
 
+    NAME = "batch"
+    _carrier: carried.Carrier
+
     def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, rejects: bool
+        self,
+        config: settings.Settings,
+        spark: SparkSession,
+        hold: Hold,
+        stop: threading.Event,
+        common: Common,
+        *,
+        rejects: bool,
     ) -> None:
-        super().__init__("batch", config, spark, hold, stop)
+        super().__init__(config, spark, hold, stop, common)
         self._rejects = rejects
-        self._carrier: carried.Carrier
 
     def warm(self, known: routing.RefreshedSource) -> None:
         """As Lane."""
@@ -185,30 +214,26 @@ class Batch(_Stateful):
         if not self._carrier.can_carry(known):
             raise query.StartAgain
         self._carrier.carry(known)
-        results = deliver_batches.deliver_batches(left, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
+        results = deliver_batches.deliver_batches(left, self._plan, known, parallelism, self._seen.observer, held=held)
         sink.write(results, self._config.kafka)
-        self._seen.publish()
+        self._common.told(self._seen.publish())
         self._waits()
 
 
 class Retry(_Stateful):
     """Keep what failed in state, let it leave by its endpoint's schedule, deliver it once more."""
 
-    def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, *, holds: held.Held
-    ) -> None:
-        super().__init__("retry", config, spark, hold, stop)
-        self._holds = holds
-        self._settle_s = config.retry.settle_s
+    NAME = "retry"
+    _waits_for_all = False
 
     def warm(self, known: routing.RefreshedSource) -> None:
         """As Lane."""
-        self._run_once(self._kept(_nothing(self._spark, retry.NO_RECORD)), lambda left: self._handle(left, known))
+        self._run_once(self._kept(_nothing(self._spark, retries.NO_RECORD)), lambda left: self._handle(left, known))
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        if once:
-            self._settle_s = WHOLE_TURN_S  # there is no later micro-batch for late answers
+        self._waits_for_all = once  # there is no later micro-batch for late answers
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame:
@@ -216,7 +241,7 @@ class Retry(_Stateful):
         return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
 
     def _kept(self, records: DataFrame) -> DataFrame:
-        return retry.retry(
+        return retries.retries(
             records,
             plan.retry_policy(self._config.retry),
             round(self._interval_s * 1000),
@@ -226,15 +251,31 @@ class Retry(_Stateful):
         )
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
-        results = deliver_turns.deliver_turns(
-            left, self._plan, known, self._config.spark.parallelism, self._seen.observer, settle_s=self._settle_s
-        )
+        settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
+        parallelism = self._config.spark.parallelism
+        results = deliver_turns.deliver_turns(left, self._plan, known, parallelism, self._seen.observer, settle_s=settle_s)
         sink.write(results, self._config.kafka)
-        self._seen.publish()
+        self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
-            self._holds.told(told.held)
+            self._common.held.told(told.held)
             metrics.HELD_ENDPOINTS.set(len(told.held))
             metrics.FAILING_ENDPOINTS.set(len(told.failing))
+            if told.failing:
+                self._common.disable(told.failing, FAILING)
+
+
+def made(
+    config: settings.Settings, spark: SparkSession, hold: Mapping[str, Hold], stop: threading.Event, common: Common
+) -> dict[str, Lane]:
+    """Return the lanes that are to run: those that have a `hold`."""
+    lanes: dict[str, Lane] = {}
+    if "direct" in hold:
+        lanes["direct"] = Direct(config, spark, hold["direct"], stop, common)
+    if "batch" in hold:
+        lanes["batch"] = Batch(config, spark, hold["batch"], stop, common, rejects="direct" not in hold)
+    if "retry" in hold:
+        lanes["retry"] = Retry(config, spark, hold["retry"], stop, common)
+    return lanes
 
 
 def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pyspark import Accumulator, AccumulatorParam
 
 from delivery import logs
+from delivery.model import EndpointId
 from delivery.webhooks import attempt_log, tally
 from delivery.webhooks.lane import Results
 from delivery.webhooks.pending import Pending
@@ -43,6 +44,20 @@ class MergingPending(AccumulatorParam[Pending]):
     def addInPlace(self, value1: Pending, value2: Pending) -> Pending:  # noqa: N802  # Spark's name
         """Return what waits in both."""
         return value1 + value2
+
+
+class MergingGone(AccumulatorParam[frozenset[EndpointId]]):
+    """How Spark adds the endpoints that have said that they are gone."""
+
+    def zero(self, _: frozenset[EndpointId]) -> frozenset[EndpointId]:
+        """Return that none is."""
+        return frozenset()
+
+    def addInPlace(  # noqa: N802  # Spark's name
+        self, value1: frozenset[EndpointId], value2: frozenset[EndpointId]
+    ) -> frozenset[EndpointId]:
+        """Return those of both."""
+        return value1 | value2
 
 
 class Meter:
@@ -76,6 +91,7 @@ class Observer:
     """Take note of what came of an Arrow batch."""
 
     total: Accumulator[Tally]
+    gone: Accumulator[frozenset[EndpointId]]
     level: str
     """As the three of the settings of the area `logs`."""
     format: str
@@ -84,3 +100,5 @@ class Observer:
     def __call__(self, results: Results) -> None:
         _attempt_log(self.level, self.format, self.attempt_sample).write(results)
         self.total.add(tally.of(results, cpu_s=process_cpu().spent()))
+        if results.gone:
+            self.gone.add(results.gone)

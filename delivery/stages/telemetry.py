@@ -8,12 +8,22 @@ written.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from pyspark import SparkContext
 
 from delivery import metrics, settings
+from delivery.model import EndpointId
 from delivery.stages import observer
 from delivery.webhooks.tally import Tally
+
+
+class Told(NamedTuple):
+    """What the workers told of a micro-batch."""
+
+    tally: Tally
+    gone: frozenset[EndpointId]
+    """Endpoints that have said that they are gone for good."""
 
 
 class Telemetry:
@@ -22,21 +32,29 @@ class Telemetry:
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
         self._total = context.accumulator(Tally(), observer.Merging())
+        no_endpoints: frozenset[EndpointId] = frozenset()
+        self._gone = context.accumulator(no_endpoints, observer.MergingGone())
         self._cpu = observer.process_cpu()
         self._jvm_cpu = _jvm_cpu(context)
         self.observer = observer.Observer(
-            total=self._total, level=config.level, format=config.format, attempt_sample=config.attempt_sample
+            total=self._total,
+            gone=self._gone,
+            level=config.level,
+            format=config.format,
+            attempt_sample=config.attempt_sample,
         )
 
-    def publish(self) -> None:
-        """Add what has come since the last call to the metrics. Called when the results of a micro-batch are written.
+    def publish(self) -> Told:
+        """Add what has come since the last call to the metrics, and return it. Called when a micro-batch's results are written.
 
         All of its tasks' updates are here by then: Spark merges a task's before it calls the task finished.
         """
         told, self._total.value = self._total.value, Tally()
+        gone, self._gone.value = self._gone.value, frozenset()
         metrics.account(self._lane, told)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
+        return Told(told, gone)
 
 
 @functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told

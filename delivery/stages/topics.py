@@ -14,14 +14,19 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors, kafka_options, settings
+from delivery.stages import sink
 
 TIMEOUT_S = 10
-MAX_RETRY_BYTES = 24 * 1024 * 1024
-"""Of a record of the retries topic: a batch may have 10 MiB of payloads, and the records' headers come with them. Below the 32
-MiB that the Java client keeps for what it sends."""
-RETRIES = {"max.message.bytes": str(MAX_RETRY_BYTES), "retention.ms": "-1"}
+RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """How the retries topic is made. What expired there unread would be lost events: whoever bounds it must know how long the lane
 may stand still."""
+
+
+def ensure_all(config: settings.Settings) -> None:
+    """Create the topics that the job writes and that are missing."""
+    partitions = config.delivery.result_partitions
+    ensure(config.kafka, of_results(config.delivery), partitions)
+    ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
@@ -62,5 +67,5 @@ def _await_leaders(admin: AdminClient, names: set[str]) -> None:
 
 
 def of_results(lane: settings.Delivery) -> list[str]:
-    """Return the topics that the job writes."""
+    """Return the topics that the job writes for others."""
     return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
-from delivery.webhooks import batch_message, dispatch, intake, lane, parting, routing, segment
+from delivery.webhooks import batch_message, dispatch, handover, intake, lane, parting, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,15 @@ MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
 class BatchLane:
     """Deliver the batches of one micro-batch partition, as they are read. Used once.
 
-    Each event of a batch is skipped, delivered or dead-lettered: what `take` has not returned yet, `finish` does.
+    Each event of a batch is skipped, delivered, dead-lettered or postponed: what `take` has not returned yet, `finish` does.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery]) -> None:
+    def __init__(
+        self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery], hand_over: handover.Handover
+    ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
+        self._hand_over = hand_over
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
@@ -52,14 +55,14 @@ class BatchLane:
         """Wait for all that is under way; return what is left."""
         await self._dispatcher.finish()
         self._settle()
-        return lane.Results(batches=self._told(), most_in_flight=self._dispatcher.most_in_flight)
+        return lane.ended(self._dispatcher, batches=self._told())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: list[int]) -> None:
-        """Send the events of a batch at `places`, or skip them."""
+        """Send the events of a batch at `places`, or skip or postpone them."""
         # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
         through = [parting.through(batch, place) for place in places]
@@ -70,6 +73,10 @@ class BatchLane:
             delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
+                return
+            postponed = self._hand_over.reason(to)
+            if postponed is not None:
+                self._ended.append(BatchOutcome(self._hand_over.unattempted(delivery, postponed)))
                 return
             delivery = batch_message.with_content(delivery)
         except Exception:

@@ -3,9 +3,9 @@
 Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
 
 Each endpoint has a queue of its own, a bound on what is under way to it and, if it asked for one, a pace; the endpoints take
-turns for the worker's slots. A delivery that waits for its quick retry, or for its endpoint's pace, holds no slot. An endpoint
-that has accepted nothing for a whole lane deadline is given up for this micro-batch: what waits for it ends, and with it the
-micro-batch.
+turns for the worker's slots. A delivery that waits for its quick retry, or for its endpoint's pace, holds no slot. What the
+micro-batch would have to wait for is handed over to the retry lane: all that waits for an endpoint whose circuit opens, and the
+stragglers, which still wait for their own endpoint when all others have been served.
 """
 
 from __future__ import annotations
@@ -14,15 +14,34 @@ import asyncio
 import collections
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 from delivery import errors
-from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks import limits, retry
+from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
+from delivery.webhooks import circuit, handover, limits, retry
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
 """With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
 yet takes no memory, and is in the processor's cache when it is sent."""
+
+_NO_WAY_THERE = frozenset(
+    {
+        errors.LocalFailure.error_class,
+        errors.DnsFailed.error_class,
+        errors.ConnectFailed.error_class,
+        errors.TlsFailed.error_class,
+        errors.AttemptTimedOut.error_class,
+        errors.ConnectionLost.error_class,
+    }
+)
+"""Nothing came from the endpoint. When that is so for most of them, the fault is ours (delivery.webhooks.egress)."""
+
+
+class Reached(NamedTuple):
+    """How many endpoints were asked, and to how many of them there was no way at all."""
+
+    asked: int
+    unreachable: int
 
 
 class Sender(Protocol):
@@ -34,7 +53,6 @@ class Sender(Protocol):
 @dataclass(slots=True)
 class _Pending(Generic[Sent]):
     delivery: Sent
-    waiting_since: float
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -42,21 +60,25 @@ class _Pending(Generic[Sent]):
 class _Queue(Generic[Sent]):
     """What waits for one endpoint."""
 
+    endpoint_id: EndpointId
     max_in_flight: int
     pace: limits.Pace | None
+    circuit: circuit.Circuit | None
+    limit: int
+    """Of what is under way now: one while the circuit is suspicious."""
     waiting: collections.deque[_Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_in_turn: bool = False
     """Whether it stands in line for a slot, or will when its pace allows."""
-    accepted_at: float = float("-inf")
-    refusing_since: float | None = None
-    """Since when, for all that is known, it has accepted nothing; None when it has not failed since it last did."""
+    was_reached: bool = False
+    had_no_way_there: bool = False
 
 
 class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
-    `clock` is monotonic, in seconds. `paces` outlives the dispatcher: an endpoint's second does not end with a micro-batch.
+    `clock` is monotonic, in seconds. `paces` and `circuits` outlive the dispatcher: an endpoint's second does not end with a
+    micro-batch, nor do its failures.
     Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
     """
 
@@ -65,14 +87,18 @@ class Dispatcher(Generic[Sent]):
         sender: Sender,
         bounds: limits.Limits,
         quick_retry: retry.QuickRetry,
+        hand_over: handover.Handover,
         *,
         paces: limits.Paces,
+        circuits: circuit.Circuits,
         clock: Callable[[], float],
     ) -> None:
         self._sender = sender
         self._bounds = bounds
         self._quick_retry = quick_retry
+        self._hand_over = hand_over
         self._paces = paces
+        self._circuits = circuits
         self._clock = clock
         self._queues: dict[EndpointId, _Queue[Sent]] = {}
         self._turns: collections.deque[_Queue[Sent]] = collections.deque()
@@ -80,6 +106,10 @@ class Dispatcher(Generic[Sent]):
         self._in_flight = 0
         self._unsettled = 0
         self._enough_settled = 0
+        self._is_awaited = False
+        self._straggling: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._gone: set[EndpointId] = set()
         self._ended: list[Outcome[Sent]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -89,12 +119,22 @@ class Dispatcher(Generic[Sent]):
     def submit(self, delivery: Sent) -> None:
         """Take a delivery; it is attempted when its endpoint's turn comes."""
         self._unsettled += 1
-        self._enqueue(_Pending(delivery, self._clock()))
+        self._enqueue(_Pending(delivery))
 
     def ended(self) -> list[Outcome[Sent]]:
         """Return the outcomes since the last call, in the order in which the deliveries ended."""
         ended, self._ended = self._ended, []
         return ended
+
+    def gone(self) -> frozenset[EndpointId]:
+        """Return the endpoints that have said since the last call that they are gone for good."""
+        gone, self._gone = frozenset(self._gone), set()
+        return gone
+
+    def reached(self) -> Reached:
+        """Return to how many endpoints there was a way."""
+        no_way = sum(queue.had_no_way_there and not queue.was_reached for queue in self._queues.values())
+        return Reached(no_way + sum(queue.was_reached for queue in self._queues.values()), no_way)
 
     async def room(self) -> None:
         """Give the event loop its turn, and wait while there is enough to do."""
@@ -106,14 +146,25 @@ class Dispatcher(Generic[Sent]):
         await self.down_to(0)
 
     async def down_to(self, unsettled: int) -> None:
-        """Wait until no more than so many deliveries are without an outcome."""
-        self._enough_settled = unsettled
-        await self._wait_while(lambda: self._unsettled > unsettled)
+        """Wait until no more than so many deliveries are without an outcome. Nothing is submitted meanwhile.
+
+        From the moment on at which no endpoint stands in line for a slot, what waits, waits for its own endpoint: for as long
+        as `lane_deadline_s`, then it is handed over.
+        """
+        self._enough_settled, self._is_awaited = unsettled, True
+        if not self._turns:
+            self._time_stragglers()
+        try:
+            await self._wait_while(lambda: self._unsettled > unsettled)
+        finally:
+            self._is_awaited = self._is_over = False
+            self._stop_timing()
 
     def abandon(self) -> None:
         """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole."""
         self._is_abandoned = True
         self._turns.clear()
+        self._stop_timing()
         for runner in self._runners:
             runner.cancel()
 
@@ -124,23 +175,53 @@ class Dispatcher(Generic[Sent]):
         if self._failure is not None:
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
+    def _time_stragglers(self) -> None:
+        if self._is_awaited and self._straggling is None:
+            self._straggling = asyncio.get_running_loop().call_later(self._bounds.lane_deadline_s, self._end_stragglers)
+
+    def _stop_timing(self) -> None:
+        if self._straggling is not None:
+            self._straggling.cancel()
+            self._straggling = None
+
+    def _end_stragglers(self) -> None:
+        self._is_over = True
+        now = self._clock()
+        for queue in self._queues.values():
+            is_paced = queue.pace is not None and queue.pace.wait_s(now) > 0
+            self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE)
+
+    def _empty(self, queue: _Queue[Sent], reason: str) -> None:
+        """Hand over all that waits."""
+        while queue.waiting:
+            self._postpone(queue.waiting.popleft(), reason)
+
+    def _postpone(self, pending: _Pending[Sent], reason: str) -> None:
+        self._end(self._hand_over.unattempted(pending.delivery, reason, pending.attempts))
+
     def _enqueue(self, pending: _Pending[Sent]) -> None:
         if self._is_abandoned:
             return
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
         if queue is None:
-            queue = self._queues[endpoint.endpoint_id] = _Queue(
-                self._bounds.in_flight_to(endpoint), self._bounds.pace_to(endpoint, self._paces)
-            )
-        if not queue.waiting and not queue.in_flight:
-            queue.refusing_since = None  # it had nothing to refuse meanwhile
-        queue.waiting.append(pending)
-        self._give_turn(queue)
-        self._start_runner()
+            queue = self._queues[endpoint.endpoint_id] = self._queue_of(endpoint)
+        if queue.circuit is not None and queue.circuit.is_open(self._clock()):
+            self._postpone(pending, retry.CIRCUIT_OPEN)
+        elif self._is_over:
+            self._postpone(pending, retry.LANE_DEADLINE)
+        else:
+            queue.waiting.append(pending)
+            self._give_turn(queue)
+            self._start_runner()
+
+    def _queue_of(self, endpoint: Endpoint) -> _Queue[Sent]:
+        bound, known = self._bounds.in_flight_to(endpoint), self._circuits.get(endpoint.endpoint_id)
+        limit = 1 if known is not None and known.is_suspect else bound
+        return _Queue(endpoint.endpoint_id, bound, self._bounds.pace_to(endpoint, self._paces), known, limit)
 
     def _give_turn(self, queue: _Queue[Sent]) -> None:
-        if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.max_in_flight:
+        if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.limit:
             queue.is_in_turn = True
             self._turns.append(queue)
 
@@ -160,8 +241,11 @@ class Dispatcher(Generic[Sent]):
     async def _run(self) -> None:
         while self._turns:
             queue = self._turns.popleft()
-            if len(self._turns) == FEW_IN_TURN:
+            in_turn = len(self._turns)
+            if in_turn == FEW_IN_TURN:
                 self._changed.set()
+            elif not in_turn:
+                self._time_stragglers()
             now = self._clock()
             if not self._may_go(queue, now):
                 continue
@@ -183,49 +267,61 @@ class Dispatcher(Generic[Sent]):
     def _may_go(self, queue: _Queue[Sent], now: float) -> bool:
         """Decide for the first in the queue.
 
-        1. The endpoint has refused everything for the lane's deadline: all that waits ends.
-        2. Its pace does not allow it yet: the queue stands in line again when it does, less those who would wait too long.
+        1. There is none any more, or the endpoint has failed meanwhile and is asked by one request at a time.
+        2. Its pace does not allow it yet: the queue stands in line again when it does.
         3. Otherwise it goes.
         """
-        if queue.refusing_since is not None and now - queue.refusing_since > self._bounds.lane_deadline_s:
-            while queue.waiting:
-                self._end(queue.waiting.popleft(), OutcomeKind.DEAD_LETTERED, retry.LANE_DEADLINE)
-        elif queue.pace is not None:
-            wait_s = queue.pace.wait_s(now)
-            if not wait_s:
-                queue.pace.take(now)
-                return True
-            while queue.waiting and now + wait_s - queue.waiting[0].waiting_since > self._bounds.rate_wait_s:
-                self._end(queue.waiting.popleft(), OutcomeKind.DEAD_LETTERED, retry.RATE_LIMITED)
-            if queue.waiting:
-                asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
-                return False
-        if not queue.waiting:
+        if not queue.waiting or queue.in_flight >= queue.limit:
             queue.is_in_turn = False
             return False
+        if queue.pace is not None:
+            wait_s = queue.pace.wait_s(now)
+            if wait_s:
+                asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
+                return False
+            queue.pace.take(now)
         return True
 
     def _settle(self, queue: _Queue[Sent], pending: _Pending[Sent], attempt: Attempt, began_at: float) -> None:
         """Take the result of an attempt.
 
-        1. Accepted: delivered, and the endpoint is alive.
+        1. Accepted: delivered.
         2. Failed in a way that often passes, attempts left: again after a wait, without a slot.
-        3. Failed otherwise: dead-lettered.
+        3. Failed otherwise: postponed by the endpoint's schedule, or dead-lettered when it has none.
+        4. The endpoint's circuit opened by it: what waits for it is not attempted in this lane.
         """
-        if attempt.error_class is None:
-            queue.accepted_at, queue.refusing_since = self._clock(), None
-            self._end(pending, OutcomeKind.DELIVERED, None)
+        error_class = attempt.error_class
+        if error_class is None:
+            queue.was_reached = True
+            if queue.circuit is not None:
+                self._tell(queue, queue.circuit, None, began_at)
+            self._end(Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
             return
-        if attempt.error_class != errors.LocalFailure.error_class:  # else the endpoint was not asked
-            queue.refusing_since = queue.refusing_since or max(began_at, queue.accepted_at)
-        wait_s = self._quick_retry.wait_s(attempt.number, attempt.error_class, attempt.retry_after_s)
+        queue.was_reached |= attempt.status is not None
+        queue.had_no_way_there |= error_class in _NO_WAY_THERE
+        if error_class == retry.GONE:
+            self._gone.add(queue.endpoint_id)
+        known = queue.circuit
+        if known is None:
+            known = queue.circuit = self._circuits[queue.endpoint_id] = circuit.Circuit()
+        is_open = self._tell(queue, known, error_class, began_at)
+        wait_s = None if is_open else self._quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)
         if wait_s is None:
-            self._end(pending, OutcomeKind.DEAD_LETTERED, attempt.error_class)
+            self._end(self._hand_over.failed(pending.delivery, pending.attempts))
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
+        if is_open:
+            self._empty(queue, retry.CIRCUIT_OPEN)
 
-    def _end(self, pending: _Pending[Sent], kind: OutcomeKind, reason: str | None) -> None:
-        self._ended.append(Outcome(delivery=pending.delivery, kind=kind, attempts=pending.attempts, reason=reason))
+    def _tell(self, queue: _Queue[Sent], known: circuit.Circuit, error_class: str | None, began_at: float) -> bool:
+        """Tell an endpoint's circuit; return whether it is open."""
+        now = self._clock()
+        known.told(error_class, began_at, now)
+        queue.limit = 1 if known.is_suspect else queue.max_in_flight
+        return known.is_open(now)
+
+    def _end(self, outcome: Outcome[Sent]) -> None:
+        self._ended.append(outcome)
         self._unsettled -= 1
         if self._unsettled <= self._enough_settled:
             self._changed.set()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record, SkipReason
-from delivery.webhooks import batch_message, dispatch, envelope, intake, matching, message, routing
+from delivery.model import ContentMode, Delivery, DeliveryMode, EndpointId, Event, Outcome, OutcomeKind, Record
+from delivery.webhooks import batch_message, dispatch, envelope, handover, intake, matching, message, ordering, routing
 
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
@@ -25,18 +26,50 @@ class Results:
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
+    asked: int = 0
+    """Endpoints to which requests were made."""
+    unreachable: int = 0
+    """Those of them to which there was no way at all."""
+    gone: frozenset[EndpointId] = frozenset()
+    """Endpoints that have said that they are gone for good."""
+
+
+class _Due(NamedTuple):
+    """What is due of one event."""
+
+    deliveries: list[Delivery]
+    ended: list[Outcome[Delivery]]
+
+
+def ended(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
+    """Return the last results of a task, with what its dispatcher tells of the whole of it."""
+    reached = dispatcher.reached()
+    return Results(
+        most_in_flight=dispatcher.most_in_flight,
+        asked=reached.asked,
+        unreachable=reached.unreachable,
+        gone=dispatcher.gone(),
+        **fields,
+    )
 
 
 class Lane:
     """Deliver the records of one micro-batch partition, as they are read. Used once.
 
-    Every record is rejected, or each of its due deliveries is skipped, delivered or dead-lettered: what `take` has not returned
-    yet, `finish` does.
+    Every record is rejected, or each of its due deliveries is skipped, delivered, dead-lettered or postponed: what `take` has
+    not returned yet, `finish` does.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[Delivery], layout: envelope.Layout) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, _deliveries)
+    def __init__(
+        self,
+        registry: routing.Registry,
+        dispatcher: dispatch.Dispatcher[Delivery],
+        hand_over: handover.Handover,
+        layout: envelope.Layout,
+    ) -> None:
+        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared)
         self._dispatcher = dispatcher
+        self._hand_over = hand_over
 
     async def take(self, records: Iterable[Record]) -> Results:
         """Begin to deliver `records`; return what has come meanwhile, of these and of those before."""
@@ -44,7 +77,9 @@ class Lane:
         for count, record in enumerate(records, start=1):
             due = await self._intake.take(record, results.rejections)
             if due is not None:
-                self._begin(due, results)
+                results.outcomes += due.ended
+                for delivery in due.deliveries:
+                    self._dispatcher.submit(delivery)
             if count % RECORDS_BETWEEN_IO == 0:
                 await self._dispatcher.room()
         results.outcomes += self._dispatcher.ended()
@@ -53,38 +88,32 @@ class Lane:
     async def finish(self) -> Results:
         """Wait for all that is under way; return what is left, with the receipts."""
         await self._dispatcher.finish()
-        return Results(
-            outcomes=self._dispatcher.ended(),
-            receipts=self._intake.receipts(),
-            most_in_flight=self._dispatcher.most_in_flight,
-        )
+        return ended(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""
         self._dispatcher.abandon()
 
-    def _begin(self, due: list[tuple[Delivery, SkipReason | None]], results: Results) -> None:
-        for delivery, skip in due:
-            if skip is None:
-                self._dispatcher.submit(delivery)
+    def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
+        """Return what is due of an event: what is attempted, and how the rest has ended here."""
+        prepared = _Due([], [])
+        contents: dict[ContentMode, message.Content] = {}
+        for match in due:
+            endpoint = match.endpoint
+            skip = matching.skip_reason(match)
+            postponed = self._hand_over.reason(endpoint) if skip is None else None
+            webhook_id = message.webhook_id(event, match.subscription.subscription_id)
+            if skip is None and postponed is None:
+                mode = endpoint.content_mode
+                content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
+                prepared.deliveries.append(
+                    Delivery(event, match.subscription, endpoint, webhook_id, content.body, content.headers)
+                )
+                continue
+            key = None if endpoint.order_by is None else ordering.key_of(event.content, endpoint.order_by)
+            unsent = Delivery(event, match.subscription, endpoint, webhook_id, b"", order_key=key)
+            if postponed is None:
+                prepared.ended.append(Outcome(unsent, OutcomeKind.SKIPPED, reason=skip))
             else:
-                results.outcomes.append(Outcome(delivery=delivery, kind=OutcomeKind.SKIPPED, reason=skip))
-
-
-def _deliveries(event: Event, due: list[matching.Match]) -> list[tuple[Delivery, SkipReason | None]]:
-    """Return what is due of an event, with the reason to skip it if there is one."""
-    contents: dict[ContentMode, message.Content] = {}
-    deliveries: list[tuple[Delivery, SkipReason | None]] = []
-    for match in due:
-        mode = match.endpoint.content_mode
-        content = contents.get(mode) or contents.setdefault(mode, message.content(event, mode))
-        delivery = Delivery(
-            event=event,
-            subscription=match.subscription,
-            endpoint=match.endpoint,
-            webhook_id=message.webhook_id(event, match.subscription.subscription_id),
-            body=content.body,
-            content_headers=content.headers,
-        )
-        deliveries.append((delivery, matching.skip_reason(match)))
-    return deliveries
+                prepared.ended.append(self._hand_over.unattempted(unsent, postponed))
+        return prepared

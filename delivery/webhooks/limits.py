@@ -26,8 +26,7 @@ class Limits:
     max_in_flight_per_endpoint: int = 16
     """For an endpoint that has no bound of its own."""
     lane_deadline_s: float = 3.0
-    rate_wait_s: float = 30.0
-    """How long a delivery waits for its endpoint's rate."""
+    """How long a delivery waits for its own endpoint when all others have been served."""
     workers: int = 1
     """How many worker processes share an endpoint's own limits."""
 

@@ -18,7 +18,6 @@ import cachetools
 
 from delivery.model import (
     Endpoint,
-    EndpointStatus,
     Event,
     Revision,
     Scope,
@@ -194,19 +193,14 @@ class Router:
 
 
 def skip_reason(match: Match) -> SkipReason | None:
-    """Return why a due delivery is not attempted, or None when it is.
+    """Return why a due delivery is not made, or None when it is, now or later (delivery.webhooks.handover).
 
-    1. A row that cannot be used is quarantined, whatever its status says.
-    2. The subscription's status comes before its endpoint's: it is the narrower switch.
+    A row that cannot be used is quarantined, whatever its status says.
     """
     if match.subscription.fault or match.endpoint.fault:
         return SkipReason.QUARANTINED
     if match.subscription.status is SubscriptionStatus.PAUSED:
         return SkipReason.SUBSCRIPTION_PAUSED
-    if match.endpoint.status is EndpointStatus.PAUSED:
-        return SkipReason.ENDPOINT_PAUSED
-    if match.endpoint.status is EndpointStatus.DISABLED:
-        return SkipReason.ENDPOINT_DISABLED
     return None
 
 

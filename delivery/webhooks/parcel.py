@@ -17,6 +17,7 @@ import msgspec
 
 from delivery import errors
 from delivery.model import (
+    KEPT_RESPONSE_BYTES,
     Again,
     Attempt,
     CustomerId,
@@ -65,6 +66,11 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def size(self) -> int:
         """Bytes of its events."""
         return sum(map(len, self.packed))
+
+    @property
+    def written_bytes(self) -> int:
+        """About as many as it takes when it is written: its events, and the story of its attempts."""
+        return self.size + sum(200 + len(attempt.detail) + len(attempt.response) for attempt in self.story) + 200
 
     def returned(self, back: Back) -> Parcel:
         """Return it as it waits after a further attempt."""
@@ -139,7 +145,8 @@ def of(outcome: Outcome[Delivery], *, now_ms: int) -> Parcel:
     """Return a postponed delivery as a parcel."""
     delivery = outcome.delivery
     packed = segment.item(delivery.event, now_ms).packed
-    return _parcel(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms)
+    made = _parcel(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms)
+    return made if delivery.order_key is None else msgspec.structs.replace(made, order_key=delivery.order_key)
 
 
 def of_batch(outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int) -> Parcel:
@@ -168,7 +175,16 @@ def _parcel(
         reason=outcome.reason,
         retries=outcome.again.retries,
         attempts=len(outcome.attempts),
-        story=outcome.attempts[-MAX_STORY:],
+        story=tuple(_as_kept(attempt) for attempt in outcome.attempts[-MAX_STORY:]),
+    )
+
+
+def _as_kept(attempt: Attempt) -> Attempt:
+    """Return what a dead letter tells of it: an answer to a batch may be longer."""
+    return (
+        attempt
+        if len(attempt.response) <= KEPT_RESPONSE_BYTES
+        else attempt._replace(response=attempt.response[:KEPT_RESPONSE_BYTES])
     )
 
 

@@ -32,7 +32,7 @@ def parted(
 
     1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
     2. A subscription is gone, or leads elsewhere now.
-    3. As in the direct lane: quarantined, paused, disabled.
+    3. As in the direct lane: quarantined, or the subscription is paused.
     """
     endpoint = destination.endpoint
     reasons: list[SkipReason | None] = []

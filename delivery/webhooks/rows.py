@@ -1,4 +1,4 @@
-"""Write results as rows for Kafka: the attempts topic, the dead-letter topic, the operator's rejected topic.
+"""Write results as rows for Kafka: the attempts topic, the dead-letter topic, the retry lane's, the operator's rejected topic.
 
 Runs in the executors. Must not import pyspark or psycopg. docs/delivery-contract.md describes the dead letter for customers.
 No row holds a secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
@@ -28,7 +28,7 @@ from delivery.model import (
     Record,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, chunks, envelope, message, parcel
+from delivery.webhooks import batch_message, chunks, envelope, message, parcel, segment
 from delivery.webhooks.intake import Receipt, Rejection
 from delivery.webhooks.lane import Results
 
@@ -84,6 +84,26 @@ def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
     """Yield a row for each turn that has ended, for the shard that let it leave."""
     for report in told:
         yield Row(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
+
+
+def postponed(results: Results, topics: Topics) -> Iterator[Row]:
+    """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
+
+    Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
+    """
+    now_ms = int(time.time() * 1000)
+    parcels: dict[EndpointId, tuple[CustomerId, list[parcel.Parcel]]] = {}
+    for outcome in results.outcomes:
+        if outcome.kind is OutcomeKind.POSTPONED:
+            to = outcome.delivery.endpoint
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of(outcome, now_ms=now_ms))
+    for batch, _ in results.batches:
+        if batch.kind is OutcomeKind.POSTPONED:
+            to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of_batch(batch, packed, now_ms=now_ms))
+    for endpoint_id, (customer_id, of_endpoint) in parcels.items():
+        for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_ROW_BYTES):
+            yield Row(topics.retries, endpoint_id.encode(), parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk)))
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
@@ -182,7 +202,7 @@ def _dead_letter(outcome: Outcome[Delivery]) -> dict[str, Any]:
 def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]:
     """Yield a dead letter for each event that the endpoint did not take, as if it had been sent alone."""
     outcome, delivery = batch.outcome, batch.outcome.delivery
-    if outcome.kind is OutcomeKind.SKIPPED:
+    if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
         return
     for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
         event, subscription_id = delivery.events[place].event(), delivery.through[place]

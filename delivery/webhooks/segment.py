@@ -208,6 +208,11 @@ def unpacked(packed: bytes) -> Packed:
     return _packed.decode(packed)
 
 
+def packed(event: Packed) -> bytes:
+    """Return the bytes of which it was read."""
+    return _encoder.encode(event)
+
+
 def encoded(lots: Iterable[Lot], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[Lot]]]:
     """Yield segments with all `lots`, each with those that it holds, at most `max_bytes` of them or one.
 

@@ -41,6 +41,10 @@ class Tally:
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
     """Requests under way at once in one worker process; of two tallies the larger."""
+    asked: int = 0
+    """Endpoints to which requests were made, by each task; one that has events in two tasks counts twice."""
+    unreachable: int = 0
+    """Those of them to which there was no way at all (delivery.webhooks.egress)."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
 
@@ -54,6 +58,8 @@ class Tally:
             latencies=self.latencies + other.latencies,
             latency_sum_s=self.latency_sum_s + other.latency_sum_s,
             most_in_flight=max(self.most_in_flight, other.most_in_flight),
+            asked=self.asked + other.asked,
+            unreachable=self.unreachable + other.unreachable,
             cpu_s=self.cpu_s + other.cpu_s,
         )
 
@@ -96,6 +102,8 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         latencies=latencies,
         latency_sum_s=latency_sum_s,
         most_in_flight=results.most_in_flight,
+        asked=results.asked,
+        unreachable=results.unreachable,
         cpu_s=cpu_s,
     )
 

@@ -18,13 +18,16 @@ from typing import Any, TypeVar
 import cachetools
 import uvloop
 
-from delivery.model import Record
+from delivery.model import EndpointId, Record
 from delivery.webhooks import (
     batch_lane,
+    circuit,
     collecting,
     dispatch,
+    egress,
     envelope,
     guard,
+    handover,
     lane,
     limits,
     retry,
@@ -37,6 +40,8 @@ from delivery.webhooks import (
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
+MAX_CIRCUITS = 20_000
+"""Endpoints whose failures are remembered, those that failed last."""
 COLLECTED_EVERY = 20_000
 """Objects made and not yet freed, between two runs of Python's collector. Every 700, its default, it walks through what is
 under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
@@ -70,6 +75,7 @@ class Worker:
         self._plan = plan
         self._registry: routing.Registry | None = None
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
+        self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
@@ -98,16 +104,19 @@ class Worker:
         self._thread.join()
         self._loop.close()
 
-    def deliver(self, batches: Iterable[Iterable[Record]], source: routing.Source) -> Iterator[lane.Results]:
+    def deliver(
+        self, batches: Iterable[Iterable[Record]], source: routing.Source, held: frozenset[EndpointId] = frozenset()
+    ) -> Iterator[lane.Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
-        Called from the task's thread, by one task at a time. While it reads the next batch, what was begun goes on.
+        What is due to `held` goes to the retry lane. Called from the task's thread, by one task at a time. While it reads the
+        next batch, what was begun goes on.
         """
-        begun = self._wait_for(self._begin(source))
+        begun = self._wait_for(self._begin(source, held))
         try:
             for records in batches:
                 yield self._wait_for(begun.take(records))
-            yield self._wait_for(begun.finish())
+            yield self._learned_from(self._wait_for(begun.finish()))
         finally:  # done, or nobody reads the results any more
             self._loop.call_soon_threadsafe(begun.abandon)
 
@@ -123,14 +132,16 @@ class Worker:
             yield self._wait_for(begun.take(records))
         yield begun.finish()
 
-    def deliver_batches(self, batches: Iterable[bytes], source: routing.Source) -> Iterator[lane.Results]:
+    def deliver_batches(
+        self, batches: Iterable[bytes], source: routing.Source, held: frozenset[EndpointId] = frozenset()
+    ) -> Iterator[lane.Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        begun = self._wait_for(self._begin_batches(source))
+        begun = self._wait_for(self._begin_batches(source, held))
         try:
             written = iter(batches)
             while some := list(itertools.islice(written, BATCHES_AT_ONCE)):
                 yield self._wait_for(begun.take(some))
-            yield self._wait_for(begun.finish())
+            yield self._learned_from(self._wait_for(begun.finish()))
         finally:  # as above
             self._loop.call_soon_threadsafe(begun.abandon)
 
@@ -149,11 +160,19 @@ class Worker:
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _begin(self, source: routing.Source) -> lane.Lane:
-        return lane.Lane(self._by(source), self._dispatcher(), self._plan.layout)
+    def _learned_from(self, results: lane.Results) -> lane.Results:
+        """Forget what the circuits know, when it was our own network that failed: it says nothing of the endpoints."""
+        if egress.is_ours(results.asked, results.unreachable):
+            self._circuits.clear()
+        return results
 
-    async def _begin_batches(self, source: routing.Source) -> batch_lane.BatchLane:
-        return batch_lane.BatchLane(self._by(source), self._dispatcher())
+    async def _begin(self, source: routing.Source, held: frozenset[EndpointId]) -> lane.Lane:
+        hand_over = self._handover(held)
+        return lane.Lane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout)
+
+    async def _begin_batches(self, source: routing.Source, held: frozenset[EndpointId]) -> batch_lane.BatchLane:
+        hand_over = self._handover(held)
+        return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over)
 
     async def _retrying(self, source: routing.Source) -> tuple[retry_lane.RetryLane, routing.Registry]:
         if self._retries is None:
@@ -176,13 +195,18 @@ class Worker:
         self._registry = source.registry(self._registry)
         return self._registry
 
-    def _dispatcher(self) -> dispatch.Dispatcher[Any]:
+    def _handover(self, held: frozenset[EndpointId]) -> handover.Handover:
+        return handover.Handover(held, self._circuits, clock=self._loop.time, now_s=time.time)
+
+    def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(
             self._sender,
             self._plan.limits,
             self._plan.quick_retry,
+            hand_over,
             paces=self._paces,
-            clock=asyncio.get_running_loop().time,
+            circuits=self._circuits,
+            clock=self._loop.time,
         )
 
 

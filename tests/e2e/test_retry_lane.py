@@ -42,7 +42,7 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     defaults = {"again_at_ms": now_ms, "since_ms": now_ms, "expires_ms": now_ms + 3_600_000, "attempts": 1}
     parcels = [waiting(event, through=(through,), **defaults | fields) for event in events]
     config = platform.config
-    topics.ensure(config.kafka, [config.delivery.retries_topic], 1, topics.RETRIES)
+    topics.ensure_all(config)
     producer = Producer(kafka_options.for_command(config.kafka))
     written = parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
     producer.produce(config.delivery.retries_topic, key=endpoint.encode(), value=written)

@@ -76,8 +76,11 @@ def deliver(batch, layout):
     sender = fakes.FakeSender(lambda *_: retry.REFUSED, clock)
 
     async def main():
-        dispatcher = dispatch.Dispatcher(sender, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
-        begun = lane.Lane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, layout)
+        hand_over = fakes.handover(clock)
+        dispatcher = dispatch.Dispatcher(
+            sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits={}, clock=clock
+        )
+        begun = lane.Lane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
         first, rest = await begun.take(batch), await begun.finish()
         return lane.Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts

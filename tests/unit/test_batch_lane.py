@@ -23,14 +23,15 @@ NO_RETRY = retry.QuickRetry(max_attempts=1)
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None):
+def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None, held=()):
     """Deliver a batch of each lot; return the results and what was posted."""
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick_retry, paces={}, clock=clock)
-        lane = batch_lane.BatchLane(routing.WholeRegistry("base", snapshot), dispatcher)
+        hand_over = fakes.handover(clock, held)
+        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick_retry, hand_over, paces={}, circuits={}, clock=clock)
+        lane = batch_lane.BatchLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over)
         first = await lane.take([left(one) for one in lots])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
@@ -111,9 +112,8 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
         (builders.snapshot(endpoint()), "subscription_deleted"),
         (builders.snapshot(endpoint(), endpoint("ep2"), ELSEWHERE), "subscription_deleted"),
         (registry(builders.subscription(status=SubscriptionStatus.PAUSED)), "subscription_paused"),
-        (registry(status=EndpointStatus.PAUSED), "endpoint_paused"),
-        (registry(status=EndpointStatus.DISABLED), "endpoint_disabled"),
         (registry(fault="a secret that does not open", batching=None), "quarantined"),
+        (registry(fault="a secret that does not open", batching=None, status=EndpointStatus.PAUSED), "quarantined"),
     ],
 )
 def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(snapshot, reason):

@@ -95,16 +95,23 @@ def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
     assert marks == {"hasty": segment.Mark.PASSES, "patient": segment.Mark.WAITS}
 
 
-def test_what_is_paused_is_skipped_and_what_is_no_event_is_rejected_as_in_the_direct_lane():
+def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
     bad = builders.record(value=b"{", offset=9)
-    results, lots = collected(snapshot(endpoint(status=EndpointStatus.PAUSED)), [*records(2), bad])
+    results, lots = collected(snapshot(endpoint(fault="a secret that does not open")), [*records(2), bad])
     assert lots == []
     assert [(outcome.delivery.event.event_id, outcome.reason) for outcome in results.outcomes] == [
-        ("e0", "endpoint_paused"),
-        ("e1", "endpoint_paused"),
+        ("e0", "quarantined"),
+        ("e1", "quarantined"),
     ]
     assert [rejection.reason for rejection in results.rejections] == ["not_json"]
     assert (results.receipts[0].rejected, results.receipts[0].due) == (1, 2)
+
+
+@pytest.mark.parametrize("status", [EndpointStatus.PAUSED, EndpointStatus.DISABLED])
+def test_for_an_endpoint_that_is_paused_or_disabled_it_is_collected_as_for_the_others(status):
+    """Its batches are postponed when they leave: they wait in the retry lane until it is active again."""
+    _, [(_, one)] = collected(snapshot(endpoint(status=status)), records(2))
+    assert event_ids(one) == ["e0", "e1"]
 
 
 def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):

@@ -68,6 +68,8 @@ def test_the_document_with_every_field_is_accepted():
         ("endpoints", None, manifest.Endpoint),
         ("endpoints", "auth", manifest.Auth),
         ("endpoints", "tls", manifest.Tls),
+        ("endpoints", "batch", manifest.Batch),
+        ("endpoints", "retry", manifest.Retry),
         ("subscriptions", None, manifest.Subscription),
     ],
 )

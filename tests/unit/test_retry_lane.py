@@ -69,7 +69,8 @@ def together(*ended):
 
 
 def registry(*subscriptions, **fields):
-    return builders.snapshot(builders.endpoint(**fields), *(subscriptions or [builders.subscription()]))
+    endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
+    return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
 
 
 def batch_registry(*subscriptions, **fields):

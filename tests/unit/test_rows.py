@@ -56,9 +56,11 @@ def test_entries_of_one_endpoint_share_rows_of_a_bounded_size_and_those_of_two_n
 
 
 def test_a_skipped_delivery_is_one_entry_with_its_reason():
-    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.SKIPPED, reason=SkipReason.ENDPOINT_PAUSED)
+    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED)
     [(topic, _, row)] = written(outcomes=[outcome])
-    assert [(topic, entry["kind"], entry["reason"]) for entry in row["entries"]] == [("attempts", "skipped", "endpoint_paused")]
+    assert [(topic, entry["kind"], entry["reason"]) for entry in row["entries"]] == [
+        ("attempts", "skipped", "subscription_paused")
+    ]
 
 
 def test_a_dead_letter_tells_the_whole_story_and_no_secret():

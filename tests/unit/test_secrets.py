@@ -40,7 +40,7 @@ CONFIG = settings.load(ENVIRON)
 LOOK_UP = lookup.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
-OBSERVER = observer.Observer(total=Tally(), level="INFO", format="json", attempt_sample=0.0)
+OBSERVER = observer.Observer(total=Tally(), gone=frozenset(), level="INFO", format="json", attempt_sample=0.0)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
             delivered(attempt(1, "server_error"), attempt(2)),
             outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "timeout"), reason="timeout"),
             outcome(OutcomeKind.DEAD_LETTERED, reason="lane_deadline"),
-            outcome(OutcomeKind.SKIPPED, reason=SkipReason.ENDPOINT_PAUSED),
+            outcome(OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED),
         ],
         rejections=[intake.Rejection(record=builders.record(), reason="not_json", detail="")],
         most_in_flight=3,
@@ -47,7 +47,7 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
         ("delivered", "none"): 2,
         ("dead_lettered", "timeout"): 1,
         ("dead_lettered", "lane_deadline"): 1,
-        ("skipped", "endpoint_paused"): 1,
+        ("skipped", "subscription_paused"): 1,
     }
     assert told.attempts == {"none": 2, "server_error": 1, "timeout": 1}
     assert (told.retries, told.rejected, told.most_in_flight, told.cpu_s) == (1, {"not_json": 1}, 3, 0.5)

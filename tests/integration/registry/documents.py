@@ -10,6 +10,7 @@ from delivery.model import (
     DeliveryMode,
     Endpoint,
     EndpointStatus,
+    Retrying,
     SignatureScheme,
     SigningKey,
     Tls,
@@ -47,12 +48,14 @@ WHOLE = {
     "tls": {"authorities": certificates.issue("authority").pem, "certificate": CLIENT.pem, "key": CLIENT.key},
     "signing_secrets": [ED25519, SIGNING],
     "batch": {"max_events": 50, "max_wait_s": 7.5, "max_bytes": 65_536, "gzip": True},
+    "retry": {"schedule_s": [1, 2.5], "max_age_s": 3600, "timeout_s": 30},
 }  # fmt: skip
 AS_READ = Endpoint(
     endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,
     status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED, headers=(("X-Team", "billing"),),
     max_in_flight=4, max_per_second=12.5,
     batching=Batching(max_events=50, max_wait_s=7.5, max_bytes=65_536, is_gzipped=True),
+    retrying=Retrying(schedule_s=(1, 2.5), max_age_s=3600, timeout_s=30),
     auth=Auth(kind=AuthKind.OAUTH2, client_id="us", secret=Secret(b"hunter2"), token_url="https://login.example.com/",
               token_scope="hooks"),
     tls=Tls(authorities=certificates.issue("authority").pem, certificate=CLIENT.pem, key=Secret(CLIENT.key.encode())),

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.model import Batching, DeliveryMode
+from delivery.model import Batching, DeliveryMode, EndpointStatus, Retrying
 from delivery.secret import Secret
 from subscriptions_db import apply, registry, snapshot
 from subscriptions_db.sql import query
@@ -146,7 +146,8 @@ def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_i
     result = applied(connection, ring, {"endpoints": [WHOLE]})
     changed = [name for name, *_ in result.changes[0].fields]
     fields = registry.document(connection)["endpoint"]["whole"]
-    assert changed == [name for name in fields if name not in {"auth_username", "auth_header"}]
+    of_others = {"auth_username", "auth_header", "order_by", "disabled_reason", "disabled_at"}
+    assert changed == [name for name in fields if name not in of_others]
     assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=())
     shown = str(result) + str(result.changes) + str(registry.document(connection))
     assert not any(secret in shown for secret in ("hunter2", SIGNING, ED25519, "PRIVATE"))
@@ -172,6 +173,48 @@ def test_a_secret_of_any_purpose_can_be_replaced(connection, ring, field):
     applied(connection, ring, {"endpoints": [WHOLE]})
     assert summary(applied(connection, ring, {"endpoints": [WHOLE | field]})) == [("update", "endpoint", "whole")]
     assert summary(applied(connection, ring, {"endpoints": [WHOLE | field]})) == []
+
+
+def test_no_retries_is_not_the_default_and_an_order_is_for_single_events(connection, ring):
+    first = DOCUMENT["endpoints"][0] | {"retry": {"schedule_s": []}, "order_by": "customer.id"}
+    applied(connection, ring, DOCUMENT | {"endpoints": [first, DOCUMENT["endpoints"][1]]})
+    read = snapshot.read_full(connection, ring, GUARD).endpoints
+    assert (read["ep1"].retrying, read["ep1"].order_by) == (Retrying(schedule_s=()), "customer.id")
+    assert (read["ep2"].retrying, read["ep2"].order_by) == (Retrying(), None)
+    assert summary(applied(connection, ring, DOCUMENT | {"endpoints": [first]})) == []
+
+
+DISABLE = "update endpoints set status = 'disabled', disabled_reason = 'gone' where endpoint_id = 'ep1'"
+
+
+def test_a_document_that_does_not_say_the_status_leaves_disabled_what_was_disabled_for_a_reason(connection, ring):
+    """It was enabled by the next run of whatever applies documents, and disabled again days later."""
+    applied(connection, ring, DOCUMENT)
+    connection.execute(DISABLE)
+    result = applied(connection, ring, DOCUMENT)
+    assert (result.changes, result.still_disabled) == ((), {"ep1": "gone"})
+    moved = DOCUMENT["endpoints"][0] | {"url": "https://example.com/moved"}
+    assert [name for name, *_ in applied(connection, ring, {"endpoints": [moved]}).changes[0].fields] == ["url"]
+    row = registry.document(connection)["endpoint"]["ep1"]
+    assert (row["url"], row["status"], row["disabled_reason"]) == ("https://example.com/moved", "disabled", "gone")
+    assert row["disabled_at"] is not None
+    assert snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].status is EndpointStatus.DISABLED
+
+
+def test_a_document_that_says_active_enables_what_was_disabled(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    connection.execute(DISABLE)
+    result = applied(connection, ring, {"endpoints": [DOCUMENT["endpoints"][0] | {"status": "active"}]})
+    assert (result.changes[0].fields, result.still_disabled) == ((("status", "disabled", "active"),), {})
+    row = registry.document(connection)["endpoint"]["ep1"]
+    assert (row["status"], row["disabled_reason"], row["disabled_at"]) == ("active", None, None)
+
+
+@pytest.mark.parametrize("status", ["paused", "disabled"])
+def test_what_a_document_had_paused_or_disabled_is_active_when_the_next_leaves_it_out(connection, ring, status):
+    applied(connection, ring, {**DOCUMENT, "endpoints": [DOCUMENT["endpoints"][0] | {"status": status}], "subscriptions": []})
+    [change] = applied(connection, ring, {"endpoints": [DOCUMENT["endpoints"][0]]}).changes
+    assert change.fields == (("status", status, "active"),)
 
 
 @pytest.mark.parametrize("pattern", UNREADABLE)

@@ -51,6 +51,26 @@ def connection(database):
         "update endpoints set batch_max_bytes = 1000",
         "update endpoints set batch_max_bytes = 10485761",
         "update endpoints set batch_gzip = null",
+        "update endpoints set retry_schedule_s = '{0}'",
+        "update endpoints set retry_schedule_s = '{5, 604801}'",
+        "update endpoints set retry_schedule_s = '{5, null}'",
+        "update endpoints set retry_schedule_s = '{5, NaN}'",
+        "update endpoints set retry_schedule_s = '{{1, 2}, {3, 4}}'",
+        "update endpoints set retry_schedule_s = array_fill(1, array[51])",
+        "update endpoints set retry_max_age_s = 0",
+        "update endpoints set retry_max_age_s = 2592001",
+        "update endpoints set retry_timeout_s = 0",
+        "update endpoints set retry_timeout_s = 'NaN'",
+        "update endpoints set retry_timeout_s = 61",
+        "update endpoints set order_by = ''",
+        "update endpoints set order_by = 'a..b'",
+        "update endpoints set order_by = 'a b'",
+        "update endpoints set order_by = repeat('x', 256)",
+        """insert into endpoints (endpoint_id, customer_id, url, mode, order_by)
+           values ('e', 'c1', 'https://example.com/', 'batch', 'id')""",
+        "update endpoints set disabled_reason = 'gone'",
+        "update endpoints set disabled_at = now()",
+        "update endpoints set status = 'disabled', disabled_reason = ''",
         "update endpoints set mode = 'batch'",
         """insert into endpoints (endpoint_id, customer_id, url, mode, content_mode)
            values ('e', 'c1', 'https://example.com/', 'batch', 'cloudevents_binary')""",
@@ -105,6 +125,22 @@ def connection(database):
 def test_a_row_that_makes_no_sense_is_refused(connection, statement):
     with pytest.raises(psycopg.errors.IntegrityError):
         connection.execute(statement)
+
+
+@pytest.mark.parametrize("schedule", [[], [0.5, 604_800], [1] * 50, None])
+def test_a_schedule_of_retries_is_waits_none_or_the_default(connection, schedule):
+    connection.execute("update endpoints set retry_schedule_s = %s", [schedule])
+
+
+def test_when_an_endpoint_was_disabled_and_why_is_known_for_as_long_as_it_is(connection):
+    asked = "select status, disabled_reason, disabled_at = now() as is_now from endpoints where endpoint_id = 'ep1'"
+    with connection.transaction():
+        connection.execute("update endpoints set status = 'disabled'")  # as plain SQL and the versions before say it
+        assert connection.execute(asked).fetchone() == {"status": "disabled", "disabled_reason": None, "is_now": True}
+    connection.execute("update endpoints set status = 'disabled', disabled_reason = 'gone'")
+    assert connection.execute(asked).fetchone() == {"status": "disabled", "disabled_reason": "gone", "is_now": False}
+    connection.execute("update endpoints set status = 'paused'")
+    assert connection.execute(asked).fetchone() == {"status": "paused", "disabled_reason": None, "is_now": None}
 
 
 def test_headers_are_names_and_values(connection):

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from delivery import settings
-from delivery.model import SkipReason, TenantStatus
+from delivery.model import Retrying, SkipReason, TenantStatus
 from delivery.webhooks import guard, lookup, matching, routing
 from fanout.local import stack
 from subscriptions_db import apply, connect, keyring, manifest, migrate, snapshot
@@ -196,6 +196,15 @@ def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(conne
     assert destination("ep1") == (None, set())
 
 
+def test_how_an_endpoint_is_retried_and_in_what_order_is_the_same_from_both(connection, database, source):
+    one = {"id": "s1", "endpoint": "ep1", "event_type": "order.created", "everything": True}
+    register(connection, [one])
+    connection.execute("update endpoints set retry_schedule_s = '{}', retry_timeout_s = 3, order_by = 'a.b'")
+    [(_, found)] = routed(source(database).registry, [builders.event(tenant_id="1")])
+    endpoint, _ = found["s1"]
+    assert (endpoint.retrying, endpoint.order_by) == (Retrying(schedule_s=(), timeout_s=3), "a.b")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -206,6 +215,7 @@ def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(conne
         "update subscriptions set status = 'paused' where subscription_id = 's2'",
         "update endpoints set status = 'disabled' where endpoint_id = 'ep2'",
         "update endpoints set url = 'https://example.com/new' where endpoint_id = 'ep1'",
+        "update endpoints set retry_schedule_s = '{1}', order_by = 'id' where endpoint_id = 'ep1'",
         "insert into scopes values ('s1', 'selected', 'exclude', '1', '100')",
         "delete from scopes where tenant_id = '1'",
         "update tenants set status = 'suspended' where tenant_id = '1'",

@@ -32,7 +32,7 @@ _place = struct.Struct(">iq").pack
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
-def retry(
+def retries(
     records: DataFrame,
     policy: retrying.Policy,
     horizon_ms: int,

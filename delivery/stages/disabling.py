@@ -1,0 +1,102 @@
+"""Disable endpoints that are gone, or have failed for days, in the registry.
+
+Runs on the driver, on a thread of its own, so that a slow or absent Postgres never holds up a micro-batch. Guarantee: what it
+was told is written once Postgres is there, for as long as the job runs; a job that starts again is told again by the endpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import cachetools
+import tenacity
+
+from delivery import metrics, settings
+from delivery.model import EndpointId
+from subscriptions_db import connect, disabling
+
+log = logging.getLogger(__name__)
+
+FAILING = "failing"
+"""Reason, beside retry.GONE: nothing but failures for `retry.disable_after_s`."""
+LOOK_S = 1.0
+"""How often to look whether the job is to stop; and the wait after a failure that was not foreseen."""
+EFFECT_S = 60.0
+"""What is told of an endpoint so soon after it was disabled comes from requests made before the workers knew. Were it written,
+it would undo what an operator has enabled meanwhile."""
+
+Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
+
+
+class Disabling:
+    """Take note of endpoints to disable, and write them. Safe between threads."""
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        stop: threading.Event,
+        *,
+        write: Write | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write = write or functools.partial(_write, config.database)
+        self._stop = stop
+        self._told = threading.Condition()
+        self._waiting: dict[EndpointId, str] = {}
+        self._written: cachetools.TTLCache[EndpointId, None] = cachetools.TTLCache(100_000, EFFECT_S, timer=clock)
+        self._thread = threading.Thread(target=self._run, name="disabling", daemon=True)
+        self._thread.start()
+
+    def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
+        """Have them disabled soon, those that are active. Does not wait; may be told the same again after each micro-batch."""
+        with self._told:
+            for endpoint_id in endpoint_ids:
+                if endpoint_id not in self._written:
+                    self._waiting.setdefault(endpoint_id, reason)
+            self._told.notify()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Wait, after `stop` was set, for the last try to write."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        patiently = connect.patiently(self._stop)
+        while not self._stop.is_set():
+            with self._told:
+                if not self._waiting:
+                    self._told.wait(LOOK_S)
+                    continue
+            try:
+                patiently(self._write_all)
+            except tenacity.RetryError:
+                return  # asked to stop, and the last try has failed
+            except Exception:  # the thread must survive, or no endpoint would be disabled any more
+                log.exception("disabling endpoints failed")
+                self._stop.wait(LOOK_S)
+        try:
+            self._write_all()
+        except Exception as exc:  # noqa: BLE001  # the process ends; the next one is told again
+            log.warning("endpoints not disabled before the end: %s", exc)
+
+    def _write_all(self) -> None:
+        with self._told:
+            waiting = dict(self._waiting)
+        for reason in sorted(set(waiting.values())):
+            told = [endpoint_id for endpoint_id, why in waiting.items() if why == reason]
+            disabled = list(self._write(told, reason))
+            with self._told:
+                for endpoint_id in told:
+                    del self._waiting[endpoint_id]
+                    self._written[endpoint_id] = None
+            metrics.ENDPOINTS_DISABLED.labels(reason).inc(len(disabled))
+            for name in disabled:
+                log.warning("endpoint disabled", extra={"endpoint_id": name, "reason": reason})
+
+
+def _write(database: settings.Database, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:
+    with connect.connect(database, application_name="fanout disabling") as connection:
+        return disabling.disable_active(connection, endpoint_ids, reason)

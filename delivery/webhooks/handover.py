@@ -1,0 +1,80 @@
+"""Decide what a fast lane, direct or batch, hands over to the retry lane instead of delivering it or giving it up.
+
+Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Pure but for the clocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
+from delivery.webhooks import circuit, retry
+
+
+class _Rng(Protocol):
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
+class Handover:
+    """What holds for one micro-batch. `now_s` gives seconds since the epoch, `clock` is monotonic.
+
+    `held` are the endpoints that the retry lane holds back, as it has told the driver.
+    """
+
+    def __init__(
+        self,
+        held: frozenset[EndpointId],
+        circuits: circuit.Circuits,
+        *,
+        clock: Callable[[], float],
+        now_s: Callable[[], float],
+        rng: _Rng = random,
+    ) -> None:
+        self._held = held
+        self._circuits = circuits
+        self._clock = clock
+        self._now_s = now_s
+        self._rng = rng
+
+    def reason(self, endpoint: Endpoint) -> str | None:
+        """Return why nothing for `endpoint` is attempted in this lane, or None when it is. Asked before a body is made.
+
+        1. It is paused or disabled: everything waits until it is not.
+        2. It takes events in order, which only the retry lane's state can keep.
+        3. It is failing, for all that the retry lane or this worker knows.
+        """
+        if endpoint.status is EndpointStatus.PAUSED:
+            return retry.ENDPOINT_PAUSED
+        if endpoint.status is EndpointStatus.DISABLED:
+            return retry.ENDPOINT_DISABLED
+        if endpoint.order_by is not None:
+            return retry.ORDERED
+        if endpoint.endpoint_id in self._held or circuit.is_open(self._circuits, endpoint.endpoint_id, self._clock()):
+            return retry.CIRCUIT_OPEN
+        return None
+
+    def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
+        """Return the outcome of what is not attempted, or not again. It uses up no wait, and needs none: see retry.again."""
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
+
+    def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
+        """Return the outcome of what has failed in this lane: postponed by its endpoint's schedule, or given up."""
+        last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
+        assert last.error_class is not None, "it has failed"  # noqa: S101
+        expires_ms = now_ms + round(retrying.max_age_s * 1000)
+        again = retry.again(
+            retrying,
+            last.error_class,
+            0,
+            now_ms=now_ms,
+            expires_ms=expires_ms,
+            retry_after_s=last.retry_after_s,
+            rng=self._rng,
+        )
+        kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
+        return Outcome(delivery, kind, attempts, last.error_class, again)
+
+    def _now_ms(self) -> int:
+        return int(self._now_s() * 1000)

@@ -1,0 +1,101 @@
+"""An endpoint is disabled and enabled: by the job only when it is active, by the operator whatever it is."""
+
+import threading
+import uuid
+
+import pytest
+from psycopg import sql
+
+from delivery import errors, settings
+from delivery.stages import disabling as stages_disabling
+from subscriptions_db import connect, disabling, migrate, registry
+from tests.integration.registry.documents import DOCUMENT, applied
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def rows(connection, ring):
+    """Status and reason of each endpoint, as they are now."""
+    applied(connection, ring, DOCUMENT)
+
+    def read():
+        return {key: (row["status"], row["disabled_reason"]) for key, row in registry.document(connection)["endpoint"].items()}
+
+    return read
+
+
+def test_the_job_disables_what_is_active_and_leaves_the_rest(connection, rows):
+    connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep2'")
+    assert disabling.disable_active(connection, ["ep2", "ep1", "unknown"], "gone") == ["ep1"]
+    assert rows() == {"ep1": ("disabled", "gone"), "ep2": ("paused", None)}
+    before = registry.revision(connection)
+    assert disabling.disable_active(connection, ["ep1", "ep2"], "failing") == []
+    assert rows()["ep1"] == ("disabled", "gone")
+    assert registry.revision(connection) == before
+
+
+def test_the_operator_disables_and_enables_whatever_the_status_is(connection, rows):
+    connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep1'")
+    disabling.disable(connection, "ep1", "asked for by the customer")
+    assert rows()["ep1"] == ("disabled", "asked for by the customer")
+    disabling.enable(connection, "ep1")
+    assert rows()["ep1"] == ("active", None)
+
+
+@pytest.mark.usefixtures("rows")
+def test_what_is_said_twice_changes_nothing_the_second_time(connection):
+    for do in (lambda: disabling.disable(connection, "ep1", "x"), lambda: disabling.enable(connection, "ep1")):
+        do()
+        before = registry.revision(connection)
+        do()
+        assert registry.revision(connection) == before
+
+
+@pytest.mark.usefixtures("rows")
+def test_an_endpoint_that_there_is_not_is_named(connection):
+    with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
+        disabling.enable(connection, "nobody")
+
+
+@pytest.fixture
+def role(connection):
+    """Who may only read the registry, and set what disabling sets: what docs/operations.md grants the job."""
+    name = sql.Identifier(f"job_{uuid.uuid4().hex}")
+    connection.execute(sql.SQL("create role {}").format(name))
+    connection.execute(sql.SQL("grant select on all tables in schema public to {}").format(name))
+    connection.execute(sql.SQL("grant update (status, disabled_reason) on endpoints to {}").format(name))
+    yield name
+    connection.execute("reset role")
+    connection.execute(sql.SQL("drop owned by {name}; drop role {name}").format(name=name))
+
+
+def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
+    connection.execute(sql.SQL("set role {}").format(role))
+    assert disabling.disable_active(connection, ["ep1"], "gone") == ["ep1"]
+    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
+        connection.execute("update endpoints set url = 'https://example.com/theirs'")
+    connection.execute("reset role")
+    assert rows()["ep1"] == ("disabled", "gone")
+
+
+def test_a_job_disables_once_postgres_is_there_again(own_postgres, ring):
+    with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+        migrate.migrate(opened)
+        applied(opened, ring, DOCUMENT)
+    own_postgres.kill()
+    stop = threading.Event()
+    running = stages_disabling.Disabling(settings.Settings(database={"url": own_postgres.url}), stop)
+    try:
+        running.disable(["ep1"], "gone")
+        own_postgres.start()
+        with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+            asked = "select disabled_reason from endpoints where endpoint_id = 'ep1' and status = 'disabled'"
+            for _ in range(1000):
+                if found := opened.execute(asked).fetchone():
+                    break
+                opened.execute("select pg_sleep(0.02)")
+        assert found == {"disabled_reason": "gone"}
+    finally:
+        stop.set()
+        running.close()
