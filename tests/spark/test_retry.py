@@ -1,0 +1,120 @@
+"""The state of the retry lane in a real Spark: what waits outlasts a restart, and only a report ends it."""
+
+import time
+
+import pytest
+
+from delivery.model import Again, Attempt, CustomerId, EndpointId
+from delivery.stages import observer, retries, shards
+from delivery.webhooks import parcel, retrying
+from delivery.webhooks.pending import Pending
+from tests import builders
+from tests.turns import waiting
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SHARDS = 2
+HOUR_MS = 3_600_000
+
+
+class Lane:
+    """The retry lane up to its turns, over records that the test writes: a file is a micro-batch."""
+
+    def __init__(self, spark, folder):
+        self._spark, self._folder = shards.session(spark, SHARDS), folder
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+        self._offset, self._files = 0, 0
+        self.breaks = False
+        (folder / "records").mkdir()
+
+    def write(self, *messages):
+        """Write records, the last one first, as a shuffle may bring them."""
+        rows = []
+        for message in messages:
+            rows.append((0, self._offset, message.endpoint_id.encode(), parcel.encoded(message)))
+            self._offset += 1
+        schema = "partition int, offset long, key binary, value binary"
+        frame = self._spark.createDataFrame(rows[::-1] or [(0, self._offset, None, None)], schema)
+        frame.coalesce(1).write.mode("append").parquet(str(self._folder / "records"))
+
+    def run(self):
+        """Handle what was written since, in a query of its own on the same checkpoint; return the turns, and what waits."""
+        left = []
+
+        def handle(frame, _):
+            self._pending.value = Pending()
+            left.extend(bytes(row.value) for row in frame.collect())
+            if self.breaks:
+                raise RuntimeError("killed before the commit")
+
+        schema = "partition int, offset long, key binary, value binary"
+        records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
+        kept = retries.retries(records, retrying.Policy(), 500, 2, self._pending, shard_keys=shards.keys(self._spark, SHARDS))
+        checkpoint = str(self._folder / "checkpoint" / "retry")
+        query = (
+            kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()
+        )
+        if self.breaks:
+            with pytest.raises(Exception, match="killed before the commit"):
+                query.awaitTermination()
+        else:
+            query.awaitTermination()
+        return left, self._pending.value
+
+
+def postponed(*names, endpoint="ep1"):
+    now_ms = int(time.time() * 1000)
+    parcels = [
+        waiting(builders.event(event_id=name), again_at_ms=now_ms, since_ms=now_ms, expires_ms=now_ms + HOUR_MS)
+        for name in names
+    ]
+    return parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels)
+
+
+def reported(turn, *back):
+    return parcel.Report(
+        turn.endpoint_id, turn.customer_id, None, turn.number, len(turn.parcels) - len(back), 0, None, None, [*back]
+    )
+
+
+def ids(turn):
+    return [event_id for waits in turn.parcels for event_id in [waits.packed[0]]]
+
+
+def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    first, second, other = postponed("a", "b"), postponed("c"), postponed("x", endpoint="ep2")
+    lane.write(first, second, other)
+    left, waits = lane.run()
+    turns = {turn.endpoint_id: turn for turn in map(parcel.turn, left)}
+    assert ids(turns["ep1"]) == [waits.packed[0] for of in (first, second) for waits in of.parcels]
+    assert ids(turns["ep2"]) == [other.parcels[0].packed[0]]
+    assert (waits.shards, waits.events) == (SHARDS, 4)
+    assert waits.due_ms is not None  # the turns are away: their reports are waited for
+
+    at_ms = int(time.time() * 1000) + HOUR_MS // 2
+    again = parcel.Back(1, Again(at_ms, 2), "server_error", (Attempt(1, 0, 1.0, 500, "server_error"),))
+    lane.write(reported(turns["ep1"], again), reported(turns["ep2"]))
+    left, waits = lane.run()
+    assert (left, waits.events) == ([], 1)
+    assert waits.due_ms > at_ms - 60_000
+
+    lane.write(reported(turns["ep1"]))  # once more: it is no news
+    left, waits = lane.run()
+    assert (left, waits.events) == ([], 1)
+    shards.require_kept(spark, str(tmp_path / "checkpoint"), "retry", SHARDS)
+
+
+def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    lane.write(postponed("a", "b"))
+    lane.breaks = True
+    before, _ = lane.run()
+    lane.breaks = False
+    after, waits = lane.run()
+    assert before == after
+    assert len(before) == 1
+    assert waits.events == 2
