@@ -3,8 +3,9 @@
 Runs in the executors. Must not import pyspark or psycopg.
 
 A list belongs to an owner (a flow, a bucket of the wheel), who keeps the pieces of it in order. A piece names a segment and the
-place in it, so segments hold the small lists of many owners, and know none of them. What an owner takes from the front is
-counted in its piece; a segment whose items have all left is dropped.
+place in it, so segments hold the small lists of many owners. What an owner takes from the front is counted in its piece; a
+segment whose items have all left is dropped. Of an owner a segment knows its home, where to look for it when segments are
+merged: an endpoint, or the wheel.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Stock(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[list[bytes]])
+_decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
 
 class Shelf:
@@ -87,7 +88,7 @@ class Shelf:
 
     def items(self, piece: Piece) -> list[bytes]:
         """Return what is left of a piece."""
-        kept = self._fresh[piece.number] if piece.number < 0 else self._opened(piece.number)[piece.place]
+        kept = self._fresh[piece.number] if piece.number < 0 else self._opened(piece.number)[piece.place][1]
         return kept[piece.first :]
 
     def front(self, pieces: list[Piece]) -> Iterator[bytes]:
@@ -98,13 +99,17 @@ class Shelf:
     def cut(self, pieces: list[Piece], count: int) -> None:
         """Take so many items from the front of an owner's."""
         while count:
-            items = self.items(pieces[0])
-            if count < len(items):
-                self._gone(pieces[0], items[:count])
-                pieces[0].first += count
+            items = len(self.items(pieces[0]))
+            if count < items:
+                self.shorten(pieces[0], count)
                 return
             self.remove(pieces.pop(0))
-            count -= len(items)
+            count -= items
+
+    def shorten(self, piece: Piece, count: int) -> None:
+        """Take so many items, not all, from the front of a piece."""
+        self._gone(piece, self.items(piece)[:count])
+        piece.first += count
 
     def remove(self, piece: Piece) -> None:
         """Take what is left of a piece; its owner forgets it."""
@@ -113,18 +118,18 @@ class Shelf:
         else:
             self._gone(piece, self.items(piece))
 
-    def write(self, owners: Iterable[list[Piece]]) -> tuple[dict[int, bytes], list[int]]:
+    def write(
+        self, changed: Iterable[str], owners: Callable[[str], Iterable[list[Piece]]]
+    ) -> tuple[dict[int, bytes], list[int]]:
         """Return the segments to write, and those to drop. What is new is written; with it, what is due to be merged.
 
-        Pieces of an owner that stand side by side become one.
+        New pieces are in homes that have `changed`. Those of an owner that stand side by side become one.
         """
-        numbers, generation = generations.to_merge(self._stock.segments)
-        append: dict[int, bytes] = {}
-        if self._fresh or numbers:
-            moved = set(numbers)
-            fresh = [piece for pieces in owners for piece in self._joined(pieces, moved)]
-            append = self._written(fresh, generation)
-        return append, self._dropped
+        numbers, generation = generations.to_merge(self._stock.segments) if self._fresh or self._dropped else ([], 0)
+        moved = set(numbers)
+        homes = {*changed, *(home for number in numbers for home, _ in self._opened(number))}
+        fresh = [(home, piece) for home in sorted(homes) for pieces in owners(home) for piece in self._joined(pieces, moved)]
+        return self._written(fresh, generation), self._dropped
 
     def _laid(self, items: list[Item]) -> Piece:
         number = next(self._numbers)
@@ -159,21 +164,23 @@ class Shelf:
         pieces[:] = joined
         return fresh
 
-    def _written(self, fresh: list[Piece], generation: int) -> dict[int, bytes]:
+    def _written(self, fresh: list[tuple[str, Piece]], generation: int) -> dict[int, bytes]:
         append: dict[int, bytes] = {}
         run = self._stock.next_number
-        for together in chunks.of(fresh, lambda piece: self._fresh_bytes[piece.number], MAX_SEGMENT_BYTES):
+        for together in chunks.of(fresh, lambda each: self._fresh_bytes[each[1].number], MAX_SEGMENT_BYTES):
             number = self._stock.next_number
             self._stock.next_number += 1
-            size = sum(self._fresh_bytes[piece.number] for piece in together)
+            size = sum(self._fresh_bytes[piece.number] for _, piece in together)
             self._stock.segments[number] = generations.Stored(run, generation, size, size)
-            append[number] = bytes((VERSION,)) + _encoder.encode([self._fresh.pop(piece.number) for piece in together])
-            for place, piece in enumerate(together):
+            append[number] = bytes((VERSION,)) + _encoder.encode(
+                [(home, self._fresh.pop(piece.number)) for home, piece in together]
+            )
+            for place, (_, piece) in enumerate(together):
                 piece.number, piece.place, piece.first = number, place, 0
         return append
 
 
-def _decoded(written: bytes) -> list[list[bytes]]:
+def _decoded(written: bytes) -> list[tuple[str, list[bytes]]]:
     if written[0] != VERSION:
         raise errors.StateUnreadable(
             f"what waits in the retry lane was kept in format {written[0]} by a newer version, and this one knows {VERSION}: "

@@ -15,6 +15,8 @@ import msgspec
 
 from delivery.webhooks import shelf
 
+HOME = ""
+"""Where the shelf finds its buckets; no endpoint is called so."""
 FINEST = 10
 """Log2 of the narrowest bucket, ms: what is due within the same second comes back together, with the last of it."""
 MAX_SORTED_BYTES = 16 * 1024 * 1024
@@ -73,8 +75,3 @@ def due(buckets: Buckets, kept: shelf.Shelf, now_ms: int) -> Iterator[Sleeper]:
                     put(buckets, kept, sleeper, now_ms)
         if not bucket.pieces:
             del buckets[key]
-
-
-def due_ms(buckets: Buckets) -> int | None:
-    """Return when to look at the first bucket."""
-    return min((one.due_ms for one in buckets.values()), default=None)

@@ -1,6 +1,5 @@
 """What a shard of the retry lane lets go when, and what it keeps."""
 
-
 from delivery.webhooks import segment
 from tests.retries import NOW, Shard, accepted, postponed, waiting
 
