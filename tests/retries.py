@@ -118,6 +118,15 @@ class Shard:
         assert self.index.stock.segments.keys() == self.segments.keys()
         return [parcel.turn(written) for written in self.last.turns]
 
+    def wait(self) -> tuple[int, list[parcel.Turn]]:
+        """Let time pass until something leaves; return when that is, and what leaves."""
+        turns: list[parcel.Turn] = []
+        while not turns:
+            assert self.told.due_ms is not None
+            now_ms = self.told.due_ms - self.horizon_ms
+            turns = self.step(now_ms=now_ms)
+        return now_ms, turns
+
     def decided(self, arrived: Iterable[bytes], *, now_ms: int) -> retrying.Decision:
         """Return the decision, and do nothing of it."""
         return retrying.decide(
