@@ -94,21 +94,27 @@ def decide(
 
 def told(decided: Decision, now_ms: int) -> pending.Pending:
     """Return what waits in one shard after a decision, and who is held and failing."""
-    index = decided.index
-    entries = {key: one for key, one in index.endpoints.items() if one.events}
-    times = [one.due_ms for one in entries.values()]
-    times += [one.due_ms for one in index.buckets.values()]
-    times += [now_ms + AWAY_POLL_MS] if any(one.is_away for one in entries.values()) else []
-    since = [one.since_ms for one in entries.values()]
-    since += [piece.since_ms for one in index.buckets.values() for piece in one.pieces]
+    events = size = 0
+    held, failing = set(), set()
+    times = [(one.due_ms, one.since_ms) for one in decided.index.buckets.values()]
+    for key, one in decided.index.endpoints.items():
+        if not one.events:
+            continue
+        events += one.events
+        size += one.size
+        times.append((min(one.due_ms, now_ms + AWAY_POLL_MS) if one.is_away else one.due_ms, one.since_ms))
+        if one.held_until_ms > now_ms:
+            held.add(waiting.endpoint_id(key))
+        if one.is_failing:
+            failing.add(waiting.endpoint_id(key))
     return pending.Pending(
         shards=1,
-        events=sum(one.events for one in entries.values()),
-        size=sum(one.size for one in entries.values()),
-        oldest_ms=min(since, default=None),
-        due_ms=min(times) + decided.horizon_ms if times else None,
-        held=frozenset(waiting.ids(key)[1] for key, one in entries.items() if one.held_until_ms > now_ms),
-        failing=frozenset(waiting.ids(key)[1] for key, one in entries.items() if one.is_failing),
+        events=events,
+        size=size,
+        oldest_ms=min(since_ms for _, since_ms in times) if times else None,
+        due_ms=min(due_ms for due_ms, _ in times) + decided.horizon_ms if times else None,
+        held=frozenset(held),
+        failing=frozenset(failing),
     )
 
 
@@ -247,7 +253,7 @@ class _Deciding:
             self._leave(key, together, order_key=order_key, number=0, given_up=reason)
 
     def _leave(self, key: str, parcels: list[Parcel], **fields: Any) -> None:
-        customer_id, endpoint_id = waiting.ids(key)
+        endpoint_id, customer_id = waiting.endpoint_id(key), waiting.customer_id(key)
         turn = parcel.Turn(endpoint_id=endpoint_id, customer_id=customer_id, parcels=parcels, **fields)
         self._decision.turns.append(parcel.encoded(turn))
 

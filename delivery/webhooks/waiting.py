@@ -115,7 +115,11 @@ def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:
     return f"{customer_id}/{endpoint_id}"
 
 
-def ids(of: str) -> tuple[CustomerId, EndpointId]:
-    """Return the ids of a key."""
-    customer_id, endpoint_id = of.split("/")
-    return CustomerId(customer_id), EndpointId(endpoint_id)
+def customer_id(of: str) -> CustomerId:
+    """Return whose the endpoint of a key is."""
+    return CustomerId(of[: of.index("/")])
+
+
+def endpoint_id(of: str) -> EndpointId:
+    """Return the endpoint of a key."""
+    return EndpointId(of[of.index("/") + 1 :])

@@ -38,6 +38,8 @@ class Bucket(msgspec.Struct, array_like=True, gc=False):
 
     due_ms: int
     """When to look at it: of the narrowest buckets when the last of it is due, of the others when the first is."""
+    since_ms: int
+    """When the first of it came."""
     pieces: list[shelf.Piece]
 
 
@@ -54,8 +56,9 @@ def put(buckets: Buckets, kept: shelf.Shelf, sleeper: Sleeper, now_ms: int) -> N
     begins_ms = sleeper.at_ms >> level << level
     bucket = buckets.get(begins_ms + level)
     if bucket is None:
-        bucket = buckets[begins_ms + level] = Bucket(sleeper.at_ms, [])
+        bucket = buckets[begins_ms + level] = Bucket(sleeper.at_ms, sleeper.since_ms, [])
     bucket.due_ms = (max if level == FINEST else min)(bucket.due_ms, sleeper.at_ms)
+    bucket.since_ms = min(bucket.since_ms, sleeper.since_ms)
     kept.add(bucket.pieces, shelf.Item(_encoder.encode(sleeper), sleeper.since_ms, sleeper.at_ms))
 
 

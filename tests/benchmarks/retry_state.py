@@ -1,8 +1,9 @@
-"""Measure what it costs a shard of the retry lane that much waits: bytes kept, and the CPU of a decision, against an empty one.
+"""Measure what it costs the retry lane that much waits: bytes kept, and the CPU of a shard's decision, against an empty one.
 
-Run: `python -m tests.benchmarks.retry_state [--parcels N] [--endpoints M] [--json FILE]`. Half of what waits stands behind
-endpoints that are held, half in the wheel, for up to ten hours. Then rounds of the same work are decided on, with all that
-waiting and with nothing: parcels of other endpoints come, leave in turns, and are reported; and the same with no work at all.
+Run: `python -m tests.benchmarks.retry_state [--parcels N] [--endpoints M] [--shards S] [--json FILE]`. One of the shards is
+filled with its part. Half of it stands behind endpoints that are held, half in the wheel, for up to ten hours. Then rounds of
+the same work are decided on, with all that waiting and with nothing: 200 parcels of 50 other endpoints come, leave in turns,
+and are reported; and then no work at all.
 """
 
 from __future__ import annotations
@@ -78,23 +79,26 @@ def main() -> None:
     """Measure, print, and write where told to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parcels", type=int, default=1_000_000)
-    parser.add_argument("--endpoints", type=int, default=1_000)
+    parser.add_argument("--endpoints", type=int, default=4_000)
+    parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     event = retries.packed(b'"' + b"x" * 200 + b'"')
     full, empty = retries.Shard(max_pending=asked.parcels), retries.Shard()
     began = time.process_time()
-    now_ms = fill(full, asked.parcels, asked.endpoints, event)
+    parcels = asked.parcels // asked.shards
+    now_ms = fill(full, parcels, asked.endpoints // asked.shards, event)
     figures: dict[str, float] = {
         "parcels": asked.parcels,
         "endpoints": asked.endpoints,
+        "shards": asked.shards,
         "event_bytes": len(event),
-        "fill_cpu_us_a_parcel": (time.process_time() - began) / asked.parcels * 1e6,
-        "bytes_kept": full.bytes_kept(),
-        "bytes_written": full.bytes_written,
-        "segments": len(full.segments),
-        "index_bytes": len(full.index_bytes or b""),
+        "fill_cpu_us_a_parcel": (time.process_time() - began) / parcels * 1e6,
+        "shard_bytes_kept": full.bytes_kept(),
+        "shard_bytes_written": full.bytes_written,
+        "shard_segments": len(full.segments),
+        "shard_index_bytes": len(full.index_bytes or b""),
     }
     for name, is_busy in (("busy", True), ("idle", False)):
         for which, shard in (("full", full), ("empty", empty)):
@@ -102,7 +106,7 @@ def main() -> None:
             figures |= {f"{name}_{which}_cpu_ms": median, f"{name}_{which}_mean_cpu_ms": mean}
         figures[f"{name}_ratio"] = figures[f"{name}_full_cpu_ms"] / figures[f"{name}_empty_cpu_ms"]
     for key, figure in figures.items():
-        print(f"{key:24} {figure:14,.2f}")
+        print(f"{key:28} {figure:14,.2f}")
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2))
 

@@ -186,19 +186,19 @@ def run_through(history, **policy):
     run.drain()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps)
 def test_every_history_keeps_every_promise(history):
     run_through(history)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(1, 8), st.sampled_from([3, 20]), st.sampled_from([0, 500]))
 def test_every_setting_keeps_them_too(history, max_turn, max_pending, horizon_ms):
     run_through(history, max_turn=max_turn, max_pending=max_pending, horizon_ms=horizon_ms)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
     with pytest.MonkeyPatch.context() as patched:
@@ -208,7 +208,7 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
         run_through(history)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
     with pytest.MonkeyPatch.context() as patched:

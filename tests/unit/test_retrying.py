@@ -2,12 +2,11 @@
 
 import random
 
-import msgspec
 import pytest
 
 from delivery import errors
 from delivery.model import Retrying
-from delivery.webhooks import flow, parcel, retry, retrying, segment, shelf
+from delivery.webhooks import flow, parcel, retry, retrying, segment
 from tests.retries import (
     DAY_MS,
     NOW,
@@ -16,7 +15,6 @@ from tests.retries import (
     back,
     failed_attempt,
     held,
-    packed,
     postponed,
     refused,
     reported,
@@ -146,8 +144,7 @@ def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival
     left = []
     while not shard.is_empty():
         now_ms = max(now_ms, shard.told.due_ms)
-        for turn in shard.step(*[accepted(turn) for turn in left[-1:]], now_ms=now_ms):
-            left.append(turn)
+        left += shard.step(*map(accepted, left[-1:]), now_ms=now_ms)
     assert ids(*left) == events_of(backlog)
     assert [len(turn.parcels) for turn in left] == [1, 2, 4, 8, 16, 9]
 
@@ -374,3 +371,39 @@ def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(se
     for nth, (waited_s, wait_s) in enumerate(zip(waits_s, Retrying().schedule_s, strict=True)):
         assert 0.8 * wait_s - 0.001 <= waited_s <= max(1.2 * wait_s, 5 * 2**nth) + 0.001
     assert customer.dead == retry.SERVER_ERROR
+
+
+def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
+    customer = Customer((retry.UNAVAILABLE, 3600.0), (None, None))
+    first_s, second_s = customer.live()
+    assert 4 <= first_s <= 6
+    assert 3600 <= second_s <= 3600 * 1.2
+    assert customer.dead is None
+
+
+def test_a_schedule_of_one_s_own_is_kept_until_the_greatest_age():
+    customer = Customer(retrying_by=Retrying(schedule_s=(1, 60, *[86_000] * 9)))
+    waits_s = customer.live()
+    assert len(waits_s) == 5, "1 s, 1 min, and three days of waits of a day"
+    assert customer.dead == retry.SERVER_ERROR
+
+
+def test_a_shard_without_state_has_an_empty_index():
+    assert retrying.decoded(None) == retrying.Index()
+
+
+def test_an_index_that_a_newer_version_wrote_is_refused_by_name():
+    with pytest.raises(errors.StateUnreadable, match="newer version"):
+        retrying.decoded(b"\x63")
+
+
+def test_a_segment_that_a_newer_version_wrote_is_refused_by_name():
+    shard = Shard()
+    shard.step(postponed(waiting(reason=retry.CIRCUIT_OPEN)), now_ms=NOW)
+    shard.segments = dict.fromkeys(shard.segments, b"\x63")
+    with pytest.raises(errors.StateUnreadable, match="newer version"):
+        shard.step(now_ms=NOW + 5000)
+
+
+def test_an_older_index_without_the_newest_fields_can_be_read():
+    assert retrying.decoded(bytes((retrying.VERSION,)) + b"\x91\x07").turns == 7
