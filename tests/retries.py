@@ -77,8 +77,10 @@ def accepted(turn: parcel.Turn, **fields: Any) -> bytes:
 
 def refused(turn: parcel.Turn, at_ms: int, **fields: Any) -> bytes:
     """The report of a turn of which each parcel failed and is attempted again then. In order, only the first was attempted."""
-    attempts = [(failed_attempt(),) if turn.order_key is None or not place else () for place in range(len(turn.parcels))]
-    return reported(turn, *(back(place, at_ms, *each) for place, each in enumerate(attempts)), **fields)
+    attempted = 1 if turn.order_key is not None else len(turn.parcels)
+    returned = [back(place, at_ms, failed_attempt()) for place in range(attempted)]
+    returned += [back(place, turn.parcels[place].again_at_ms, retries=0) for place in range(attempted, len(turn.parcels))]
+    return reported(turn, *returned, **fields)
 
 
 def held(turn: parcel.Turn, why: str = retry.ENDPOINT_PAUSED) -> bytes:

@@ -10,11 +10,11 @@ merged: an endpoint, or the wheel.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import cachetools
 import msgspec
 
 from delivery import errors
@@ -23,8 +23,8 @@ from delivery.webhooks import chunks, generations
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
 """Small, because a segment is read whole for each owner who takes something of it."""
-OPEN_SEGMENTS = 64
-"""So many are in memory at once while a decision is taken: those of neighbours stand together."""
+MAX_OPEN_BYTES = 32 * 1024 * 1024
+"""Of segments that have been read, so much is kept while a decision is taken: neighbours share them."""
 
 
 class Item(NamedTuple):
@@ -56,6 +56,14 @@ class Stock(msgspec.Struct, array_like=True):
     segments: dict[int, generations.Stored] = {}
 
 
+class _Segment(NamedTuple):
+    """A segment that has been read."""
+
+    size: int
+    lists: list[tuple[str, list[bytes]]]
+    """Each with the home of its owner."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
@@ -68,7 +76,10 @@ class Shelf:
         self._fresh: dict[int, list[bytes]] = {}
         self._fresh_bytes: dict[int, int] = {}
         self._numbers = itertools.count(-1, -1)
-        self._opened = functools.lru_cache(OPEN_SEGMENTS)(lambda number: _decoded(read(number)))
+        self._read = read
+        self._opened: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_OPEN_BYTES, lambda opened: opened.size)
+        self._moved: dict[int, _Segment] = {}
+        """The segments that are merged, all at once: each has the items of many."""
         self._dropped: list[int] = []
 
     def add(self, pieces: list[Piece], item: Item) -> None:
@@ -88,7 +99,7 @@ class Shelf:
 
     def items(self, piece: Piece) -> list[bytes]:
         """Return what is left of a piece."""
-        kept = self._fresh[piece.number] if piece.number < 0 else self._opened(piece.number)[piece.place][1]
+        kept = self._fresh[piece.number] if piece.number < 0 else self._segment(piece.number).lists[piece.place][1]
         return kept[piece.first :]
 
     def front(self, pieces: list[Piece]) -> Iterator[bytes]:
@@ -126,10 +137,18 @@ class Shelf:
         New pieces are in homes that have `changed`. Those of an owner that stand side by side become one.
         """
         numbers, generation = generations.to_merge(self._stock.segments) if self._fresh or self._dropped else ([], 0)
-        moved = set(numbers)
-        homes = {*changed, *(home for number in numbers for home, _ in self._opened(number))}
-        fresh = [(home, piece) for home in sorted(homes) for pieces in owners(home) for piece in self._joined(pieces, moved)]
+        self._moved = {number: self._segment(number) for number in numbers}
+        homes = {*changed, *(home for moved in self._moved.values() for home, _ in moved.lists)}
+        fresh = [(home, piece) for home in sorted(homes) for pieces in owners(home) for piece in self._joined(pieces)]
         return self._written(fresh, generation), self._dropped
+
+    def _segment(self, number: int) -> _Segment:
+        found = self._moved.get(number) or self._opened.get(number)
+        if found is None:
+            found = _decoded(self._read(number))
+            if found.size <= MAX_OPEN_BYTES:
+                self._opened[number] = found
+        return found
 
     def _laid(self, items: list[Item]) -> Piece:
         number = next(self._numbers)
@@ -146,13 +165,13 @@ class Shelf:
             del self._stock.segments[piece.number]
             self._dropped.append(piece.number)
 
-    def _joined(self, pieces: list[Piece], moved: set[int]) -> list[Piece]:
+    def _joined(self, pieces: list[Piece]) -> list[Piece]:
         """Join neighbours that are new or moved, in place; return those that are to be written."""
-        if not any(piece.number < 0 or piece.number in moved for piece in pieces):
+        if not any(piece.number < 0 or piece.number in self._moved for piece in pieces):
             return []
         joined: list[Piece] = []
         fresh: list[Piece] = []
-        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in moved):
+        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in self._moved):
             run = list(some)
             if is_written:
                 items = [Item(data, one.since_ms, one.expires_ms) for one in run for data in self.items(one)]
@@ -180,10 +199,10 @@ class Shelf:
         return append
 
 
-def _decoded(written: bytes) -> list[tuple[str, list[bytes]]]:
+def _decoded(written: bytes) -> _Segment:
     if written[0] != VERSION:
         raise errors.StateUnreadable(
             f"what waits in the retry lane was kept in format {written[0]} by a newer version, and this one knows {VERSION}: "
             "start that version again"
         )
-    return _decoder.decode(memoryview(written)[1:])
+    return _Segment(len(written), _decoder.decode(memoryview(written)[1:]))
