@@ -59,12 +59,14 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
         self.away = 0
         return parcels
 
-    def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> Iterator[Parcel]:
-        """Take out and yield what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
+    def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> list[Parcel]:
+        """Take out what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
+        expired: list[Parcel] = []
         room = max_bytes
+        self.not_before_ms = 0  # the first may be another one then
         for piece in [piece for piece in self.pieces if piece.expires_ms <= now_ms]:
             if room <= 0:
-                return
+                break
             parcels = list(map(_decoder.decode, kept.items(piece)))
             gone = [parcel for parcel in parcels if parcel.expires_ms <= now_ms]
             stays = [parcel for parcel in parcels if parcel.expires_ms > now_ms]
@@ -76,7 +78,8 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
                 kept.remove(piece)
                 self.pieces[place : place + 1] = kept.lay(map(item, stays))
             room -= sum(parcel.size for parcel in gone)
-            yield from gone
+            expired += gone
+        return expired
 
     def return_in_front(self, kept: shelf.Shelf, parcels: Iterable[Parcel]) -> None:
         """Put back what a turn did not end."""

@@ -215,7 +215,7 @@ class _Deciding:
                 line.away = 0
                 self._decision.changed = True
             if line.pieces and not line.away and line.expires_ms <= self._now_ms and self._room > 0:
-                expired = list(line.expired(self._shelf, self._room, self._now_ms))
+                expired = line.expired(self._shelf, self._room, self._now_ms)
                 for each in expired:
                     self._room -= each.size
                     one.end(each)

@@ -37,7 +37,8 @@ class Policy:
     """Events of one endpoint."""
     disable_after_s: float = 432_000.0
     away_s: float = 120.0
-    """A turn whose report has not come by then is lost, and is repeated."""
+    """A turn whose report has not come by then is lost, and is repeated. Who delivers it reports in time, and gives back what
+    it has not come to."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
