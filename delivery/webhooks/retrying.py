@@ -156,7 +156,9 @@ class _Deciding:
     def _wake(self) -> None:
         """Let what has waited long enough join its flow."""
         for sleeper in wheel.due(self._index.buckets, self._shelf, self._now_ms):
-            self._shelf.add(self._of(sleeper.owner).flows[None].pieces, flow.item(flow.parcel(sleeper.data)))
+            waits = flow.parcel(sleeper.data)
+            item = shelf.Item(sleeper.data, waits.since_ms, waits.expires_ms)
+            self._shelf.add(self._of(sleeper.owner).flows[None].pieces, item)
 
     def _admit(self, postponed: parcel.Postponed) -> None:
         """Take in what another lane hands over, as far as there is room for it."""
