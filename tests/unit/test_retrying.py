@@ -435,3 +435,12 @@ def test_new_keys_do_not_keep_an_old_one_from_its_turn():
         if number and turns[0].order_key == "old":
             break
     assert turns[0].order_key == "old"
+
+
+def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attempted():
+    shard, parcels = Shard(max_turn=4), [waiting() for _ in range(6)]
+    [turn] = shard.step(postponed(*parcels), now_ms=NOW)
+    shard.step(reported(turn, back(2, NOW + 5000), back(3, NOW + 5000)), now_ms=NOW + 1)
+    assert shard.step(now_ms=NOW + 4999) == []
+    [following] = shard.step(now_ms=NOW + 5000)
+    assert ids(following) == events_of(parcels[2:])
