@@ -59,6 +59,7 @@ class Platform:
                 "attempts_topic": f"attempts-{self.name}",
                 "dead_letter_topic": f"dead-{self.name}",
                 "rejected_topic": f"rejected-{self.name}",
+                "retries_topic": f"retries-{self.name}",
                 "result_partitions": 1,
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
@@ -77,11 +78,19 @@ class Platform:
             migrate.migrate(connection)
 
     def register(self, subscriptions, *, tenants=("t1", "t2"), endpoints=("ep1",), prune=False, **fields):
+        """Register endpoints without a schedule, unless `fields` has one: what fails is a dead letter at once."""
         document = {
             "tenants": [{"id": tenant} for tenant in tenants],
             "customers": [{"id": "c1"}],
             "endpoints": [
-                {"id": name, "customer": "c1", "url": f"{self.receiver.url}/{name}", "signing_secrets": [SECRET], **fields}
+                {
+                    "id": name,
+                    "customer": "c1",
+                    "url": f"{self.receiver.url}/{name}",
+                    "signing_secrets": [SECRET],
+                    "retry": {"schedule_s": []},
+                    **fields,
+                }
                 for name in endpoints
             ],
             "subscriptions": [
