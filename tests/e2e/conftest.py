@@ -167,7 +167,7 @@ class Platform:
         return (self.folder / "job.log").read_text()[0 if whole else -6000 :]
 
     def ledger(self):
-        topics.ensure(self.config.kafka, topics.of_results(self.config.delivery), 1)
+        topics.ensure_all(self.config)
         with contextlib.closing(ledger.Reader(self.config.kafka, self.config.delivery)) as reader:
             while reader.poll(1.0):
                 pass
