@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import socket
 import threading
 import time
 
@@ -68,25 +69,32 @@ class Source:
         return last or routing.WholeRegistry("isolation", self._snapshot)
 
 
-def micro_batch(here, source, held=frozenset()):
-    """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
-    records = [
+def records():
+    return [
         builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": ENDPOINTS[n % len(ENDPOINTS)]}))
         for n in range(EVENTS * len(ENDPOINTS))
     ]
+
+
+def micro_batch(here, source, held=frozenset()):
+    """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
     began = time.monotonic()
-    outcomes = [outcome for results in here.deliver([records], source, held) for outcome in results.outcomes]
+    outcomes = [outcome for results in here.deliver([records()], source, held) for outcome in results.outcomes]
     kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in outcomes)
     return time.monotonic() - began, kinds
+
+
+def registry(url):
+    endpoints = [builders.endpoint(name, url=f"{url}/{name}") for name in ENDPOINTS]
+    subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name, scope=builders.scope(name)) for name in ENDPOINTS]
+    return Source(builders.snapshot(*endpoints, *subscriptions, tenants=tuple(ENDPOINTS)))
 
 
 @pytest.fixture
 def platform():
     topics = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
     with Customers("ep7") as customers:
-        endpoints = [builders.endpoint(name, url=f"{customers.url}/{name}") for name in ENDPOINTS]
-        subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name, scope=builders.scope(name)) for name in ENDPOINTS]
-        source = Source(builders.snapshot(*endpoints, *subscriptions, tenants=tuple(ENDPOINTS)))
+        source = registry(customers.url)
         plan = worker.Plan(topics=topics, guard=OPEN, attempt_timeout_s=TIMEOUT_S)
         with contextlib.closing(worker.Worker(plan)) as here:
             yield customers, here, source
@@ -114,3 +122,13 @@ def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):
     took_s, kinds = micro_batch(here, source, frozenset({"ep7", "somebody-else"}))
     assert (kinds["ep7", "postponed", retry.CIRCUIT_OPEN], customers.arrivals["ep7"]) == (EVENTS, [])
     assert took_s < TIMEOUT_S / 2
+
+
+def test_when_no_endpoint_can_be_reached_that_is_told_and_none_of_them_is_thought_ill_of(platform):
+    _, here, _ = platform
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        for _ in range(2):
+            results = list(here.deliver([records()], nobody))
+            assert (results[-1].asked, results[-1].unreachable) == (len(ENDPOINTS), len(ENDPOINTS))
