@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from delivery.stages import deliver
+from delivery.stages.journal import Journal
 from delivery.webhooks import lane, routing, rows, worker
 
 
@@ -21,6 +22,8 @@ def deliver_batches(
     source: routing.Source,
     parallelism: int,
     observe: Callable[[lane.Results], None],
+    *,
+    journal: Journal | None = None,
 ) -> DataFrame:
     """Deliver what left its shard; return what to write to Kafka.
 
@@ -30,7 +33,7 @@ def deliver_batches(
     return (
         left.select("topic", "key", "value")
         .coalesce(parallelism)
-        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe), deliver.SCHEMA)
+        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe, journal=journal), deliver.SCHEMA)
     )
 
 
@@ -41,10 +44,12 @@ class DeliverBatchesPartition:
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[lane.Results], None]
+    journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         passed: list[rows.Row] = []
-        for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source):
+        here, ended = worker.of(self.plan), deliver.ended_before(self.journal)
+        for results in here.deliver_batches(_leaving(batches, passed), self.source, ended):
             self.observe(results)
             yield from deliver.written([*passed, *rows.rows(results, self.plan.topics)])
             passed.clear()

@@ -26,6 +26,7 @@ from delivery.stages import (
     deliver_batches,
     observer,
     query,
+    rerun,
     route,
     shards,
     sink,
@@ -58,6 +59,7 @@ class Direct:
         self._config, self._spark, self._hold, self._stop = config, spark, hold, stop
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
+        self._reruns = rerun.Reruns(config, spark, "direct")
 
     def warm(self, known: routing.RefreshedSource) -> None:
         """As Lane."""
@@ -65,7 +67,9 @@ class Direct:
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch)
+        self._reruns.read()
+        began = self._reruns.began
+        lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch, began=began)
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
@@ -73,7 +77,8 @@ class Direct:
         return source.read(self._spark, self._config.kafka, self._config.source)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        results = deliver.deliver(records, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, journal = self._config.spark.parallelism, self._reruns.journal
+        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, journal=journal)
         sink.write(results, self._config.kafka)
         self._seen.publish()
 
@@ -88,6 +93,7 @@ class Batch:
         self._rejects = rejects
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "batch", config.logs)
+        self._reruns = rerun.Reruns(config, spark, "batch")
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._ticker = ticks.Ticker(config, stop)
         shards.require_kept(spark, f"{config.spark.checkpoint.rstrip('/')}/batch", config.batch.shards)
@@ -115,7 +121,9 @@ class Batch:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no events
         else:
             self._ticker.start()
-        lane = query.Lane("batch", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch)
+        self._reruns.read()
+        began = self._reruns.began
+        lane = query.Lane("batch", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch, began=began)
         lane.run(self._planned, self._config.spark, self._config.batch.trigger_interval_s, once=once)
 
     def _planned(self) -> DataFrame:
@@ -144,7 +152,8 @@ class Batch:
         if not self._carrier.can_carry(known):
             raise query.StartAgain
         self._carrier.carry(known)
-        results = deliver_batches.deliver_batches(left, self._plan, known, self._config.spark.parallelism, self._seen.observer)
+        parallelism, journal = self._config.spark.parallelism, self._reruns.journal
+        results = deliver_batches.deliver_batches(left, self._plan, known, parallelism, self._seen.observer, journal=journal)
         sink.write(results, self._config.kafka)
         self._seen.publish()
         told, self._pending.value = self._pending.value, Pending()

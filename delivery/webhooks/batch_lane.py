@@ -18,7 +18,7 @@ from delivery.model import (
     SkipReason,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, dispatch, intake, lane, matching, routing, segment
+from delivery.webhooks import batch_message, dispatch, intake, journal, lane, matching, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,19 @@ MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
 class BatchLane:
     """Deliver the batches of one micro-batch partition, as they are read. Used once.
 
-    Each event of a batch is skipped, delivered or dead-lettered: what `take` has not returned yet, `finish` does.
+    Each event of a batch is skipped, delivered or dead-lettered: what `take` has not returned yet, `finish` does. The
+    exception is what has `ended` in an earlier run, which is in no results again.
     """
 
-    def __init__(self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery]) -> None:
+    def __init__(
+        self,
+        registry: routing.Registry,
+        dispatcher: dispatch.Dispatcher[BatchDelivery],
+        ended: journal.Ended = frozenset(),
+    ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
+        self._ended_before = ended
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
@@ -52,6 +59,7 @@ class BatchLane:
             while self._unsettled_bytes > MAX_UNSETTLED_BYTES:
                 await self._dispatcher.down_to(self._begun - 1)
                 self._settle()
+        self._settle()
         return lane.Results(batches=self._told())
 
     async def finish(self) -> lane.Results:
@@ -74,6 +82,8 @@ class BatchLane:
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:
             delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
+            if self._ended_before and journal.of_batch(delivery.webhook_id, events) in self._ended_before:
+                return
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return

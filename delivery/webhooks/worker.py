@@ -7,11 +7,12 @@ pickled or survives a fork. Spark starts one worker per core, forks it once and 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import itertools
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from delivery.webhooks import (
     dispatch,
     envelope,
     guard,
+    journal,
     lane,
     limits,
     retry,
@@ -41,6 +43,9 @@ COLLECTED_EVERY = 20_000
 under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
 BATCHES_AT_ONCE = 16
 """So many are read before the results of those that have ended are written: in memory, a batch is up to some megabytes."""
+RESULTS_EVERY_S = 0.25
+"""So often results leave while their task goes on. What has left is in Kafka soon after, and is not made again when this
+process is killed."""
 Returned = TypeVar("Returned")
 
 
@@ -91,16 +96,18 @@ class Worker:
         self._thread.join()
         self._loop.close()
 
-    def deliver(self, batches: Iterable[Iterable[Record]], source: routing.Source) -> Iterator[lane.Results]:
+    def deliver(
+        self, batches: Iterable[Iterable[Record]], source: routing.Source, ended: journal.Ended = frozenset()
+    ) -> Iterator[lane.Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
         Called from the task's thread, by one task at a time. While it reads the next batch, what was begun goes on.
         """
-        begun = self._wait_for(self._begin(source))
+        begun = self._wait_for(self._begin(source, ended))
         try:
             for records in batches:
-                yield self._wait_for(begun.take(records))
-            yield self._wait_for(begun.finish())
+                yield from self._results_of(begun.take(records), begun.take)
+            yield from self._results_of(begun.finish(), begun.take)
         finally:  # done, or nobody reads the results any more
             self._loop.call_soon_threadsafe(begun.abandon)
 
@@ -116,25 +123,41 @@ class Worker:
             yield self._wait_for(begun.take(records))
         yield begun.finish()
 
-    def deliver_batches(self, batches: Iterable[bytes], source: routing.Source) -> Iterator[lane.Results]:
+    def deliver_batches(
+        self, batches: Iterable[bytes], source: routing.Source, ended: journal.Ended = frozenset()
+    ) -> Iterator[lane.Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        begun = self._wait_for(self._begin_batches(source))
+        begun = self._wait_for(self._begin_batches(source, ended))
         try:
             written = iter(batches)
             while some := list(itertools.islice(written, BATCHES_AT_ONCE)):
-                yield self._wait_for(begun.take(some))
-            yield self._wait_for(begun.finish())
+                yield from self._results_of(begun.take(some), begun.take)
+            yield from self._results_of(begun.finish(), begun.take)
         finally:  # as above
             self._loop.call_soon_threadsafe(begun.abandon)
+
+    def _results_of(
+        self, work: Coroutine[Any, Any, lane.Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, lane.Results]]
+    ) -> Iterator[lane.Results]:
+        """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not concurrent.futures.wait([running], RESULTS_EVERY_S).done:
+                some = self._wait_for(take(()))
+                if some.outcomes or some.batches:
+                    yield some
+            yield running.result()
+        finally:  # nobody reads the results any more
+            running.cancel()
 
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _begin(self, source: routing.Source) -> lane.Lane:
-        return lane.Lane(self._by(source), self._dispatcher(), self._plan.layout)
+    async def _begin(self, source: routing.Source, ended: journal.Ended) -> lane.Lane:
+        return lane.Lane(self._by(source), self._dispatcher(), self._plan.layout, ended)
 
-    async def _begin_batches(self, source: routing.Source) -> batch_lane.BatchLane:
-        return batch_lane.BatchLane(self._by(source), self._dispatcher())
+    async def _begin_batches(self, source: routing.Source, ended: journal.Ended) -> batch_lane.BatchLane:
+        return batch_lane.BatchLane(self._by(source), self._dispatcher(), ended)
 
     async def _begin_collecting(self, source: routing.Source, shards: int, pass_through_s: float) -> collecting.Collector:
         now_ms = int(time.time() * 1000)
