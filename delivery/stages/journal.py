@@ -57,19 +57,17 @@ def read(client: Mapping[str, str | int | float | bool], topics: rows.Topics, si
         topics.retries: found.take_retry,
         topics.attempts: found.take_attempts,
     }
-    try:
-        consumer = confluent_kafka.Consumer(
-            {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **client}
-        )
+    consumer = confluent_kafka.Consumer(
+        {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **client}
+    )
+    for topic, take in takes.items():
         try:
-            for topic, take in takes.items():
-                for value in _values(consumer, topic, since_ms - SLACK_MS, until=began + READ_S):
-                    take(value)
-                    taken += 1
-        finally:
-            consumer.close()
-    except confluent_kafka.KafkaException as exc:
-        log.warning("what was written before could not all be read back, and is made again: %s", exc)
+            for value in _values(consumer, topic, since_ms - SLACK_MS, until=began + READ_S):
+                take(value)
+                taken += 1
+        except confluent_kafka.KafkaException as exc:
+            log.warning("topic %s could not be read back, and what it tells is made again: %s", topic, exc)
+    consumer.close()
     log.info("%d deliveries had ended, by %d rows read in %.1f s", len(found.ended), taken, time.monotonic() - began)
     return frozenset(found.ended)
 
@@ -78,10 +76,10 @@ def _values(consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, un
     """Yield what was written to a topic from `since_ms` on, up to now."""
     from confluent_kafka import KafkaError, TopicPartition  # noqa: PLC0415
 
-    asked = [
-        TopicPartition(topic, number, since_ms) for number in consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
-    ]
-    firsts = [first for first in consumer.offsets_for_times(asked, _ASKED_S) if first.offset >= 0]  # else nothing since
+    partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
+    asked = [TopicPartition(topic, number, since_ms) for number in partitions]
+    # An offset below 0: nothing was written since.
+    firsts = [first for first in asked and consumer.offsets_for_times(asked, _ASKED_S) if first.offset >= 0]
     unread = {first.partition for first in firsts}
     consumer.assign(firsts)
     while unread and time.monotonic() < until:
