@@ -1,7 +1,7 @@
 """Turn records into rows of results, on the executors.
 
 Defined on the driver, run in the executors' Python workers. Guarantee: at least once. What can repeat is what a task had sent
-when it failed or its process was killed, because Spark runs the whole task again; each repeat carries the same `webhook-id`.
+and not yet written when it failed or its process was killed (docs/adr/0014); each repeat carries the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 import orjson
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import EndpointId, Record
 from delivery.stages import arrow
+from delivery.stages.journal import Journal
 from delivery.webhooks import chunks, lane, routing, rows, worker
+from delivery.webhooks.journal import Key
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -36,10 +39,11 @@ def deliver(
     observe: Callable[[lane.Results], None],
     *,
     held: frozenset[EndpointId] = frozenset(),
+    journal: Journal | None = None,
 ) -> DataFrame:
     """Deliver `records`; return what to write to Kafka. `observe` is told, in the worker, of each Arrow batch.
 
-    What is due to `held` goes to the retry lane.
+    What is due to `held` goes to the retry lane. What has ended by the `journal` is left out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
     several Kafka partitions one after another, and there are as many tasks as can run at once.
@@ -47,7 +51,7 @@ def deliver(
     return (
         records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe, held=held), SCHEMA)
+        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe, held=held, journal=journal), SCHEMA)
     )
 
 
@@ -69,13 +73,20 @@ class DeliverPartition:
     source: routing.Source
     observe: Callable[[lane.Results], None]
     held: frozenset[EndpointId] = frozenset()
+    journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = worker.of(self.plan)
-        for results in here.deliver((records(batch) for batch in batches), self.source, self.held):
+        here, ended = worker.of(self.plan), ended_before(self.journal)
+        for results in here.deliver((records(batch) for batch in batches), self.source, self.held, ended):
             self.observe(results)
             topics = self.plan.topics
             yield from written(itertools.chain(rows.rows(results, topics), rows.postponed(results, topics)))
+
+
+def ended_before(journal: Journal | None) -> frozenset[Key]:
+    """Return which deliveries have ended in an earlier run of this task. Called in the task."""
+    context = TaskContext.get()
+    return frozenset() if journal is None or context is None else journal.ended(context.attemptNumber())
 
 
 def written(made: Iterable[rows.Row]) -> Iterator[pa.RecordBatch]:

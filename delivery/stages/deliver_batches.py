@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from delivery.model import EndpointId
 from delivery.stages import deliver
+from delivery.stages.journal import Journal
 from delivery.webhooks import lane, routing, rows, worker
 
 
@@ -25,6 +26,7 @@ def deliver_batches(
     observe: Callable[[lane.Results], None],
     *,
     held: frozenset[EndpointId] = frozenset(),
+    journal: Journal | None = None,
 ) -> DataFrame:
     """Deliver what left its shard; return what to write to Kafka. What is due to `held` goes to the retry lane.
 
@@ -34,7 +36,9 @@ def deliver_batches(
     return (
         left.select("topic", "key", "value")
         .coalesce(parallelism)
-        .mapInArrow(DeliverBatchesPartition(plan=plan, source=source, observe=observe, held=held), deliver.SCHEMA)
+        .mapInArrow(
+            DeliverBatchesPartition(plan=plan, source=source, observe=observe, held=held, journal=journal), deliver.SCHEMA
+        )
     )
 
 
@@ -46,10 +50,12 @@ class DeliverBatchesPartition:
     source: routing.Source
     observe: Callable[[lane.Results], None]
     held: frozenset[EndpointId] = frozenset()
+    journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         passed: list[rows.Row] = []
-        for results in worker.of(self.plan).deliver_batches(_leaving(batches, passed), self.source, self.held):
+        here, ended = worker.of(self.plan), deliver.ended_before(self.journal)
+        for results in here.deliver_batches(_leaving(batches, passed), self.source, self.held, ended):
             self.observe(results)
             topics = self.plan.topics
             yield from deliver.written(itertools.chain(passed, rows.rows(results, topics), rows.postponed(results, topics)))

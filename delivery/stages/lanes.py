@@ -29,6 +29,7 @@ from delivery.stages import (
     deliver_turns,
     observer,
     query,
+    rerun,
     retries,
     route,
     shards,
@@ -85,6 +86,7 @@ class Direct:
         self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
         self._plan = plan.of(config)
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
+        self._reruns = rerun.Reruns(config, spark, "direct")
 
     def warm(self, known: routing.RefreshedSource) -> None:
         """As Lane."""
@@ -92,7 +94,9 @@ class Direct:
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch)
+        self._reruns.read()
+        began = self._reruns.began
+        lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch, began=began)
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
@@ -100,8 +104,8 @@ class Direct:
         return source.read(self._spark, self._config.kafka, self._config.source)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
-        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, held=held)
+        parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
+        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, held=held, journal=journal)
         sink.write(results, self._config.kafka)
         self._common.told(self._seen.publish())
 
@@ -143,12 +147,13 @@ class _Stateful:
         watch: health.Watch,
         *,
         once: bool,
+        began: Callable[[int], None] = lambda _: None,
     ) -> None:
         if once:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
-        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch)
+        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began)
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
     def _waits(self) -> Pending | None:
@@ -178,6 +183,7 @@ class Batch(_Stateful):
     ) -> None:
         super().__init__(config, spark, hold, stop, common)
         self._rejects = rejects
+        self._reruns = rerun.Reruns(config, spark, self.NAME)
 
     def warm(self, known: routing.RefreshedSource) -> None:
         """As Lane."""
@@ -187,7 +193,8 @@ class Batch(_Stateful):
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        self._run(self._planned, self._handle, watch, once=once)
+        self._reruns.read()
+        self._run(self._planned, self._handle, watch, once=once, began=self._reruns.began)
 
     def _planned(self) -> DataFrame:
         known = self._hold()
@@ -214,8 +221,10 @@ class Batch(_Stateful):
         if not self._carrier.can_carry(known):
             raise query.StartAgain
         self._carrier.carry(known)
-        parallelism, held = self._config.spark.parallelism, self._common.held.endpoints
-        results = deliver_batches.deliver_batches(left, self._plan, known, parallelism, self._seen.observer, held=held)
+        parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
+        results = deliver_batches.deliver_batches(
+            left, self._plan, known, parallelism, self._seen.observer, held=held, journal=journal
+        )
         sink.write(results, self._config.kafka)
         self._common.told(self._seen.publish())
         self._waits()

@@ -38,7 +38,8 @@ class _StopRequested(Exception):  # not an error either: the micro-batch is hand
 class Lane(Generic[Registry]):
     """A streaming query whose micro-batches are handled by a function, and which can be stopped between two of them.
 
-    `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop.
+    `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop. `began` is told the
+    number of each before it is handled.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Lane(Generic[Registry]):
         handle: Callable[[DataFrame, Registry], None],
         stop: threading.Event,
         watch: health.Watch,
+        began: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._hold = hold
         self._handle = handle
         self._stop = stop
         self._watched = watch
+        self._began = began
         self._handed_back: type[Exception] | None = None
         self._last_begun = -1
 
@@ -91,6 +94,7 @@ class Lane(Generic[Registry]):
         try:
             registry = self._held()
             self._last_begun = batch_id
+            self._began(batch_id)
             self._handle(batch, registry)
         except (StartAgain, _StopRequested) as handed_back:
             # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
-from delivery.webhooks import batch_message, dispatch, handover, intake, lane, parting, routing, segment
+from delivery.webhooks import batch_message, dispatch, handover, intake, journal, lane, parting, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,20 @@ class BatchLane:
     """Deliver the batches of one micro-batch partition, as they are read. Used once.
 
     Each event of a batch is skipped, delivered, dead-lettered or postponed: what `take` has not returned yet, `finish` does.
+    The exception is what has `ended` in an earlier run, which is in no results again.
     """
 
     def __init__(
-        self, registry: routing.Registry, dispatcher: dispatch.Dispatcher[BatchDelivery], hand_over: handover.Handover
+        self,
+        registry: routing.Registry,
+        dispatcher: dispatch.Dispatcher[BatchDelivery],
+        hand_over: handover.Handover,
+        ended: journal.Ended = frozenset(),
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._hand_over = hand_over
+        self._ended_before = ended
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
@@ -49,6 +55,7 @@ class BatchLane:
             while self._unsettled_bytes > MAX_UNSETTLED_BYTES:
                 await self._dispatcher.down_to(self._begun - 1)
                 self._settle()
+        self._settle()
         return lane.Results(batches=self._told())
 
     async def finish(self) -> lane.Results:
@@ -71,6 +78,8 @@ class BatchLane:
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:
             delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
+            if self._ended_before and journal.of_batch(delivery.webhook_id, events) in self._ended_before:
+                return
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return

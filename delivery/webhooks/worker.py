@@ -7,11 +7,12 @@ pickled or survives a fork. Spark starts one worker per core, forks it once and 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import itertools
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from delivery.webhooks import (
     envelope,
     guard,
     handover,
+    journal,
     lane,
     limits,
     retry,
@@ -49,6 +51,9 @@ BATCHES_AT_ONCE = 16
 """So many are read before the results of those that have ended are written: in memory, a batch is up to some megabytes."""
 TURNS_AT_ONCE = 16
 """As many turns, for the same reason."""
+RESULTS_EVERY_S = 0.25
+"""So often results leave while their task goes on. What has left is in Kafka soon after, and is not made again when this
+process is killed."""
 Returned = TypeVar("Returned")
 
 
@@ -105,18 +110,22 @@ class Worker:
         self._loop.close()
 
     def deliver(
-        self, batches: Iterable[Iterable[Record]], source: routing.Source, held: frozenset[EndpointId] = frozenset()
+        self,
+        batches: Iterable[Iterable[Record]],
+        source: routing.Source,
+        held: frozenset[EndpointId] = frozenset(),
+        ended: journal.Ended = frozenset(),
     ) -> Iterator[lane.Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
         What is due to `held` goes to the retry lane. Called from the task's thread, by one task at a time. While it reads the
         next batch, what was begun goes on.
         """
-        begun = self._wait_for(self._begin(source, held))
+        begun = self._wait_for(self._begin(source, held, ended))
         try:
             for records in batches:
-                yield self._wait_for(begun.take(records))
-            yield self._learned_from(self._wait_for(begun.finish()))
+                yield from self._results_of(begun.take(records), begun.take)
+            yield from map(self._learned_from, self._results_of(begun.finish(), begun.take))
         finally:  # done, or nobody reads the results any more
             self._loop.call_soon_threadsafe(begun.abandon)
 
@@ -133,15 +142,19 @@ class Worker:
         yield begun.finish()
 
     def deliver_batches(
-        self, batches: Iterable[bytes], source: routing.Source, held: frozenset[EndpointId] = frozenset()
+        self,
+        batches: Iterable[bytes],
+        source: routing.Source,
+        held: frozenset[EndpointId] = frozenset(),
+        ended: journal.Ended = frozenset(),
     ) -> Iterator[lane.Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        begun = self._wait_for(self._begin_batches(source, held))
+        begun = self._wait_for(self._begin_batches(source, held, ended))
         try:
             written = iter(batches)
             while some := list(itertools.islice(written, BATCHES_AT_ONCE)):
-                yield self._wait_for(begun.take(some))
-            yield self._learned_from(self._wait_for(begun.finish()))
+                yield from self._results_of(begun.take(some), begun.take)
+            yield from map(self._learned_from, self._results_of(begun.finish(), begun.take))
         finally:  # as above
             self._loop.call_soon_threadsafe(begun.abandon)
 
@@ -157,6 +170,20 @@ class Worker:
             yield self._wait_for(retries.take(some, registry, settle_s))
         yield self._wait_for(retries.settle(settle_s))
 
+    def _results_of(
+        self, work: Coroutine[Any, Any, lane.Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, lane.Results]]
+    ) -> Iterator[lane.Results]:
+        """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not concurrent.futures.wait([running], RESULTS_EVERY_S).done:
+                some = self._wait_for(take(()))
+                if some.outcomes or some.batches:
+                    yield some
+            yield running.result()
+        finally:  # nobody reads the results any more
+            running.cancel()
+
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -166,13 +193,15 @@ class Worker:
             self._circuits.clear()
         return results
 
-    async def _begin(self, source: routing.Source, held: frozenset[EndpointId]) -> lane.Lane:
+    async def _begin(self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended) -> lane.Lane:
         hand_over = self._handover(held)
-        return lane.Lane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout)
+        return lane.Lane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
 
-    async def _begin_batches(self, source: routing.Source, held: frozenset[EndpointId]) -> batch_lane.BatchLane:
+    async def _begin_batches(
+        self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended
+    ) -> batch_lane.BatchLane:
         hand_over = self._handover(held)
-        return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over)
+        return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over, ended)
 
     async def _retrying(self, source: routing.Source) -> tuple[retry_lane.RetryLane, routing.Registry]:
         if self._retries is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def assert_eventually(value, holds, *, within_s=60.0):
             return last
         assert time.monotonic() < deadline, f"after {within_s} s the last value was {last!r}"
         time.sleep(0.05)
+
+
+def children(pid):
+    return [
+        int(child) for threads in pathlib.Path(f"/proc/{pid}/task").glob("*/children") for child in threads.read_text().split()
+    ]
+
+
+def command_of(pid):
+    return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 class Platform:
@@ -152,8 +163,8 @@ class Platform:
         self._jobs.append(job)
         return job
 
-    def run_once(self, **overrides):
-        assert self.start("--once", **overrides).wait(JOB_TIMEOUT_S) == 0, self.log()
+    def run_once(self, *arguments, **overrides):
+        assert self.start("--once", *arguments, **overrides).wait(JOB_TIMEOUT_S) == 0, self.log()
 
     def stop(self, job):
         job.send_signal(signal.SIGTERM)
@@ -163,6 +174,15 @@ class Platform:
         """SIGKILL to the driver; its JVM and its workers notice and end by themselves."""
         job.kill()
         job.wait()
+
+    def jvm_of(self, job):
+        """The process id of the job's JVM, which in these tests is its executor as well."""
+        return next(pid for pid in children(job.pid) if "java" in command_of(pid))
+
+    def workers_of(self, job):
+        """The process ids of its Python workers: what the daemon has forked."""
+        daemons = [pid for pid in children(self.jvm_of(job)) if "pyspark.daemon" in command_of(pid)]
+        return [worker for daemon in daemons for worker in children(daemon)]
 
     def log(self, *, whole=False):
         return (self.folder / "job.log").read_text()[0 if whole else -6000 :]

@@ -1,7 +1,10 @@
 """A crash is an input like any other: nothing is lost, and what repeats is what was under way."""
 
 import collections
+import os
+import signal
 
+import orjson
 import pytest
 
 from tests.e2e.conftest import assert_eventually
@@ -28,6 +31,59 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     repeated = [event_id for event_id, count in counts.items() if count > 1]
     assert len(repeated) <= SMALL["source"]["max_events_per_batch"]
     assert len({one.webhook_id for one in platform.received}) == len(ids)
+
+
+ONE_BATCH = {"source": {"max_events_per_batch": 6000}}
+
+
+def kill_driver(platform, job):
+    platform.kill(job)
+
+
+def kill_jvm(platform, job):
+    os.kill(platform.jvm_of(job), signal.SIGKILL)
+    assert job.wait(60) != 0
+
+
+def kill_workers(platform, job):
+    for worker in platform.workers_of(job):
+        os.kill(worker, signal.SIGKILL)
+
+
+def taken(platform):
+    """The ids of the events that the endpoint took, one by one or in batches."""
+    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.status == 200]
+    return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields"), [("direct", {}), ("batch", {"mode": "batch", "batch": {"max_events": 10}})], ids=["direct", "batch"]
+)
+@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
+def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode, fields):
+    """All of the micro-batch that was broken off was, and here that is everything there is."""
+    platform.migrate()
+    platform.register([{}], **fields)
+    ids = platform.publish(6000)
+    job = platform.start("--lanes", mode, **ONE_BATCH)
+    assert_eventually(lambda: taken(platform), lambda got: len(got) >= 3000, within_s=200)
+    kill(platform, job)
+    before = len(taken(platform))
+    assert before < len(ids)
+    if kill is kill_workers:
+        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=200)
+        assert platform.stop(job) == 0, platform.log()
+    else:
+        platform.run_once("--lanes", mode, **ONE_BATCH)
+
+    counts = collections.Counter(taken(platform))
+    assert sorted(counts) == sorted(ids)
+    repeated = [event_id for event_id, count in counts.items() if count > 1]
+    import sys
+
+    sys.stderr.write(f"MEASURED {kill.__name__} {mode} before {before} repeated {len(repeated)}\n")
+    assert len(repeated) <= before / 2
+    assert platform.ledger().pending() == 0
 
 
 def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform):

@@ -1,0 +1,89 @@
+"""Know when a micro-batch runs again, and give its tasks the journal of what its earlier run has written.
+
+Runs on the driver. Spark writes the offsets of a micro-batch before it runs and its commit afterwards. Where a lane starts and
+finds offsets without a commit, that micro-batch was broken off, and is the first to run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
+
+from delivery import kafka_options, plan, settings
+from delivery.stages import journal
+
+log = logging.getLogger(__name__)
+
+
+class Uncommitted(NamedTuple):
+    """A micro-batch that was begun and not committed."""
+
+    batch_id: int
+    since_ms: int
+    """When it was begun first."""
+
+
+def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
+    """Return the micro-batch that a lane's checkpoint says is to run again."""
+    begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
+    if begun <= committed:
+        return None
+    logged = spark.read.text(f"{checkpoint}/offsets/{begun}").where(F.col("value").startswith('{"batchWatermarkMs"')).collect()
+    return Uncommitted(begun, int(json.loads(logged[0][0])["batchTimestampMs"])) if logged else None
+
+
+class Reruns:
+    """Give the tasks of each micro-batch of one lane their journal."""
+
+    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str) -> None:
+        self._spark = spark
+        self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
+        self._fresh = journal.Journal(
+            client=kafka_options.for_command(config.kafka), topics=plan.of(config).topics, since_ms=_now_ms()
+        )
+        self._first: tuple[int, journal.Journal] | None = None
+        self.journal = self._fresh
+        """Of the micro-batch that was begun last."""
+
+    def read(self) -> None:
+        """Read the journal of the micro-batch that was broken off, if there is one. Called before the lane starts."""
+        try:
+            found = uncommitted(self._spark, self._checkpoint)
+        except Exception:  # the journal only saves repeats; whether the checkpoint can be used is Spark's to say
+            log.exception(
+                "the checkpoint does not say whether a micro-batch was broken off; if one was, it is made again whole"
+            )
+            return
+        if found is not None:
+            log.info("micro-batch %d was broken off, and runs again", found.batch_id)
+            of = dataclasses.replace(self._fresh, since_ms=found.since_ms)
+            known = journal.read(of.client, of.topics, of.since_ms)
+            self._first = found.batch_id, dataclasses.replace(of, known=known)
+
+    def began(self, batch_id: int) -> None:
+        """Take note that a micro-batch begins."""
+        if self._first is not None and self._first[0] == batch_id:
+            self.journal = self._first[1]
+        else:
+            self._first = None
+            self.journal = dataclasses.replace(self._fresh, since_ms=_now_ms())
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _numbers(spark: SparkSession, folder: str) -> list[int]:
+    context = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if not files.exists(path):
+        return []
+    names = [status.getPath().getName() for status in files.listStatus(path)]
+    return [int(name) for name in names if name.isdigit()]

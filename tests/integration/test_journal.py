@@ -1,0 +1,63 @@
+"""What was written is read back from Kafka from a moment on, over all partitions."""
+
+import time
+import uuid
+
+import orjson
+import pytest
+from confluent_kafka import Producer
+
+from delivery import kafka_options, settings
+from delivery.stages import journal, topics
+from delivery.webhooks import journal as decided
+from delivery.webhooks import rows
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def connection(kafka):
+    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def names(connection):
+    """Topics of this test's own. That of the retry lane is not there: an older version has not made it."""
+    name = uuid.uuid4().hex[:8]
+    made = rows.Topics(attempts=f"a-{name}", dead_letters=f"d-{name}", rejected=f"r-{name}", retries=f"t-{name}")
+    topics.ensure(connection, [made.attempts, made.dead_letters], 3)
+    return made
+
+
+def delivered(offset):
+    return {
+        "kind": "attempt",
+        "webhook_id": f"msg_{offset}",
+        "topic": "t",
+        "partition": 0,
+        "offset": offset,
+        "error_class": None,
+    }
+
+
+def test_it_is_what_was_written_since(connection, names):
+    now_ms = int(time.time() * 1000)
+    producer = Producer(kafka_options.for_command(connection))
+    for offset in range(100):
+        at_ms = now_ms - (10 * journal.SLACK_MS if offset < 30 else 0)
+        value = orjson.dumps({"kind": "outcomes", "entries": [delivered(offset)]})
+        producer.produce(names.attempts, value, partition=offset % 3, timestamp=at_ms)
+    letter = {"webhook_id": "msg_x", "topic": "t", "partition": 0, "offset": 500}
+    producer.produce(names.dead_letters, orjson.dumps(letter))
+    producer.flush()
+
+    found = journal.read(kafka_options.for_command(connection), names, now_ms)
+
+    expected = {decided.key(f"msg_{offset}", [decided.Place("t", 0, offset)]) for offset in range(30, 100)}
+    assert found == expected | {decided.key("msg_x", [decided.Place("t", 0, 500)])}
+
+
+def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):
+    monkeypatch.setattr(journal, "_ASKED_S", 0.5)
+    assert journal.read({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, names, 0) == frozenset()
+    assert "is made again" in caplog.text

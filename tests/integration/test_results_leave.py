@@ -1,0 +1,51 @@
+"""What has ended leaves its worker while the rest is under way: what a kill has not taken is not made again."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from delivery import plan, settings
+from delivery.webhooks import routing, worker
+from tests import builders
+from tests.integration import serving
+
+pytestmark = pytest.mark.integration
+PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+
+
+class Known:
+    """A registry that does not change."""
+
+    def __init__(self, url):
+        self._snapshot = builders.snapshot(builders.endpoint(url=url), builders.subscription())
+
+    def registry(self, _):
+        return routing.WholeRegistry("base", self._snapshot)
+
+
+def test_results_leave_while_an_endpoint_does_not_answer():
+    records = [builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e%d"}' % offset) for offset in range(10)]
+
+    async def main():
+        go_on = asyncio.Event()
+
+        async def answer(server, writer):
+            if len(server.requests) > 5:
+                await go_on.wait()
+            writer.write(serving.OK)
+
+        async with serving.serve(answer) as server:
+            here = worker.Worker(PLAN)
+            results = here.deliver([records], Known(server.url()))
+            left = 0
+            while left < 5:
+                left += len((await asyncio.to_thread(next, results)).outcomes)
+            assert left == 5
+            go_on.set()
+            rest = await asyncio.to_thread(list, results)
+            assert sum(len(one.outcomes) for one in rest) == 5
+            assert [receipt.due for one in rest for receipt in one.receipts] == [10]
+            here.close()
+
+    serving.run(main())

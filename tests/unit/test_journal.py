@@ -1,0 +1,160 @@
+"""What a micro-batch has written says which of its deliveries have ended; all others are made again."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
+from delivery.webhooks import (
+    batch_message,
+    dispatch,
+    envelope,
+    guard,
+    journal,
+    lane,
+    limits,
+    parcel,
+    retry,
+    routing,
+    rows,
+    segment,
+    sender,
+)
+from tests import builders, fakes
+
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+ACCEPTED = Attempt(1, 0, 1.0, 200, None)
+PACKED = [segment.item(builders.event(record=builders.record(offset=offset)), 0).packed for offset in range(3)]
+FAILED = Attempt(1, 0, 1.0, 500, "server_error")
+
+
+def read_back(*written):
+    """What has ended, by rows of (topic, value)."""
+    found = journal.Journal()
+    takes = {"dead": found.take_dead_letter, "retries": found.take_retry, "attempts": found.take_attempts}
+    for topic, take in takes.items():
+        for row_topic, value in written:
+            if row_topic == topic:
+                take(value)
+    return found.ended
+
+
+def written(*outcomes, batches=()):
+    results = lane.Results(outcomes=list(outcomes), batches=list(batches))
+    return [(row.topic, row.value) for row in rows.rows(results, TOPICS)]
+
+
+def ended(kind, *attempts, reason=None, delivery=None):
+    return Outcome(delivery or builders.delivery(), kind, attempts, reason)
+
+
+def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
+    of = [segment.unpacked(packed) for packed in PACKED[:count]]
+    through = ["s1"] * count
+    webhook_id = batch_message.webhook_id("ep1", of, through)
+    delivery = batch_message.BatchDelivery(builders.endpoint(), webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    return batch_message.BatchOutcome(Outcome(delivery, kind, attempts, reason), dict.fromkeys(rejected, "no"))
+
+
+def key_of(batch):
+    return journal.of_batch(batch.outcome.delivery.webhook_id, batch.outcome.delivery.events)
+
+
+def test_what_was_accepted_has_ended():
+    outcome = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
+    assert read_back(*written(outcome)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+
+
+def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
+    """The attempt is written first; a process that dies in between would have lost the delivery."""
+    outcome = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
+    attempt, letter = written(outcome)
+    assert read_back(attempt) == set()
+    assert read_back(letter) == read_back(attempt, letter) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+
+
+def test_what_was_postponed_has_ended_when_its_parcel_is_there():
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
+    waiting = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of(outcome, now_ms=0)]))
+    assert read_back(*written(outcome)) == set()
+    assert read_back(("retries", waiting)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+
+
+def test_what_was_skipped_is_said_again():
+    assert read_back(*written(ended(OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED))) == set()
+
+
+def test_an_event_that_its_producer_repeats_is_two_deliveries():
+    first = builders.delivery()
+    again = first._replace(event=first.event._replace(record=builders.record(offset=8)))
+    assert first.webhook_id == again.webhook_id
+    assert journal.of(again.event, again.webhook_id) not in read_back(*written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first)))
+
+
+def test_a_batch_has_ended_when_it_was_accepted():
+    batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
+    assert read_back(*written(batches=[batch])) == {key_of(batch)}
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        batch_ended(OutcomeKind.DELIVERED, ACCEPTED, rejected=(0, 2)),
+        batch_ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error"),
+    ],
+    ids=["some rejected", "failed"],
+)
+def test_a_batch_with_dead_letters_has_ended_when_all_of_them_are_there(batch):
+    log, *letters = written(batches=[batch])
+    assert read_back(log, *letters) == {key_of(batch)}
+    for missing in range(len(letters)):
+        assert read_back(log, *letters[:missing], *letters[missing + 1 :]) == set()
+
+
+def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
+    batch = batch_ended(OutcomeKind.POSTPONED, FAILED, reason="server_error")
+    outcome = batch.outcome._replace(again=Again(1, 1))
+    waiting = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of_batch(outcome, PACKED, now_ms=0)]))
+    assert read_back(("retries", waiting)) == {key_of(batch)}
+
+
+def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
+    outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
+    odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
+    assert read_back(*odd, *written(outcome)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+    assert "could not be read back" in caplog.text
+
+
+def test_no_more_is_remembered_than_its_bound():
+    found = journal.Journal(max_ended=2)
+    for _ in range(5):
+        for _, value in written(ended(OutcomeKind.DELIVERED, ACCEPTED)):
+            found.take_attempts(value)
+    assert len(found.ended) == 2
+
+
+def deliver(records, ended_before=frozenset()):
+    """Deliver records in the direct lane; return the results and what was posted."""
+    clock, network = fakes.Clock(), fakes.FakeTransport(200)
+    registry = routing.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
+
+    async def main():
+        posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
+        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
+        delivering = lane.Lane(registry, dispatcher, envelope.Layout(topic_prefix="events."), ended_before)
+        first = await delivering.take(records)
+        rest = await delivering.finish()
+        return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)
+
+    return asyncio.run(main()), network.posted
+
+
+def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_everything_once():
+    records = [builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e%d"}' % offset) for offset in range(10)]
+    whole, posted = deliver(records)
+    before = read_back(*written(*whole.outcomes[:6]))
+    rest, posted_again = deliver(records, before)
+    assert (len(posted), len(posted_again)) == (10, 4)
+    assert {one.delivery.webhook_id for one in whole.outcomes[:6]}.isdisjoint(one.delivery.webhook_id for one in rest.outcomes)
+    assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
