@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -264,6 +265,38 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
             mark = "[green]ok[/]" if finding.is_fine else "[red]!![/]"
             console.print(f"{mark}  {finding.subject}: ", finding.text, sep="")
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
+
+
+@app.command()
+def reconcile(
+    context: typer.Context,
+    since: Annotated[
+        str | None, typer.Option(help="Only what was handled since: 24h, or 2026-05-01T10:00Z. Default: all.")
+    ] = None,
+    max_wait: Annotated[
+        str, typer.Option(help="The longest max_wait_s of all endpoints: what waits for its batch for longer does not add up.")
+    ] = "24h",
+    settle: Annotated[
+        str,
+        typer.Option(help="While the job runs: what was written in the last such time is not judged. 0s: the job is stopped."),
+    ] = "10s",
+    as_json: AsJson = False,
+) -> None:
+    """Prove from the topics that in = delivered + pending + dead-lettered + skipped; name what does not add up (exit code 1)."""
+    from fanout import proving, times  # noqa: PLC0415
+
+    proof = proving.reconcile(
+        _settings(context),
+        since_ms=None if since is None else times.moment_ms("--since", since, now_ms=round(time.time() * 1000)),
+        max_wait_s=times.seconds("--max-wait", max_wait),
+        settle_s=times.seconds("--settle", settle),
+        console=rich.console.Console(stderr=True),
+    )
+    if as_json:
+        _print_json(proof.document())
+    else:
+        proving.show(console, proof)
+    raise typer.Exit(0 if proof.account.holds else 1)
 
 
 @app.command("config")

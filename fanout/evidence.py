@@ -21,10 +21,10 @@ the log. REJECTED_BY_A_LANE: for a reason that the other lane need not have."""
 SKIPPED = 16
 """And more: the reason's place in `Evidence.reasons`."""
 HANDED = 0x8000
-"""And the hour until which it may wait: it stands in the retries topic."""
-_HOUR_MS = 3_600_000
-_FIRST_HOUR = 420_000
-"""Of the year 2017: hours since then fit into 15 bits until 2055."""
+"""And the quarter of a day until which it may wait: it stands in the retries topic."""
+_QUARTER_MS = 6 * 3_600_000
+_FIRST_QUARTER = 80_000
+"""Of the year 2024: quarters of a day since then fit into 15 bits until 2047."""
 _CHUNK_BITS = 16
 """So many low bits of the offset stand in a word. Words are sorted by chunks of that many offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
@@ -146,13 +146,13 @@ class Evidence:
             return
         for one in message.parcels:
             lane = DeliveryMode.DIRECT if one.left_by is None else DeliveryMode.BATCH
-            hour = min(max(one.expires_ms // _HOUR_MS - _FIRST_HOUR, 0), HANDED - 1)
+            quarter = min(max(one.expires_ms // _QUARTER_MS - _FIRST_QUARTER, 0), HANDED - 1)
             for number, packed in enumerate(one.packed):
                 event = segment.unpacked(packed)
                 name = one.subscriptions[one.through[number] if one.through else 0]
                 whose = self._number(lane.value, message.endpoint_id, name)
                 place = _place_of(event.topic, event.partition)
-                self._add(place, event.offset, whose, HANDED | hour)
+                self._add(place, event.offset, whose, HANDED | quarter)
                 if one.reason == retry.REDRIVEN:
                     self._redrive(place, event.offset, whose, one.since_ms)
 
@@ -177,6 +177,11 @@ class Evidence:
         """Return what a lane's receipts say, in the order in which they were written."""
         numbers = self._receipts.get((lane, place), ())
         return [Run(*numbers[at : at + 6]) for at in range(0, len(numbers), 6)]
+
+    def first_offset(self, place: Place, since_ms: int) -> int | None:
+        """Return the lowest offset of which a receipt speaks that was written since then."""
+        runs = (run for lane in DeliveryMode for run in self.runs(lane.value, place))
+        return min((run.first for run in runs if run.written_at_ms >= since_ms), default=None)
 
     def has_run(self, lane: str) -> bool:
         """Tell whether there is a receipt of this lane."""
@@ -208,8 +213,8 @@ class Evidence:
 
     @staticmethod
     def expires_ms(state: int) -> int:
-        """Return the end of the hour until which what was handed to the retry lane may wait."""
-        return ((state & ~HANDED) + _FIRST_HOUR + 1) * _HOUR_MS
+        """Return the end of the quarter of a day until which what was handed to the retry lane may wait."""
+        return ((state & ~HANDED) + _FIRST_QUARTER + 1) * _QUARTER_MS
 
     def _skipped(self, reason: str) -> int:
         if reason not in self.reasons:  # of a newer version

@@ -42,8 +42,8 @@ MEANINGS = {
         "receipt is gone from the attempts topic"
     ),
     Kind.EXPIRED: (
-        "no receipt covers these offsets, and Kafka holds them no more: records that expired unread are lost to the lane; marks "
-        "of transactions look the same"
+        "no receipt covers these offsets, and Kafka holds them no more: records that expired unread are lost to the lane; "
+        "marks of transactions look the same"
     ),
     Kind.UNREAD: "Kafka holds more records in this run than the lane has read: some were passed over",
     Kind.READ_AGAIN: (
@@ -55,8 +55,8 @@ MEANINGS = {
         "(then it runs again when the job starts), or deliveries are lost"
     ),
     Kind.NOT_HANDED_OVER: (
-        "by the log it failed or was postponed, and neither does it wait in the retries topic nor is there a dead letter: it was "
-        "lost between two rows, or the micro-batch was cut off while it wrote"
+        "by the log it failed or was postponed, and neither does it wait in the retries topic nor is there a dead letter: "
+        "it was lost between two rows, or the micro-batch was cut off while it wrote"
     ),
     Kind.NO_LETTER: "by the log it was given up, and its dead letter is not in its topic: it was lost, or removed there",
     Kind.SURPLUS: (
@@ -64,12 +64,12 @@ MEANINGS = {
         "delivered that was not due"
     ),
     Kind.NO_EVENT: (
-        "a delivery has ended of a record that is no event, or is not there: settings of `source` have changed since, or somebody "
-        "else has written to a topic"
+        "a delivery has ended of a record that is no event, or is not there: settings of `source` have changed since, or "
+        "somebody else has written to a topic"
     ),
     Kind.CONTRADICTION: (
-        "it has ended in two ways: a micro-batch that had been cut off ran again and came to another end. The customer may have "
-        "it, and a redrive would send it again with the same `webhook-id`"
+        "it has ended in two ways: a micro-batch that had been cut off ran again and came to another end. The customer may "
+        "have it, and a redrive would send it again with the same `webhook-id`"
     ),
     Kind.REJECTED_UNTOLD: (
         "the lane has rejected more records than are in the topic of rejected records: the operator was not told"

@@ -4,8 +4,9 @@ Runs in the command and the tests. What can be proved:
 
 * Each record of an event topic lies in a run that a receipt of the lane covers, or behind the last of them.
 * A receipt says how many deliveries of its run were due. So many have ended, by the log and the dead letters, or wait.
-* What waits in the retry lane is named in the retries topic, with the time until which it may. What waits for its batch is named
-  nowhere: it is what the receipt says was due, less all that is named, and may wait for as long as the longest `max_wait_s`.
+* What waits in the retry lane is named in the retries topic, with the time until which it may. What waits for its batch is
+  named nowhere: it is what the receipt says was due, less all that is named, and may wait for as long as the longest
+  `max_wait_s`.
 
 Not provable from topics: that the registry was read right, and that an endpoint has what it accepted.
 """
