@@ -282,7 +282,7 @@ def reconcile(
     ] = "10s",
     as_json: AsJson = False,
 ) -> None:
-    """Prove from the topics that in = delivered + pending + dead-lettered + skipped; name what does not add up (exit code 1)."""
+    """Prove from the topics that in = delivered + pending + dead-lettered + skipped. Exit code 1: it does not add up."""
     from fanout import proving, times  # noqa: PLC0415
 
     proof = proving.reconcile(

@@ -6,6 +6,7 @@ Runs in the command. Reads what Spark reads: the records of transactions that we
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,8 @@ from delivery.stages import topics
 from fanout.ledger import Place
 
 TIMEOUT_S = 30
-AT_ONCE = 2000
+AT_ONCE, WAIT_S = 2000, 0.1
+"""So many records are taken together; fewer, when no more have come after this time."""
 Take = Callable[[confluent_kafka.Message], None]
 
 
@@ -83,9 +85,11 @@ class Scanner:
             return
         with self._translated(), self._progress(what, total) as advance:
             self._consumer.assign([TopicPartition(*place, firsts[place]) for place in ends])
+            last = time.monotonic()
             while ends:
-                messages = self._consumer.consume(AT_ONCE, TIMEOUT_S)
-                if not messages:
+                messages = self._consumer.consume(AT_ONCE, WAIT_S)
+                last = time.monotonic() if messages else last
+                if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(f"{self._servers} sends nothing more of {what} for {TIMEOUT_S} s: try again")
                 for message in messages:
                     self._take(message, ends, take)
