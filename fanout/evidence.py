@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from delivery.model import DeliveryMode, SkipReason
-from delivery.webhooks import intake, parcel, retry, segment
+from delivery.webhooks import intake, parcel, segment
 from fanout.ledger import Place, of_batch
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE = range(1, 9)
@@ -141,7 +141,10 @@ class Evidence:
                 self._add(_place_of(due.topic, due.partition), due.offset, whose, state)
 
     def take_retries(self, message: parcel.Postponed | parcel.Report) -> None:
-        """Take a record of the retries topic. What a report says has ended stands in the log."""
+        """Take a record of the retries topic. What a report says has ended stands in the log.
+
+        A note in its header is taken as a row of the attempts topic.
+        """
         if isinstance(message, parcel.Report):
             return
         for one in message.parcels:
@@ -153,8 +156,6 @@ class Evidence:
                 whose = self._number(lane.value, message.endpoint_id, name)
                 place = _place_of(event.topic, event.partition)
                 self._add(place, event.offset, whose, HANDED | quarter)
-                if one.reason == retry.REDRIVEN:
-                    self._redrive(place, event.offset, whose, one.since_ms)
 
     def take_dead_letter(self, letter: dict[str, Any]) -> None:
         """Take a dead letter."""

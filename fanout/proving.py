@@ -22,7 +22,7 @@ from delivery import errors, plan, settings
 from delivery.model import Record
 from delivery.stages import topics
 from delivery.webhooks import envelope, parcel
-from fanout import evidence, reconciling, scanning
+from fanout import evidence, reconciling, redriving, scanning
 from fanout.ledger import Place
 from fanout.reconciling import Account, Terms
 
@@ -110,7 +110,7 @@ class _Reading:
         """
         lane = self._config.delivery
         retries = self._scanner.extents([lane.retries_topic], since_ms=self._logged_since_ms)
-        self._scanner.read(retries, "retries", lambda message: self.told.take_retries(parcel.message(message.value() or b"")))
+        self._scanner.read(retries, "retries", self._take_retries)
         rejected = self._scanner.extents([lane.rejected_topic], since_ms=self._logged_since_ms)
         self._scanner.read(
             rejected, "rejected records", lambda message: self.told.take_rejected(orjson.loads(message.value() or b""))
@@ -130,11 +130,15 @@ class _Reading:
         first = self.told.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 
+    def _take_retries(self, message: confluent_kafka.Message) -> None:
+        self.told.take_retries(parcel.message(message.value() or b""))
+        for name, value in scanning.headers(message):
+            if name == redriving.NOTE:
+                self.told.take_attempts(orjson.loads(value), message.timestamp()[1])
+
     def _take_event(self, message: confluent_kafka.Message) -> None:
         place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0
-        pairs: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]  # as its document says
-        headers = tuple((name, value or b"") for name, value in pairs)
-        record = Record(*place, offset, message.timestamp()[1], message.value(), headers)
+        record = Record(*place, offset, message.timestamp()[1], message.value(), scanning.headers(message))
         try:
             event_type = envelope.parse(record, self._layout).event_type
         except errors.EventRejected:

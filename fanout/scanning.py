@@ -131,3 +131,9 @@ class Scanner:
         with rich.progress.Progress(console=self._console, transient=True) as progress:
             task = progress.add_task(f"reading {what}", total=total)
             yield lambda count: progress.advance(task, count)
+
+
+def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:
+    """Return a record's headers as the lanes have them: without a value is with an empty one."""
+    pairs: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]  # as its document says
+    return tuple((name, value or b"") for name, value in pairs)

@@ -1,12 +1,11 @@
 """What the topics say is judged. The rows are made by the job's own code; each kind of finding has a test that produces it."""
 
-import msgspec
 import orjson
 import pytest
 
 from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
 from delivery.model import Outcome as Ended
-from delivery.webhooks import intake, lane, parcel, retry, rows, segment
+from delivery.webhooks import intake, lane, parcel, rows, segment
 from fanout import evidence, reconciling
 from fanout.findings import MEANINGS, Kind
 from fanout.ledger import Place
@@ -353,13 +352,6 @@ def test_a_delivery_that_became_a_dead_letter_again_is_one():
     told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
     redriven(told, 7, 5)  # its letter is of later
     assert told.account().lanes["direct"].counts.dead_lettered == 1
-
-
-def test_a_redrive_that_died_before_it_was_noted_is_known_by_what_it_handed_over():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
-    one = parcel.of(postponed(7), now_ms=2**50)
-    told.evidence.take_retries(parcel.Postponed("ep1", "c1", [msgspec.structs.replace(one, reason=retry.REDRIVEN)]))
-    assert told.account().lanes["direct"].counts.pending == 1
 
 
 def test_offsets_far_apart_and_many_subscriptions_stay_apart():
