@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import confluent_kafka
+import msgspec
 import orjson
 import rich.console
+import rich.markup
+import rich.table
 
 from delivery import errors, settings
 from fanout import letters, publishing, redriving, scanning, times
@@ -52,6 +55,11 @@ class Found:
         """Return what a list shows."""
         at = times.shown(self.letter.dead_lettered_at_ms)
         return {"letter": self.name, "given up": at, **self.letter.row(), "redriven": "yes" if self.is_redriven else ""}
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it, for machines."""
+        letter: dict[str, Any] = msgspec.to_builtins(self.letter)
+        return {"letter": self.name, "letter_topic": self.place.topic, "redriven": self.is_redriven, **letter}
 
 
 class Reader:
@@ -146,6 +154,26 @@ def get(reader: Reader, name: str) -> Found:
     if not found:
         raise errors.SettingsError(f"there is no dead letter {name}: `fanout dead-letters list` shows what there is")
     return found[0]
+
+
+def show(console: rich.console.Console, found: Found) -> None:
+    """Print one letter for a person: its fields, what was attempted, the payload."""
+    document, event = found.document(), found.letter.event()
+    for name in ("attempts", "headers", "payload_base64"):
+        del document[name]
+    for name in ("appended_at", "dead_lettered_at"):
+        document[name] = times.shown(document.pop(f"{name}_ms"))
+    document |= {f"header {name}": value.decode(errors="replace") for name, value in event.record.headers}
+    for name, value in document.items():
+        if value is not None:
+            console.print(f"{name:20}", value, markup=False)
+    table = rich.table.Table("attempt", "started at", "ms", "status", "error class", "detail", "response")
+    for one in found.letter.attempts:
+        texts = (str(one.status or ""), one.error_class or "", one.detail, one.response)
+        table.add_row(str(one.attempt), times.shown(one.started_at_ms), str(one.duration_ms), *map(rich.markup.escape, texts))
+    if found.letter.attempts:
+        console.print(table)
+    console.print(event.data.decode(errors="replace"), markup=False)
 
 
 def export(reader: Reader, selection: Selection, to: BinaryIO, limit: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""A dead letter as it stands in its topic, and which of them somebody asks for. Pure.
+"""A dead letter as it stands in its topic, and which of them somebody asks for. Pure, less the time that is now.
 
 Runs in the command and the tests.
 """
@@ -6,6 +6,7 @@ Runs in the command and the tests.
 from __future__ import annotations
 
 import base64
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from delivery.model import (
     SubTenantId,
     TenantId,
 )
+from fanout import times
 from fanout.ledger import Place
 
 
@@ -146,6 +148,28 @@ class Selection:
     reason: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        endpoint_id: str | None,
+        event_type: str | None,
+        tenant_id: str | None,
+        reason: str | None,
+        *,
+        since: str | None,
+        until: str | None,
+    ) -> Selection:
+        """Return what a person asks for who types these; raise SettingsError where a time is none."""
+        now_ms = round(time.time() * 1000)
+        return cls(
+            endpoint_id=endpoint_id,
+            event_type=event_type,
+            tenant_id=tenant_id,
+            reason=reason,
+            since_ms=None if since is None else times.moment_ms("--since", since, now_ms=now_ms),
+            until_ms=None if until is None else times.moment_ms("--until", until, now_ms=now_ms),
+        )
 
     @property
     def is_everything(self) -> bool:

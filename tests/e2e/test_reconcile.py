@@ -9,6 +9,7 @@ import pytest
 from delivery.stages import topics
 from fanout import proving, publishing, scanning
 from fanout.findings import Kind
+from tests.e2e.conftest import JOB_TIMEOUT_S
 
 pytestmark = pytest.mark.e2e
 
@@ -56,7 +57,8 @@ def test_what_the_job_did_adds_up_and_a_changed_log_does_not(platform):
     platform.create_topic("order", partitions=1)
     platform.publish(10)
     platform.publish_raw("order", b"not an event")
-    platform.run_once()
+    job = platform.start("--once", "--lanes", "direct")
+    assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
 
     proof = proving.reconcile(platform.config, settle_s=0)
     assert proof.account.holds, proof.document()
