@@ -44,7 +44,7 @@ def list_(
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         found = dead_letters.find(reader, wanted, limit)
     if as_json:
-        terminal.print_json([one.row() for one in found])
+        terminal.print_json([one.summary() for one in found])
     else:
         terminal.print_table([one.row() for one in found])
 

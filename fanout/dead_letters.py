@@ -53,8 +53,24 @@ class Found:
 
     def row(self) -> dict[str, Any]:
         """Return what a list shows."""
-        at = times.shown(self.letter.dead_lettered_at_ms)
-        return {"letter": self.name, "given up": at, **self.letter.row(), "redriven": "yes" if self.is_redriven else ""}
+        letter = self.letter
+        return {
+            "letter": self.name,
+            "given up": times.shown(letter.dead_lettered_at_ms),
+            "endpoint": letter.endpoint_id,
+            "type": letter.event_type,
+            "tenant": letter.tenant_id,
+            "reason": letter.reason,
+            "attempts": letter.last_attempt,
+            "redriven": "yes" if self.is_redriven else "",
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list tells machines: all but payload, headers and attempts."""
+        document = self.document()
+        for name in ("payload_base64", "headers", "attempts"):
+            del document[name]
+        return document | {"attempts": self.letter.last_attempt}
 
     def document(self) -> dict[str, Any]:
         """Return all of it, for machines."""

@@ -125,7 +125,8 @@ class Evidence:
             state = {"dead_lettered": DEAD_IN_LOG, "postponed": POSTPONED, "redriven": REDRIVEN}[kind]
         else:
             return  # of a newer version
-        lane = DeliveryMode.BATCH.value if is_batch else row["mode"]
+        # Rows of the first versions do not say it. What the batch lane skipped unattempted is then on the other's account.
+        lane = DeliveryMode.BATCH.value if is_batch else row.get("mode", DeliveryMode.DIRECT.value)
         if not is_batch:
             whose = self._number(lane, row["endpoint_id"], entry["subscription_id"])
             place, offset = _place_of(entry["topic"], entry["partition"]), entry["offset"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -106,21 +105,6 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
             )
             for one in self.attempts
         )
-
-    def row(self) -> dict[str, Any]:
-        """Return what a list shows of it."""
-        last = self.attempts[-1] if self.attempts else None
-        return {
-            "endpoint": self.endpoint_id,
-            "type": self.event_type,
-            "tenant": self.tenant_id,
-            "event": self.event_id,
-            "subscription": self.subscription_id,
-            "reason": self.reason,
-            "attempts": self.last_attempt,
-            "status": None if last is None else last.status,
-            "webhook_id": self.webhook_id,
-        }
 
 
 _letters = msgspec.json.Decoder(Letter)
