@@ -1,5 +1,8 @@
 """What the topics say is judged. The rows are made by the job's own code; each kind of finding has a test that produces it."""
 
+import re
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -13,6 +16,7 @@ from tests import builders
 from tests.batches import endpoint as batch_endpoint
 from tests.unit.test_ledger import TOPICS, attempt, batch
 
+ROOT = Path(__file__).parents[2]
 TOPIC = "events.order.created"
 PLACE = Place(TOPIC, 0)
 NOW_MS = 1_800_000_000_000
@@ -372,6 +376,7 @@ def test_findings_are_counted_beyond_those_that_are_kept():
     assert (len(account.findings.kept), account.findings.by_kind) == (1000, {"contradiction": count})
 
 
-def test_every_kind_of_finding_says_what_it_may_mean():
-
+def test_every_kind_of_finding_says_what_it_may_mean_here_and_to_the_operator():
     assert set(MEANINGS) == set(Kind)
+    section = (ROOT / "docs" / "operations.md").read_text().partition("| finding |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(Kind, key=section.index)
