@@ -185,9 +185,9 @@ class Evidence:
         runs = (run for lane in DeliveryMode for run in self.runs(lane.value, place))
         return min((run.first for run in runs if run.written_at_ms >= since_ms), default=None)
 
-    def has_run(self, lane: str) -> bool:
-        """Tell whether there is a receipt of this lane."""
-        return any(name == lane for name, _ in self._receipts)
+    def has(self, lane: str) -> bool:
+        """Tell whether this lane has left anything."""
+        return any(name == lane for name, _ in self._receipts) or any(whose.lane == lane for whose in self._whose)
 
     def said(self, place: Place, first: int = 0, last: int = 2**62) -> Iterator[tuple[int, Whose, list[int]]]:
         """Yield each offset, whom it is due to, and all that is said of that delivery, by offsets."""

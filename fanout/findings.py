@@ -23,6 +23,7 @@ class Kind(enum.StrEnum):
 
     UNHANDLED = "unhandled"
     EXPIRED = "expired"
+    UNFINISHED = "unfinished"
     UNREAD = "unread"
     READ_AGAIN = "read_again"
     LOST = "lost"
@@ -44,6 +45,10 @@ MEANINGS = {
     Kind.EXPIRED: (
         "no receipt covers these offsets, and Kafka holds them no more: records that expired unread are lost to the lane; "
         "marks of transactions look the same"
+    ),
+    Kind.UNFINISHED: (
+        "deliveries have ended of records behind the last receipt, and the job is said to be stopped: a micro-batch was cut "
+        "off. It runs again when the job starts, and what it had not written down is sent again"
     ),
     Kind.UNREAD: "Kafka holds more records in this run than the lane has read: some were passed over",
     Kind.READ_AGAIN: (

@@ -63,6 +63,7 @@ def reconcile(
             now_ms=round(clock() * 1000),
             since_ms=since_ms,
             until_ms=round((began - settle_s) * 1000) if settle_s else 2**62,
+            is_stopped=not settle_s,
             max_wait_s=max_wait_s,
             from_first=attempts and since_ms is None and config.source.starting_offsets == "earliest",
             retries_known=retries_known,

@@ -39,6 +39,8 @@ class Terms:
     """Receipts that were written before are not judged; None: all are."""
     until_ms: int
     """Receipts that were written later are not judged: rows beside them may not have been there yet."""
+    is_stopped: bool = False
+    """Whether the job is known not to run: then nothing is under way."""
     max_wait_s: float = 86_400.0
     """For so long may an event wait for its batch."""
     from_first: bool = True
@@ -136,7 +138,7 @@ class Account:
 
 def account(told: Evidence, terms: Terms) -> Account:
     """Return the account of all lanes that have ever run. One partition of an event topic after the other."""
-    result = Account({lane: LaneAccount() for lane in LANES if told.has_run(lane)})
+    result = Account({lane: LaneAccount() for lane in LANES if told.has(lane)})
     for place in told.places():
         walks = {lane: _Walk(lane, place, told, terms, result) for lane in result.lanes}
         for offset, whose, states in told.said(place):
@@ -157,8 +159,13 @@ class _Walk:
 
     def __init__(self, lane: str, place: Place, told: Evidence, terms: Terms, result: Account) -> None:
         self._lane, self._place, self._told, self._terms, self._result = lane, place, told, terms, result
-        receipts = [run for run in told.runs(lane, place) if (terms.since_ms or 0) <= run.written_at_ms <= terms.until_ms]
-        self._found = runs.counted(receipts)
+        receipts = told.runs(lane, place)
+        since_ms = terms.since_ms or 0
+        self._found = runs.counted([run for run in receipts if since_ms <= run.written_at_ms <= terms.until_ms])
+        self._last = max((run.last for run in receipts), default=-1)
+        """Of all receipts, also those that are not judged."""
+        self._unfinished: list[int] = []
+        """First offset and last, of what has ended behind it."""
         self._runs = self._found.runs
         self._at = 0
         self._begin()
@@ -206,6 +213,8 @@ class _Walk:
     def take(self, offset: int, whose: Whose, states: list[int]) -> None:
         """Take all that is said of one delivery."""
         if not self._is_in_run(offset):
+            if offset > self._last:
+                self._unfinished = [*self._unfinished[:1], offset]
             return
         event_type = self._told.type_at(self._place, offset)
         if event_type == "":
@@ -247,6 +256,9 @@ class _Walk:
         """Judge the runs that are left."""
         while self._at < len(self._runs):
             self._judge(self._runs[self._at])
+        if self._unfinished and self._terms.is_stopped:
+            first, last = self._unfinished[0], self._unfinished[-1]
+            self._find(Kind.UNFINISHED, first, last, last - first + 1)
 
     def _is_in_run(self, offset: int) -> bool:
         while self._at < len(self._runs) and self._runs[self._at].last < offset:

@@ -1,7 +1,7 @@
 """Measure what `fanout reconcile` takes for a million deliveries, Kafka aside: CPU time and memory.
 
 Run: `python -m tests.benchmarks.reconciling [deliveries]`. Rows as the job writes them, a hundred entries in each, of 200
-endpoints; runs of 1,000 events in ten partitions, each event due to two subscriptions. Of a hundred deliveries two fail at first.
+endpoints; runs of 1,000 events in ten partitions, each due to two subscriptions. Of a hundred deliveries two fail at first.
 """
 
 from __future__ import annotations

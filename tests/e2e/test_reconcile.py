@@ -70,7 +70,7 @@ def test_what_the_job_did_adds_up_and_a_changed_log_does_not(platform):
 
     for change, kind in [
         (without_an_outcome, Kind.LOST),
-        (without_a_receipt, Kind.UNHANDLED),
+        (without_a_receipt, Kind.UNFINISHED),
         (with_a_skip, Kind.CONTRADICTION),
     ]:
         findings = proving.reconcile(on_a_changed_log(platform, change), settle_s=0).account.findings

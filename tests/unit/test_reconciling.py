@@ -167,6 +167,13 @@ def test_records_behind_the_last_receipt_are_no_finding():
     assert (told.account().holds, told.account().lanes["direct"].behind) == (True, 5)
 
 
+def test_what_ended_behind_the_last_receipt_is_under_way_or_was_cut_off():
+    told = Told(records=15).write(*all_of(13), receipts=[receipt(0, 9, due=10)])
+    assert told.account().holds
+    assert kinds(told.account(is_stopped=True)) == {"unfinished": (10, 12, 3)}
+    assert kinds(Told().write(*all_of(3)).account(is_stopped=True)) == {"unfinished": (0, 2, 3)}
+
+
 def test_what_was_written_in_the_last_seconds_is_not_judged():
     told = Told(records=20)
     told.write(*all_of(10), receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - 60_000)
