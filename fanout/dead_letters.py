@@ -136,7 +136,7 @@ def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
     newest: list[tuple[int, Place, int, Found]] = []
 
     def take(place: Place, offset: int, written: bytes) -> None:
-        letter = letters.read(written, place, offset)
+        letter = letters.read(written)
         if selection.takes(letter):
             found = Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))
             add = heapq.heappush if len(newest) < limit else heapq.heappushpop
@@ -162,7 +162,7 @@ def get(reader: Reader, name: str) -> Found:
 
     def take(place: Place, offset: int, written: bytes) -> None:
         if named or name.encode() in written:
-            letter = letters.read(written, place, offset)
+            letter = letters.read(written)
             if named or name in {letter.webhook_id, letter.batch_webhook_id}:
                 found[:] = [Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))]
 
@@ -196,9 +196,9 @@ def export(reader: Reader, selection: Selection, to: BinaryIO, limit: int | None
     """Write what is asked for, one letter a line, as they are in their topic; return how many. At most the first `limit`."""
     count = 0
 
-    def take(place: Place, offset: int, written: bytes) -> None:
+    def take(_: Place, __: int, written: bytes) -> None:
         nonlocal count
-        if (limit is None or count < limit) and selection.takes(letters.read(written, place, offset)):
+        if (limit is None or count < limit) and selection.takes(letters.read(written)):
             to.write(written + b"\n")
             count += 1
 
@@ -242,13 +242,13 @@ def redrive(
         )
     plan = redriving.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)
-    reader.read(extents, lambda place, offset, written: plan.take(letters.read(written, place, offset), place, offset))
+    reader.read(extents, lambda place, offset, written: plan.take(letters.read(written), place, offset))
     chosen = plan.chosen(limit)
     handing = _Handing(config, chosen.values(), now_ms=round(time.time() * 1000) if now_ms is None else now_ms, dry_run=dry_run)
 
     def take(place: Place, offset: int, written: bytes) -> None:
         if (place, offset) in chosen:
-            handing.take(letters.read(written, place, offset))
+            handing.take(letters.read(written))
 
     if chosen:
         reader.read(extents, take)

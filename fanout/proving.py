@@ -58,7 +58,7 @@ def reconcile(
         began = clock()
         attempts = reading.attempts()
         sleep(max(0.0, began + settle_s - clock()))
-        retries_known, letters_known = reading.others()
+        known = reading.others()
         terms = Terms(
             now_ms=round(clock() * 1000),
             since_ms=since_ms,
@@ -66,8 +66,7 @@ def reconcile(
             is_stopped=not settle_s,
             max_wait_s=max_wait_s,
             from_first=attempts and since_ms is None and config.source.starting_offsets == "earliest",
-            retries_known=retries_known,
-            letters_known=letters_known,
+            **known,
         )
     account = reconciling.account(reading.told, terms)
     return Proof(account, list(_notes(account, terms, config)))
@@ -104,27 +103,27 @@ class _Reading:
         self._scanner.read(extents, "the log", take)
         return all(extent.is_whole for extent in extents)
 
-    def others(self) -> tuple[bool, bool]:
+    def others(self) -> dict[str, bool]:
         """Read what was handed to the retry lane, rejected and given up, and the events.
 
-        Return whether nothing is gone of the first and of the third.
+        Return of which of the three topics nothing is gone.
         """
-        lane = self._config.delivery
-        retries = self._scanner.extents([lane.retries_topic], since_ms=self._logged_since_ms)
-        self._scanner.read(retries, "retries", self._take_retries)
-        rejected = self._scanner.extents([lane.rejected_topic], since_ms=self._logged_since_ms)
-        self._scanner.read(
-            rejected, "rejected records", lambda message: self.told.take_rejected(orjson.loads(message.value() or b""))
-        )
-        letters = self._scanner.extents([lane.dead_letter_topic], since_ms=self._logged_since_ms)
-        self._scanner.read(
-            letters, "dead letters", lambda message: self.told.take_dead_letter(orjson.loads(message.value() or b""))
-        )
+        lane, told = self._config.delivery, self.told
+        takes: dict[str, tuple[str, scanning.Take]] = {
+            "retries_known": (lane.retries_topic, self._take_retries),
+            "rejected_known": (lane.rejected_topic, lambda one: told.take_rejected(orjson.loads(one.value() or b""))),
+            "letters_known": (lane.dead_letter_topic, lambda one: told.take_dead_letter(orjson.loads(one.value() or b""))),
+        }
+        known = {}
+        for what, (name, take) in takes.items():
+            extents = self._scanner.extents([name], since_ms=self._logged_since_ms)
+            self._scanner.read(extents, name, take)
+            known[what] = all(extent.is_whole for extent in extents)
         events = [self._with_runs(extent) for extent in self._scanner.extents(self._event_topics, since_ms=self._since_ms)]
         for extent in events:
-            self.told.events[extent.place] = evidence.Events(extent.first)
+            told.events[extent.place] = evidence.Events(extent.first)
         self._scanner.read(events, "events", self._take_event)
-        return all(extent.is_whole for extent in retries), all(extent.is_whole for extent in letters)
+        return known
 
     def _with_runs(self, extent: scanning.Extent) -> scanning.Extent:
         """Return what is to be read so that every run that is judged is in it."""
@@ -149,20 +148,18 @@ class _Reading:
 
 def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:
     """Say what the account does not cover."""
-    missing = [lane for lane in reconciling.LANES if lane not in account.lanes]
-    topics_cut = [
-        name
-        for name, is_known in (
-            (config.delivery.retries_topic, terms.retries_known),
-            (config.delivery.dead_letter_topic, terms.letters_known),
-        )
-        if not is_known
-    ]
+    lane = config.delivery
+    known = {
+        lane.retries_topic: terms.retries_known,
+        lane.dead_letter_topic: terms.letters_known,
+        lane.rejected_topic: terms.rejected_known,
+    }
     return [
-        *(f"no receipt of lane {lane}: it has not run in this time" for lane in missing),
+        *(f"no receipt of lane {name}: it has not run in this time" for name in reconciling.LANES if name not in account.lanes),
         *(
-            f"{name} has lost its oldest records to its retention: what failed and is not named elsewhere counts as pending"
-            for name in topics_cut
+            f"{name} has lost its oldest records to its retention: what should be named there and nowhere else cannot be told"
+            for name, is_known in known.items()
+            if not is_known
         ),
     ]
 

@@ -47,6 +47,8 @@ class Terms:
     """Whether a lane must have handled a partition from its first record on; else from its first receipt on."""
     retries_known: bool = True
     """Whether all that was handed to the retry lane meanwhile still stands in the retries topic."""
+    rejected_known: bool = True
+    """Whether all records that were rejected in the time still stand in theirs."""
     letters_known: bool = True
     """Whether all dead letters of the time still stand in their topic."""
 
@@ -267,7 +269,8 @@ class _Walk:
 
     def _judge(self, run: Run) -> None:
         """Hold what a receipt says against what came of its run; go on to the next."""
-        if (more := run.rejected - self._rejected - self._rejected_by_a_lane) > 0:
+        more = run.rejected - self._rejected - self._rejected_by_a_lane
+        if more > 0 and self._terms.rejected_known:
             self._find(Kind.REJECTED_UNTOLD, run.first, run.last, more)
         if (fewer := self._rejected - run.rejected) > 0:
             self._find(Kind.REJECTED_UNCOUNTED, run.first, run.last, fewer)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import confluent_kafka
+import msgspec
 import rich.console
 import rich.progress
 from confluent_kafka import OFFSET_INVALID, TopicPartition
@@ -105,7 +106,13 @@ class Scanner:
         if end is None:
             return  # what came after its end
         if error is None and offset is not None and offset != OFFSET_INVALID and offset < end:
-            take(message)
+            try:
+                take(message)
+            except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
+                raise errors.RecordUnreadable(
+                    f"{place.topic}:{place.partition}:{offset} is not what the job writes there ({exc!r}): somebody else has "
+                    "written to this topic, or another version of the job"
+                ) from exc
         if error is not None or offset is None or offset >= end - 1:
             del ends[place]
 

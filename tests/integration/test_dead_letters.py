@@ -7,11 +7,11 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
 from delivery.stages import topics
 from delivery.webhooks import intake, lane, message, parcel, rows, segment
-from fanout import cli, dead_letters, publishing, redriving, scanning
+from fanout import cli, dead_letters, proving, publishing, redriving, scanning
 from fanout.letters import Selection
 from tests import builders
 from tests.unit.test_ledger import attempt, batch
@@ -164,6 +164,15 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
     [waiting] = parcel.message(record.value()).parcels
     assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
     assert waiting.left_by == "redrive"
+
+
+def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_place(platform):
+    for topic in (platform.topics.dead_letters, platform.topics.attempts, platform.topics.retries):
+        platform.publish(publishing.Message(topic=topic, key=b"21", value=b'{"kind": 1}'))
+    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:1:0 is not what the job writes"):
+        dead_letters.find(dead_letters.Reader(platform.config), Selection(), 1)
+    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.attempts}:1:0 is not"):
+        proving.reconcile(platform.config, settle_s=0)
 
 
 def test_a_redrive_asks_which():

@@ -48,7 +48,7 @@ def packed(offset):
 
 
 def read(document):
-    return letters.read(orjson.dumps(document), PLACE, 0)
+    return letters.read(orjson.dumps(document))
 
 
 def plan(*taken, selection=None, noted=()):
@@ -75,11 +75,6 @@ def test_a_letter_is_read_back_as_the_event_and_the_story_that_it_was_written_of
     assert (event.data, event.record.headers, event.record.offset) == (b'{ "a": 1 }', (("trace", b"\xff1"),), 7)
     assert (event.sub_tenant_id, event.source, event.event_type) == ("100", "events.order.created", "order.created")
     assert one.story() == FAILED
-
-
-def test_what_is_no_letter_is_named_by_its_place():
-    with pytest.raises(errors.KafkaUnavailable, match="dead_letters:0:5 is no dead letter"):
-        letters.read(b'{"webhook_id": 1}', PLACE, 5)
 
 
 @pytest.mark.parametrize(
