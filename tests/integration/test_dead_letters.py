@@ -167,11 +167,14 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
 
 
 def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_place(platform):
-    for topic in (platform.topics.dead_letters, platform.topics.attempts, platform.topics.retries):
-        platform.publish(publishing.Message(topic=topic, key=b"21", value=b'{"kind": 1}'))
-    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:1:0 is not what the job writes"):
-        dead_letters.find(dead_letters.Reader(platform.config), Selection(), 1)
-    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.attempts}:1:0 is not"):
+    for topic in (platform.topics.dead_letters, platform.topics.attempts):
+        platform.publish(publishing.Message(topic=topic, key=b"21", value=b"[1]"))
+    with (
+        dead_letters.reading(platform.config) as reader,
+        pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:0:0 is not what the job writes"),
+    ):
+        dead_letters.find(reader, Selection(), 1)
+    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.attempts}:0:0 is not"):
         proving.reconcile(platform.config, settle_s=0)
 
 
