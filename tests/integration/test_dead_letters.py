@@ -49,7 +49,7 @@ class Platform:
             attempts=delivery.attempts_topic, dead_letters=delivery.dead_letter_topic,
             rejected=delivery.rejected_topic, retries=delivery.retries_topic,
         )  # fmt: skip
-        topics.ensure(self.config.kafka, [*topics.of_results(delivery), delivery.retries_topic], 3)
+        topics.ensure(self.config.kafka, {*topics.of_results(delivery), delivery.retries_topic}, 3)
         topics.ensure(self.config.kafka, [self.events], 1)
 
     def publish(self, *messages):
