@@ -14,6 +14,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
     ├── StateUnreadable          what a lane keeps was written by a newer version; nothing of it is touched
+    ├── RecordUnreadable         a record in a topic of the job's is not what the job writes there
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
@@ -96,6 +97,10 @@ class SealError(FanoutError):
 
 class StateUnreadable(FanoutError):
     """What a lane keeps between micro-batches was written by a newer version. Start that one again."""
+
+
+class RecordUnreadable(FanoutError):
+    """A record in one of the job's own topics is not what the job writes there. Names its place."""
 
 
 class EventRejected(FanoutError):

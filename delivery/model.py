@@ -303,6 +303,8 @@ class LeaveReason(enum.StrEnum):
     COUNT = "count"
     BYTES = "bytes"
     TIME = "time"
+    REDRIVE = "redrive"
+    """Its events had been given up, and somebody asked for them again."""
 
 
 class Attempt(NamedTuple):

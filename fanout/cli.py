@@ -5,21 +5,21 @@ Each command reads the settings, calls one function and prints. Errors of ours e
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
-import rich.console
-import rich.table
 import typer
 
-from delivery import errors, logs, settings
+from delivery import errors, settings
 from delivery.model import SignatureScheme
+from fanout import cli_letters, terminal
+from fanout.terminal import AsJson, console
 
 app = typer.Typer(
     help="Event delivery: events from Kafka to every subscribed customer, by signed webhook.",
@@ -33,8 +33,9 @@ app.add_typer(db, name="db")
 app.add_typer(endpoints, name="endpoints")
 app.add_typer(keys, name="keys")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-console = rich.console.Console(soft_wrap=True, highlight=False)
+app.add_typer(cli_letters.app, name="dead-letters")
+
+_settings, _print_json, _print_table = terminal.settings_of, terminal.print_json, terminal.print_table
 
 
 @app.callback()
@@ -43,16 +44,6 @@ def _common(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML). Default: ./fanout.toml.")] = None,
 ) -> None:
     context.obj = config
-
-
-def _settings(context: typer.Context) -> settings.Settings:
-    loaded = settings.load(os.environ, context.obj)
-    logs.configure(loaded.logs.level, loaded.logs.format)
-    return loaded
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
 
 
 @app.command()
@@ -288,6 +279,38 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
 
 
+@app.command()
+def reconcile(
+    context: typer.Context,
+    since: Annotated[
+        str | None, typer.Option(help="Only what was handled since: 24h, or 2026-05-01T10:00Z. Default: all.")
+    ] = None,
+    max_wait: Annotated[
+        str, typer.Option(help="The longest max_wait_s of all endpoints: what waits for its batch for longer does not add up.")
+    ] = "24h",
+    settle: Annotated[
+        str,
+        typer.Option(help="While the job runs: what was written in the last such time is not judged. 0s: the job is stopped."),
+    ] = "10s",
+    as_json: AsJson = False,
+) -> None:
+    """Prove from the topics that in = delivered + pending + dead-lettered + skipped. Exit code 1: it does not add up."""
+    from fanout import proving, times  # noqa: PLC0415
+
+    proof = proving.reconcile(
+        _settings(context),
+        since_ms=None if since is None else times.moment_ms("--since", since, now_ms=round(time.time() * 1000)),
+        max_wait_s=times.seconds("--max-wait", max_wait),
+        settle_s=times.seconds("--settle", settle),
+        console=terminal.progress,
+    )
+    if as_json:
+        _print_json(proof.document())
+    else:
+        proving.show(console, proof)
+    raise typer.Exit(0 if proof.account.holds else 1)
+
+
 @app.command("config")
 def config_(context: typer.Context, as_json: AsJson = False) -> None:
     """Show every setting, its value here and what it means. Secrets are starred out."""
@@ -304,16 +327,6 @@ def config_(context: typer.Context, as_json: AsJson = False) -> None:
         _print_json(rows)
     else:
         _print_table(rows)
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        console.print("none")
-        return
-    table = rich.table.Table(*rows[0])
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    console.print(table)
 
 
 def _stop_event() -> threading.Event:

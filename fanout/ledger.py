@@ -43,6 +43,10 @@ class Ledger:
     dead_letters: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
+    postponed: dict[Due, str] = field(default_factory=dict)
+    """What was handed to the retry lane unattempted, with the reason. What was attempted before has its attempts instead."""
+    redriven: dict[Due, int] = field(default_factory=dict)
+    """Until when what was given up is no dead letter any more: `dead_lettered_at_ms` of the letter that was redriven."""
     batches: dict[str, str] = field(default_factory=dict)
     """Those that were sent, by `webhook-id`: why each left."""
     rejected: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
@@ -66,15 +70,19 @@ class Ledger:
         return None
 
     def dead(self) -> set[Due]:
-        """Return what was given up."""
-        return {_due(letter) for letter in self.dead_letters.values()}
+        """Return what was given up, and not redriven since."""
+        letters = {_due(letter): letter for letter in self.dead_letters.values()}
+        return {due for due, letter in letters.items() if letter.get("dead_lettered_at_ms", 0) > self.redriven.get(due, -1)}
 
     def ended(self) -> set[Due]:
         """Return what was delivered, given up or skipped."""
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return how many deliveries are due, by the lanes' own account, and have not ended: they wait for their batch."""
+        """Return how many deliveries are due, by the lanes' own account, and have not ended.
+
+        They wait for their batch, or in the retry lane.
+        """
         # A micro-batch that runs again says the same of the same offsets.
         due: dict[tuple[str, Place, int], int] = {}
         for (lane, place), receipts in self.receipts.items():
@@ -97,9 +105,13 @@ class Ledger:
         """Take an entry about one delivery, or about a batch of them."""
         kind = entry["kind"].removeprefix("batch_")
         is_batch = kind != entry["kind"]
-        deliveries = _of_batch(entry["offsets"]) if is_batch else (_due(entry),)
+        deliveries = of_batch(entry["offsets"]) if is_batch else (_due(entry),)
         if kind == "skipped":
             self.skipped |= dict.fromkeys(deliveries, entry["reason"])
+        elif kind == "postponed":
+            self.postponed |= dict.fromkeys(deliveries, entry["reason"])
+        elif kind == "redriven":
+            self.redriven |= dict.fromkeys(deliveries, entry["dead_lettered_at_ms"])
         elif kind == "attempt":
             self.attempts += 1
             if is_batch:
@@ -113,8 +125,8 @@ def _due(entry: dict[str, Any]) -> Due:
     return Due(entry["topic"], entry["partition"], entry["offset"], entry["subscription_id"])
 
 
-def _of_batch(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Due]:
-    """Yield the deliveries of a batch: it names, by subscription, topic and partition, the offsets."""
+def of_batch(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Due]:
+    """Yield the deliveries of a batch: its entry names, by subscription, topic and partition, the offsets."""
     for subscription_id, by_topic in offsets.items():
         for topic, by_partition in by_topic.items():
             for partition, at in by_partition.items():

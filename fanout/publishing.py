@@ -50,7 +50,8 @@ class Publisher:
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
         self._producer = confluent_kafka.Producer(
             # Idempotent, so that a retry by the client does not publish an event twice.
-            {"linger.ms": 5, "enable.idempotence": True} | kafka_options.for_command(kafka)
+            # A key has the partition that the Java client, and so the job, gives it.
+            {"linger.ms": 5, "enable.idempotence": True, "partitioner": "murmur2_random"} | kafka_options.for_command(kafka)
         )
         self._on_placed = on_placed
         self._failure: confluent_kafka.KafkaError | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import rich.console
 from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
 from delivery.webhooks import signing
+from fanout import times
 from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation
 
 MAX_OVERLAP = dt.timedelta(days=30)
-_OVERLAP = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 KINDS = {"tenants": "tenant", "customers": "customer", "endpoints": "endpoint", "subscriptions": "subscription"}
 
 
@@ -127,8 +125,7 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 
 def overlap_of(text: str) -> dt.timedelta:
     """Return the time that a text such as `24h` means."""
-    parts = _OVERLAP.fullmatch(text)
-    overlap = dt.timedelta(**{_UNITS[parts["unit"]]: int(parts["number"])}) if parts else None
+    overlap = times.duration(text)
     if overlap is None or overlap > MAX_OVERLAP:
         raise errors.RegistrationError("--overlap", f"is a number with s, m, h or d, such as 24h, up to {MAX_OVERLAP.days}d")
     return overlap

@@ -62,8 +62,10 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 
     The log's entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever is in it (docs/benchmarks/).
     """
-    for endpoint_id, (customer_id, entries) in _log(results).items():
-        head = orjson.dumps({"kind": "outcomes", "endpoint_id": endpoint_id, "customer_id": customer_id})[:-1]
+    for endpoint_id, (endpoint, entries) in _log(results).items():
+        # The mode says whose account they are on: of which lane's receipts.
+        whose = {"endpoint_id": endpoint_id, "customer_id": endpoint.customer_id, "mode": endpoint.mode}
+        head = orjson.dumps({"kind": "outcomes", **whose})[:-1]
         for chunk in chunks.of(entries, len, MAX_ROW_BYTES):
             yield Row(topics.attempts, endpoint_id.encode(), b'%s,"entries":[%s]}' % (head, b",".join(chunk)))
     for outcome in results.outcomes:
@@ -106,9 +108,9 @@ def postponed(results: Results, topics: Topics) -> Iterator[Row]:
             yield Row(topics.retries, endpoint_id.encode(), parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk)))
 
 
-def _log(results: Results) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
+def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
     """Return the entries of each endpoint: one an attempt, and one that says why for what was never attempted."""
-    log: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
+    log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)
         if not outcome.attempts:
@@ -126,10 +128,10 @@ def _log(results: Results) -> dict[EndpointId, tuple[CustomerId, list[bytes]]]:
     return log
 
 
-def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[CustomerId, list[bytes]]]) -> list[bytes]:
+def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[Endpoint, list[bytes]]]) -> list[bytes]:
     found = log.get(endpoint.endpoint_id)
     if found is None:
-        found = log[endpoint.endpoint_id] = (endpoint.customer_id, [])
+        found = log[endpoint.endpoint_id] = (endpoint, [])
     return found[1]
 
 

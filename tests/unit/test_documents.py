@@ -134,7 +134,7 @@ def test_every_command_that_a_document_names_exists(path):
     for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
-            command = words[1:3] if words[1] in {"db", "endpoints", "keys"} else words[1:2]
+            command = words[1:3] if words[1] in {"db", "dead-letters", "endpoints", "keys"} else words[1:2]
             shown = CliRunner().invoke(cli.app, [*command, "--help"])
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):

@@ -89,7 +89,9 @@ def test_an_event_that_its_producer_repeats_is_two_deliveries():
     first = builders.delivery()
     again = first._replace(event=first.event._replace(record=builders.record(offset=8)))
     assert first.webhook_id == again.webhook_id
-    assert journal.of(again.event, again.webhook_id) not in read_back(*written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first)))
+    assert journal.of(again.event, again.webhook_id) not in read_back(
+        *written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first))
+    )
 
 
 def test_a_batch_has_ended_when_it_was_accepted():

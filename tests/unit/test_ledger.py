@@ -103,6 +103,25 @@ def test_a_batch_that_is_skipped_is_no_request():
     assert (told.skipped, told.attempts, told.batches) == ({due(1): "endpoint_deleted"}, 0, {})
 
 
+def test_what_was_postponed_has_not_ended_and_the_ledger_says_why_it_was_not_attempted():
+    single = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (), "circuit_open")
+    told = read(lane.Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
+    assert (told.postponed, told.ended(), told.pending()) == ({due(7): "circuit_open"}, set(), 2)
+    read(lane.Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.POSTPONED, attempts=(), reason="gone")]), into=told)
+    assert told.postponed == {due(7): "circuit_open", due(1): "gone", due(2): "gone"}
+
+
+def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
+    failed = lane.Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
+    told = read(failed)
+    [letter] = told.dead_letters.values()
+    entry = {**letter, "kind": "redriven"}
+    told.take("attempts", {"kind": "outcomes", "endpoint_id": "ep1", "entries": [entry]})
+    assert told.dead() == set()
+    letter["dead_lettered_at_ms"] += 1
+    assert told.dead() == {due(1)}
+
+
 def test_what_has_not_ended_is_pending_and_a_repeated_micro_batch_makes_it_no_more():
     collected = lane.Results(receipts=[receipt(DeliveryMode.BATCH, 1, 3, due=3)])
     told = read(collected, collected)

@@ -1,0 +1,133 @@
+"""The commands `fanout dead-letters …`: what they are called, what they take, what they print.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from delivery import errors
+from fanout import terminal
+from fanout.terminal import AsJson
+
+app = typer.Typer(help="What was given up: find it, show it, export it, deliver it again.", no_args_is_help=True)
+
+Endpoint = Annotated[str | None, typer.Option("--endpoint", help="Only of this endpoint.")]
+Type = Annotated[str | None, typer.Option("--type", help="Only events of this type; order.* is all that begin so.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only events of this tenant.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Only what was given up for this reason, such as timeout.")]
+Since = Annotated[str | None, typer.Option("--since", help="Only what was given up since: 24h, or 2026-05-01T10:00Z.")]
+Until = Annotated[str | None, typer.Option("--until", help="Only what was given up before.")]
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    endpoint: Endpoint = None,
+    event_type: Type = None,
+    tenant: Tenant = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the newest first."""
+    from fanout import dead_letters, letters  # noqa: PLC0415
+
+    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
+    with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
+        found = dead_letters.find(reader, wanted, limit)
+    if as_json:
+        terminal.print_json([one.summary() for one in found])
+    else:
+        terminal.print_table([one.row() for one in found])
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    letter: Annotated[str, typer.Argument(help="Its place (partition:offset, as `list` shows it), or a webhook id.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter: event, payload, and what was attempted."""
+    from fanout import dead_letters  # noqa: PLC0415
+
+    with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
+        found = dead_letters.get(reader, letter)
+    if as_json:
+        terminal.print_json(found.document())
+    else:
+        dead_letters.show(terminal.console, found)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="Where to; `-` is standard output.")],
+    endpoint: Endpoint = None,
+    event_type: Type = None,
+    tenant: Tenant = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+) -> None:
+    """Write dead letters to FILE as JSON, one a line, as they are in their topic."""
+    from fanout import dead_letters, letters  # noqa: PLC0415
+
+    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
+    with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
+        if str(file) == "-":
+            dead_letters.export(reader, wanted, sys.stdout.buffer, limit)
+            return
+        try:
+            with file.open("wb") as to:
+                count = dead_letters.export(reader, wanted, to, limit)
+        except OSError as exc:
+            raise errors.SettingsError(f"{file} cannot be written: {exc.strerror}") from exc
+    terminal.console.print(f"{count} dead letters written to {file}")
+
+
+@app.command()
+def redrive(
+    context: typer.Context,
+    endpoint: Endpoint = None,
+    event_type: Type = None,
+    tenant: Tenant = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All dead letters: without it, one of the options above is needed.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters again, by what is registered now and with the same webhook ids. Safe to repeat.
+
+    They go to the retry lane, which must run. What was redriven before is left out, unless it was given up again since.
+    """
+    from fanout import dead_letters, letters  # noqa: PLC0415
+
+    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
+    if wanted.is_everything and not everything:
+        raise errors.SettingsError("say which: --endpoint, --type, --tenant, --reason, --since or --until; or --all")
+    config = terminal.settings_of(context)
+    with dead_letters.reading(config, terminal.progress) as reader:
+        summary = dead_letters.redrive(config, reader, wanted, limit=limit, dry_run=dry_run)
+    if as_json:
+        terminal.print_json(summary.document() | {"dry_run": dry_run})
+        return
+    if summary.endpoints:
+        terminal.print_table([{"endpoint": name, "letters": count} for name, count in summary.endpoints.most_common()])
+    done = "would be handed" if dry_run else "handed"
+    terminal.console.print(f"{summary.letters} dead letters {done} to the retry lane, in {summary.requests} requests")
+    if summary.redriven_before:
+        terminal.console.print(f"{summary.redriven_before} were redriven before and are left out")

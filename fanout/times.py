@@ -1,0 +1,47 @@
+"""Read times as a person types them: `24h`, or a moment. Pure.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+from delivery import errors
+
+_DURATION = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def duration(text: str) -> dt.timedelta | None:
+    """Return the time that a text such as `24h` means; None when it means none."""
+    parts = _DURATION.fullmatch(text)
+    return dt.timedelta(**{_UNITS[parts["unit"]]: int(parts["number"])}) if parts else None
+
+
+def seconds(option: str, text: str) -> float:
+    """Return a duration in seconds; raise SettingsError that names the option."""
+    read = duration(text)
+    if read is None:
+        raise errors.SettingsError(f"{option} is a number with s, m, h or d, such as 24h; {text!r} is none")
+    return read.total_seconds()
+
+
+def moment_ms(option: str, text: str, *, now_ms: int) -> int:
+    """Return a moment in milliseconds since the epoch: so long ago, or a date or time (ISO 8601, UTC where it says no zone)."""
+    ago = duration(text)
+    if ago is not None:
+        return now_ms - round(ago.total_seconds() * 1000)
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise errors.SettingsError(
+            f"{option} is a time ago, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
+        ) from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
+
+
+def shown(epoch_ms: int) -> str:
+    """Return a moment for a person."""
+    return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,236 @@
+"""The commands about dead letters and reconciling, on a real Kafka: what they read, what they write, what they answer."""
+
+import contextlib
+import uuid
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from delivery import errors, settings
+from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
+from delivery.stages import topics
+from delivery.webhooks import intake, lane, message, parcel, rows, segment
+from fanout import cli, dead_letters, proving, publishing, redriving, scanning
+from fanout.letters import Selection
+from tests import builders
+from tests.unit.test_ledger import attempt, batch
+
+pytestmark = pytest.mark.integration
+
+DELIVERED = (attempt(),)
+FAILED = (attempt(1, "server_error"), attempt(2, "timeout"))
+
+
+class Platform:
+    """Topics of a test's own, with what the job would have written into them."""
+
+    def __init__(self, kafka, folder):
+        name = uuid.uuid4().hex[:8]
+        self.events = f"{name}.order"
+        self.document = {
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "source": {"topic_pattern": f"{name}\\..+", "topic_prefix": f"{name}."},
+            "delivery": {
+                "attempts_topic": f"attempts-{name}",
+                "dead_letter_topic": f"dead-{name}",
+                "rejected_topic": f"rejected-{name}",
+                "retries_topic": f"retries-{name}",
+            },
+        }
+        self.config = settings.Settings.model_validate(self.document)
+        self._file = folder / "fanout.toml"
+        lines = []
+        for area, fields in self.document.items():
+            lines += [f"[{area}]", *(f"{key} = '{value}'" for key, value in fields.items())]
+        self._file.write_text("\n".join(lines))
+        delivery = self.config.delivery
+        self.topics = rows.Topics(
+            attempts=delivery.attempts_topic, dead_letters=delivery.dead_letter_topic,
+            rejected=delivery.rejected_topic, retries=delivery.retries_topic,
+        )  # fmt: skip
+        topics.ensure(self.config.kafka, {*topics.of_results(delivery), delivery.retries_topic}, 3)
+        topics.ensure(self.config.kafka, [self.events], 1)
+
+    def publish(self, *messages):
+        publisher = publishing.Publisher(self.config.kafka)
+        for one in messages:
+            publisher.publish(one)
+        publisher.flush()
+
+    def publish_events(self, count):
+        documents = [{"id": f"e{n}", "tenant_id": "t1"} for n in range(count)]
+        self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(one)) for one in documents))
+
+    def write(self, *outcomes, without=(), **results):
+        made = rows.rows(lane.Results(outcomes=list(outcomes), **results), self.topics)
+        self.publish(*(publishing.Message(topic=r.topic, key=r.key, value=r.value) for r in made if r.topic not in without))
+
+    def outcome(self, offset, kind=OutcomeKind.DELIVERED, *, attempts=DELIVERED, endpoint="ep1", **fields):
+        event = builders.event(
+            event_id=f"e{offset}", data=b'{ "n": %d }' % offset,
+            record=builders.record(topic=self.events, partition=0, offset=offset),
+        )  # fmt: skip
+        return Outcome(builders.delivery(event=event, endpoint=builders.endpoint(endpoint)), kind, attempts, **fields)
+
+    def dead(self, offset, endpoint="ep1"):
+        return self.outcome(offset, OutcomeKind.DEAD_LETTERED, attempts=FAILED, endpoint=endpoint, reason="timeout")
+
+    def receipt(self, last, *, due):
+        return intake.Receipt(
+            lane=DeliveryMode.DIRECT, topic=self.events, partition=0, revision=Revision(1),
+            first_offset=0, last_offset=last, records=last + 1, due=due,
+        )  # fmt: skip
+
+    def read(self, topic):
+        read = []
+        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+            scanner.read(scanner.extents([topic]), topic, read.append)
+        return read
+
+    def run(self, *arguments, code=0):
+        result = CliRunner().invoke(cli.app, ["--config", str(self._file), *arguments])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.stdout
+
+    def run_json(self, *arguments, code=0):
+        return orjson.loads(self.run(*arguments, "--json", code=code))
+
+
+@pytest.fixture
+def platform(kafka, tmp_path):
+    return Platform(kafka, tmp_path)
+
+
+def test_dead_letters_are_listed_shown_and_exported(platform, tmp_path):
+    platform.write(*[platform.dead(offset, f"ep{offset % 2}") for offset in range(6)])
+    listed = platform.run_json("dead-letters", "list", "--endpoint", "ep1", "--limit", "2")
+    assert [(row["endpoint_id"], row["reason"], row["attempts"]) for row in listed] == [("ep1", "timeout", 2)] * 2
+    assert platform.run_json("dead-letters", "list", "--type", "user.*") == []
+    assert platform.run_json("dead-letters", "list", "--since", "1h", "--until", "2000-01-01") == []
+    assert "timeout" in platform.run("dead-letters", "list")
+
+    shown = platform.run_json("dead-letters", "show", listed[0]["letter"])
+    assert (shown["event_id"], shown["redriven"]) == (listed[0]["event_id"], False)
+    assert platform.run_json("dead-letters", "show", shown["webhook_id"])["letter"] == listed[0]["letter"]
+    assert '{ "n": ' in platform.run("dead-letters", "show", listed[0]["letter"])
+
+    file = tmp_path / "letters.ndjson"
+    platform.run("dead-letters", "export", str(file), "--endpoint", "ep0")
+    exported = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    assert [letter["event_id"] for letter in exported] == ["e0", "e2", "e4"]
+    assert platform.run("dead-letters", "export", "-", "--limit", "1").count("\n") == 1
+
+
+def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(platform):
+    outcomes = [platform.dead(offset, f"ep{offset % 2}") for offset in range(6)]
+    platform.write(*outcomes)
+    assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1", "--dry-run")["letters"] == 3
+    assert platform.read(platform.topics.retries) == []
+
+    told = platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")
+    assert told == {"letters": 3, "requests": 3, "redriven_before": 0, "endpoints": {"ep1": 3}, "dry_run": False}
+    [record] = platform.read(platform.topics.retries)
+    postponed = parcel.message(record.value())
+    assert (record.key(), postponed.endpoint_id) == (b"ep1", "ep1")
+    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.parcels]
+    assert [message.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
+    assert [message.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
+
+    assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")["redriven_before"] == 3
+    assert platform.run_json("dead-letters", "redrive", "--all")["endpoints"] == {"ep0": 3}
+    assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
+    assert all(row["redriven"] for row in platform.run_json("dead-letters", "list"))
+
+    platform.write(platform.dead(1))  # given up again
+    assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 1
+
+
+def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platform, monkeypatch):
+    platform.write(platform.dead(1), platform.dead(2))
+    monkeypatch.setattr(dead_letters._Handing, "_settle", lambda handing: handing._publisher.flush())
+    with dead_letters.reading(platform.config) as reader:
+        assert dead_letters.redrive(platform.config, reader, Selection()).letters == 2
+    monkeypatch.undo()
+    assert b"redriven" not in b"".join(row.value() for row in platform.read(platform.topics.attempts))
+    assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
+
+
+def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
+    events = [segment.unpacked(segment.item(platform.dead(n).delivery.event, 0).packed) for n in range(3)]
+    platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])
+    assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
+    [record] = platform.read(platform.topics.retries)
+    [waiting] = parcel.message(record.value()).parcels
+    assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
+    assert waiting.left_by == "redrive"
+
+
+def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_place(platform):
+    for topic in (platform.topics.dead_letters, platform.topics.attempts):
+        platform.publish(publishing.Message(topic=topic, key=b"21", value=b"[1]"))
+    with (
+        dead_letters.reading(platform.config) as reader,
+        pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:0:0 is not what the job writes"),
+    ):
+        dead_letters.find(reader, Selection(), 1)
+    with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.attempts}:0:0 is not"):
+        proving.reconcile(platform.config, settle_s=0)
+
+
+def test_a_redrive_asks_which():
+    assert CliRunner().invoke(cli.app, ["dead-letters", "redrive"]).exception.args[0].startswith("say which: --endpoint")
+
+
+# Murmur2 of these keys, from the tests of Kafka's Java client.
+@pytest.mark.parametrize(
+    ("key", "murmur2"), [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536)]
+)
+def test_a_key_has_the_partition_that_the_job_gives_it(platform, key, murmur2):
+    """All records of an endpoint must lie in one partition of the retries topic: its shard reads them in their order."""
+    platform.publish(publishing.Message(topic=platform.topics.retries, key=key, value=b"x"))
+    [record] = platform.read(platform.topics.retries)
+    assert record.partition() == (murmur2 & 0x7FFF_FFFF) % 3
+
+
+def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(platform):
+    platform.publish_events(4)
+    platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
+    waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", again=Again(2**41, 1))
+    platform.write(waits, receipts=[platform.receipt(3, due=4)])
+    postponed = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of(waits, now_ms=2**41)]))
+
+    [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]
+    assert (finding["kind"], finding["first_offset"], finding["subscription_id"]) == ("not_handed_over", 3, "s1")
+    platform.publish(publishing.Message(topic=platform.topics.retries, key=b"ep1", value=postponed))
+    told = platform.run_json("reconcile", "--settle", "0s")
+    assert told["holds"]
+    direct = told["lanes"]["direct"]
+    assert [direct[name] for name in ("due", "delivered", "dead_lettered", "pending")] == [4, 2, 1, 1]
+    assert "Everything adds up" in platform.run("reconcile", "--settle", "0s", "--since", "1h")
+
+    platform.run("dead-letters", "redrive", "--all")
+    assert platform.run_json("reconcile", "--settle", "0s")["lanes"]["direct"]["pending"] == 2
+    platform.write(platform.outcome(1))
+    assert platform.run_json("reconcile", "--settle", "0s")["lanes"]["direct"]["delivered"] == 3
+
+    platform.write(platform.dead(2))
+    [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]
+    assert (finding["kind"], finding["first_offset"]) == ("contradiction", 2)
+    assert "not everything adds up" in platform.run("reconcile", "--settle", "0s", code=1)
+
+
+def test_what_the_job_has_never_written_is_said_so(platform):
+    result = CliRunner(env={"FANOUT_DELIVERY_ATTEMPTS_TOPIC": "nobody-made-it"}).invoke(
+        cli.app, ["--config", str(platform._file), "reconcile"]
+    )
+    assert "there is no topic nobody-made-it" in str(result.exception)
+
+
+def test_a_note_stands_beside_what_it_is_about(platform):
+    platform.write(platform.dead(1))
+    platform.run("dead-letters", "redrive", "--all")
+    [record] = platform.read(platform.topics.retries)
+    [(name, note)] = record.headers()
+    assert name == redriving.NOTE
+    assert note in [row.value() for row in platform.read(platform.topics.attempts)]
