@@ -10,7 +10,9 @@ import orjson
 import typer
 
 from load_tests import batch as batch_scenario
+from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
+from load_tests import isolation as isolation_scenario
 
 app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
@@ -18,6 +20,8 @@ Folder = Annotated[Path | None, typer.Option(help="Keep data and logs here; it i
 Replaced = Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")]
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
+_CRASH = crash_scenario.Scenario()
+_ISOLATION = isolation_scenario.Scenario()
 
 
 @app.command()
@@ -61,6 +65,36 @@ def batch(
         hot=hot,
     )
     _finish(batch_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+
+
+@app.command()
+def isolation(
+    json_file: JsonFile = None,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, one of which hangs.")] = _ISOLATION.endpoints,
+    per_s: Annotated[int, typer.Option(help="Events a second.")] = _ISOLATION.per_s,
+    seconds: Annotated[int, typer.Option(help="Of each of the two phases.")] = _ISOLATION.seconds,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the events, due to the one.")] = _ISOLATION.share,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Let one endpoint of 1,000 hang, with 5 % of the events, and see how long the others wait."""
+    scenario = isolation_scenario.Scenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
+    _finish(isolation_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+
+
+@app.command()
+def crash(
+    json_file: JsonFile = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often; each takes about half a minute.")] = _CRASH.kills,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _CRASH.endpoints,
+    per_s: Annotated[int, typer.Option(help="Events a second.")] = _CRASH.per_s,
+    seed: Annotated[int, typer.Option(help="Of the moments, and of what is killed.")] = _CRASH.seed,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
+    scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
+    _finish(crash_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
 
 
 def _overrides(replaced: list[str] | None) -> dict[str, str]:

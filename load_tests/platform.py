@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import random
 import socket
 import subprocess
 import tempfile
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from delivery import errors, plan, settings
 from fanout import registering
@@ -21,6 +24,7 @@ from subscriptions_db import connect, manifest, migrate
 
 START_TIMEOUT_S = 120
 WORK_TIMEOUT_S = 180
+END_TIMEOUT_S = 60
 
 
 class Platform:
@@ -38,10 +42,10 @@ class Platform:
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
 
     @contextlib.contextmanager
-    def job(self, lane: str, overrides: Mapping[str, str]) -> Iterator[Job]:
-        """Run one lane with settings (`area.field`) replaced by `overrides`. At the end it is stopped in order."""
+    def job(self, lanes: str, overrides: Mapping[str, str]) -> Iterator[Job]:
+        """Run lanes (`direct,retry`) with settings (`area.field`) replaced by `overrides`. Stopped in order at the end."""
         port = _free_port()
-        with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lane) as process:
+        with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lanes) as process:
             yield Job(process, port, self.folder / local_job.LOG)
 
 
@@ -55,6 +59,10 @@ class Job:
         self._log = log
         self._began = time.monotonic()
 
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._began
+
     def wait_until(self, is_so: Callable[[], bool], *, within_s: float, what: str) -> float:
         """Wait for `is_so`, return the seconds since the start; raise, with the end of the log, when it does not come."""
         deadline = time.monotonic() + within_s
@@ -62,7 +70,7 @@ class Job:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise errors.LocalStackError(f"{what}: not within {within_s:.0f} s\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
-        return time.monotonic() - self._began
+        return self.elapsed_s()
 
     def wait_until_ready(self) -> float:
         """Wait until `/readyz` says that an event would be delivered now; return the seconds since the start."""
@@ -94,6 +102,21 @@ class Job:
             spent=spent,
             count=count,
         )
+
+    def kill(self, role: str, rng: random.Random) -> None:
+        """Send SIGKILL to the driver, to its JVM or to one of the workers, and wait until what it takes with it has ended."""
+        processes = self.meter.processes()
+        found = sorted((process for process, of in processes if of == role), key=lambda process: process.pid)
+        if not found:
+            raise errors.LocalStackError(f"the job has no process that is a {role}")
+        rng.choice(found).kill()
+        if role != "worker":
+            psutil.wait_procs([process for process, _ in processes], timeout=END_TIMEOUT_S)
+            self._process.wait(END_TIMEOUT_S)
+
+    def has_ended(self) -> bool:
+        """Tell whether the job is gone."""
+        return self._process.poll() is not None
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1)

@@ -30,6 +30,7 @@ START_TIMEOUT_S = 20
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
 """In the payload of each event: the number that ends its id, and when it was sent."""
+_NONE = -1
 _GZIP = 31
 """How zlib calls that format."""
 
@@ -52,9 +53,11 @@ class Report:
 class _Protocol(asyncio.Protocol):
     """Answer 200 to each request of a keep-alive connection."""
 
-    def __init__(self, seen: Report, count: Any) -> None:
+    def __init__(self, seen: Report, known: set[int], count: Any, hanging: Any) -> None:
         self._seen = seen
         self._count = count
+        self._hanging = hanging
+        self._known = known
         self._unread = b""
         self._transport: Any = None
 
@@ -70,12 +73,15 @@ class _Protocol(asyncio.Protocol):
             body_end = end + 4 + int(headers[b"content-length"])
             if len(data) < body_end:
                 break
-            self._take(request.split(b" ")[1], headers, data[end + 4 : body_end])
+            endpoint = int(request.split(b" ")[1].removeprefix(b"/ep"))
+            if endpoint == self._hanging.value:
+                return  # no answer, to this one and to what else comes by this connection
+            self._take(endpoint, headers, data[end + 4 : body_end])
             self._transport.write(_ANSWER)
             data = data[body_end:]
         self._unread = data
 
-    def _take(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+    def _take(self, endpoint: int, headers: dict[bytes, bytes], body: bytes) -> None:
         seen = self._seen
         if b"content-encoding" in headers:
             body = zlib.decompress(body, _GZIP)
@@ -85,19 +91,20 @@ class _Protocol(asyncio.Protocol):
         found, now_ms = _EVENT.findall(body), time.time() * 1000
         seen.numbers.extend([int(number) for number, _ in found])
         seen.ages_ms.extend([now_ms - int(sent_at_ms) for _, sent_at_ms in found])
-        seen.endpoints.extend(itertools.repeat(int(path.removeprefix(b"/ep")), len(found)))
+        seen.endpoints.extend(itertools.repeat(endpoint, len(found)))
         seen.requests.append(len(found))
-        self._count.value += len(found)
+        self._known.update(seen.numbers[-len(found) :] if found else ())
+        self._count.value = len(self._known)
 
 
-def _serve(pipe: Connection, count: Any) -> None:
+def _serve(pipe: Connection, count: Any, hanging: Any) -> None:
     # The customers are on other machines in reality: here they are not to interrupt the sender for each request that arrives.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        seen = Report()
-        server = await loop.create_server(lambda: _Protocol(seen, count), "127.0.0.1", 0, backlog=4096)
+        seen, known = Report(), set[int]()
+        server = await loop.create_server(lambda: _Protocol(seen, known, count, hanging), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -114,7 +121,8 @@ class Receiver:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._count = context.RawValue("q", 0)
-        self._process = context.Process(target=_serve, args=(theirs, self._count), daemon=True)
+        self._hanging = context.RawValue("q", _NONE)
+        self._process = context.Process(target=_serve, args=(theirs, self._count, self._hanging), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -129,8 +137,12 @@ class Receiver:
 
     @property
     def count(self) -> int:
-        """Return how many events have come so far."""
+        """Return how many events have come so far; what comes again is not counted again."""
         return int(self._count.value)
+
+    def hang(self, endpoint: int | None) -> None:
+        """Let one endpoint take requests and never answer them, from now on; None: all of them answer."""
+        self._hanging.value = _NONE if endpoint is None else endpoint
 
     def report(self) -> Report:
         """Return what came in. Once, at the end: the server stops."""

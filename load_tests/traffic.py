@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import random
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -103,6 +104,11 @@ class Traffic:
             time.sleep(max(0.0, began + tick / TICKS_PER_S - time.monotonic()))
         self._publisher.flush()
         return range(first, len(self.due))
+
+    def publish_until(self, enough: threading.Event, per_s: int) -> None:
+        """Publish at a steady pace until `enough` is set. For a thread: nobody else may publish meanwhile."""
+        while not enough.is_set():
+            self.publish_steadily(per_s, 1)
 
     def _event(self, hot: float) -> publishing.Message:
         rng, number = self._rng, len(self.due)

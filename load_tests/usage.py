@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +41,21 @@ class Meter:
         self._read: dict[tuple[int, float], tuple[str, float, float]] = {}
         """By process: its role, CPU seconds and peak of memory in MB."""
 
+    def processes(self) -> list[tuple[psutil.Process, str]]:
+        """Return what runs now, each with its role: `driver`, `jvm` or `worker`."""
+        found = []
+        for process in [self._root, *self._root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append((process, _role(process, self._root)))
+        return found
+
     def read(self) -> Usage:
         """Return the CPU seconds of all processes until now."""
-        for process in [self._root, *self._root.children(recursive=True)]:
+        for process, role in self.processes():
             try:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
                     times = process.cpu_times()
-                    role = _role(process, self._root)
                     self._read[key] = (role, times.user + times.system, _peak_mb(process.pid))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue

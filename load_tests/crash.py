@@ -1,0 +1,86 @@
+"""Kill the job again and again while it delivers: is anything lost, and how much is sent twice?
+
+Events come at a steady pace. At moments of a seed, SIGKILL goes to the driver, to its JVM or to one of the Python workers. A
+driver or JVM that was killed is started again, as a supervisor would; a worker is Spark's to replace. At the end all that was
+published must have arrived.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load_tests import figures, platform, receiver, traffic
+
+SETTINGS: Mapping[str, str] = {}
+KINDS = ("driver", "jvm", "worker")
+PROGRESS = 200
+"""Events that must arrive before the next kill: it is to hit a job at work."""
+MOMENT_S = 3.0
+"""Within so many seconds after that."""
+LAST_S = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    kills: int = 3
+    endpoints: int = 100
+    per_s: int = 500
+    seed: int = 1
+
+
+def run(
+    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
+    chosen = {**SETTINGS, **(overrides or {})}
+    rng = random.Random(scenario.seed)
+    kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
+    left = list(kinds)
+    say("starting Kafka, Postgres and the receiver …")
+    with platform.started(folder) as stage, receiver.Receiver() as customers:
+        registered = traffic.Customers(endpoints=scenario.endpoints)
+        stage.register(registered.registry(customers.url))
+        sent = traffic.Traffic(registered, stage.config, scenario.seed)
+        enough = threading.Event()
+        publisher = threading.Thread(target=sent.publish_until, args=(enough, scenario.per_s), name="publisher")
+        publisher.start()
+        try:
+            while left:
+                with stage.job("direct,retry", chosen) as job:
+                    while left and not job.has_ended():
+                        _kill_at_work(job, left.pop(0), customers, rng, say)
+            enough.set()
+            publisher.join()
+            with stage.job("direct,retry", chosen) as job:
+                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+        finally:
+            enough.set()
+            publisher.join()
+        report = customers.report()
+    return {
+        "scenario": "crash",
+        "kills": scenario.kills,
+        "killed": {kind: kinds.count(kind) for kind in KINDS},
+        "deliveries": len(report.numbers),
+        **figures.delivered(report, sent.due),
+        "settings": chosen,
+        "seed": scenario.seed,
+    }
+
+
+def _kill_at_work(
+    job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
+) -> None:
+    enough = customers.count + PROGRESS
+    job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
+    time.sleep(rng.uniform(0, MOMENT_S))
+    say(f"killing a {role} after {customers.count:,} deliveries")
+    job.kill(role, rng)
