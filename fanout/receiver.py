@@ -41,7 +41,8 @@ class Received:
     """Unpacked, if it was compressed."""
     headers: dict[str, str]
     is_verified: bool
-    status: int
+    status: int | None
+    """None: none was given, ever."""
     batch: tuple[Named, ...] | None = None
     """The events of a batch, in their order; None for a single event."""
     rejected: frozenset[int] = frozenset()
@@ -60,16 +61,16 @@ class Received:
         return tuple(named for place, named in enumerate(self.batch) if place not in self.rejected)
 
 
-def is_success(status: int) -> bool:
+def is_success(status: int | None) -> bool:
     """Tell whether a status says that the request was accepted."""
-    return status // 100 == 2  # noqa: PLR2004  # 2xx
+    return status is not None and status // 100 == 2  # noqa: PLR2004  # 2xx
 
 
 class Receiver:
     """Serve on 127.0.0.1 from a thread of its own, so that blocking callers stay simple.
 
-    `secrets_of` returns the signing secrets (`whsec_…`) that hold for a path; `answer` decides the status for a path, and
-    `rejects` tells of an event of a batch whether the customer at a path rejects it.
+    `secrets_of` returns the signing secrets (`whsec_…`) that hold for a path; `answer` decides the status for a path, None: it
+    never answers; and `rejects` tells of an event of a batch whether the customer at a path rejects it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Receiver:
         *,
         secrets_of: Callable[[str], list[str]],
         on_received: Callable[[Received], None],
-        answer: Callable[[str], int] = lambda _: 200,
+        answer: Callable[[str], int | None] = lambda _: 200,
         rejects: Callable[[str, Named], bool] = lambda *_: False,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -112,7 +113,8 @@ class Receiver:
     async def _open(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None)
+        # Who gives up waiting for an answer ends the waiting here, too.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self.port, backlog=1024).start()
@@ -139,6 +141,9 @@ class Receiver:
                 rejected=frozenset(rejected),
             )
         )
+        if status is None:
+            await asyncio.Event().wait()
+        assert status is not None, "nobody ends that waiting"  # noqa: S101
         if not rejected:
             return web.Response(status=status)
         answer = {"rejected": [{"index": place, "reason": "not wanted here"} for place in rejected]}

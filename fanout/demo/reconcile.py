@@ -164,7 +164,8 @@ def _expected(
 ) -> Iterator[tuple[ledger.Due, _Expected]]:
     """Yield what a lane found due, by the registry as the lane's receipts say that it knew it.
 
-    A batch is sent by the registry of that later moment. So what waited may also be skipped for a change that came since.
+    What waits, for its batch or for its next attempt, is sent by the registry of that later moment. So it may also be skipped
+    for a change that came since.
     """
     for one in placed:
         event = one.event
@@ -176,11 +177,11 @@ def _expected(
         for subscription in oracle.due(event, document, lane):
             name = str(subscription["id"])
             reasons = {oracle.skip_reason(subscription, document)}
-            if lane == "batch" and reasons == {None}:
+            if reasons == {None}:
                 reasons |= {oracle.skip_reason(subscription, later) for _, later in history[first + 1 :]}
-                evidence: Evidence = (str(subscription["endpoint"]), event.source, event.event_id)
-            else:
-                evidence = (webhook_id(event.source, event.event_id, name),)
+            evidence: Evidence = (webhook_id(event.source, event.event_id, name),)
+            if lane == "batch":
+                evidence = (str(subscription["endpoint"]), event.source, event.event_id)
             yield (
                 ledger.Due(*_place(one), one.offset, name),
                 _Expected((event.event_id, name), evidence, frozenset(reasons), one.appended_at_ms),

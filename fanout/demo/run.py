@@ -31,8 +31,10 @@ from subscriptions_db import connect, manifest, migrate, registry
 ROOT = Path(".fanout/demo")
 JOB_LOG = ROOT / local_job.LOG
 EVENTS_PER_S = 500
-CHANGE_AFTER = 0.4
-"""The share of the events after which the registry is changed."""
+CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
+"""The shares of the events after which the registry is changed, and after which what was paused then is resumed."""
+OVERRIDES = {"retry.probe_interval_s": "1", "retry.max_probe_interval_s": "4"}
+"""Of the job: a demo is too short to leave an endpoint alone for a minute."""
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 PARTITIONS = 1
@@ -51,6 +53,7 @@ class _Scene:
     receiver_url: str
     stop: threading.Event
     reader: ledger.Reader
+    is_changed: threading.Event
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     placed: list[reconcile.PlacedEvent] = field(default_factory=list)
     published_until: dict[ledger.Place, int] = field(default_factory=dict)
@@ -103,23 +106,24 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     began = time.monotonic()
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
+    is_changed = threading.Event()
     console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
     with (
         stack.Stack(ROOT, is_fresh=True) as servers,
         receiver.Receiver(
             secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
             on_received=received.append,
-            answer=lambda path: 500 if path.rsplit("/", 1)[1] in scenario.FAILING_ENDPOINTS else 200,
+            answer=lambda path: scenario.answer(path, is_changed=is_changed.is_set()),
             rejects=scenario.rejects,
         ) as receivers,
     ):
-        scene = _prepare(servers, receivers.url, seed, stop)
+        scene = _prepare(servers, receivers.url, seed, stop, is_changed)
         for document in (scene.document, scenario.changed(scene.document, receivers.url)):
             secrets |= {row["id"]: row["signing_secrets"] for row in document["endpoints"]}
         console.print(f"[bold]2[/] registered {_counts(scene.document)}")
         console.print("[bold]3[/] starting the job: fanout run")
         with contextlib.closing(scene.reader):
-            with local_job.running(ROOT) as job:
+            with local_job.running(ROOT, OVERRIDES) as job:
                 _play(scene, job, events, seed, console)
                 console.print("[bold]5[/] stopping the job in order …")
             if job.returncode:
@@ -131,7 +135,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     return result
 
 
-def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event) -> _Scene:
+def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, is_changed: threading.Event) -> _Scene:
     stack.write_local_settings(ROOT, servers)
     config = settings.load({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
@@ -144,13 +148,14 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
         receiver_url=receiver_url,
         stop=stop,
         reader=ledger.Reader(config.kafka, config.delivery),
+        is_changed=is_changed,
     )
     scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data
     return scene
 
 
 def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, console: rich.console.Console) -> None:
-    """Publish the events at a steady pace, change the registry in between, and wait until all has been handled."""
+    """Publish the events at a steady pace, change the registry in between, and wait until all has ended."""
     recorded = scene.reader.ledger
     columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
     with rich.progress.Progress(*columns, console=console) as progress:
@@ -173,13 +178,17 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
         _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
         made = list(scenario.events(events, random.Random(seed)))  # test data
-        change_at = int(events * CHANGE_AFTER)
+        change_at, resume_at = int(events * CHANGE_AFTER), int(events * RESUME_AFTER)
         step = EVENTS_PER_S // 10
         for first in range(0, events, step):
             due_at = time.monotonic() + step / EVENTS_PER_S
             if first <= change_at < first + step:
                 scene.register(scenario.changed(scene.document, scene.receiver_url))
-                console.print("    … changed eleven endpoints and subscriptions while the job runs")
+                scene.is_changed.set()
+                console.print("    … changed eleven endpoints and subscriptions while the job runs; two endpoints answer again")
+            if first <= resume_at < first + step:
+                scene.register(scenario.resumed(scene.document))
+                console.print("    … resumed the two endpoints that were paused")
             scene.publish(made[first : first + step])
             progress.update(published, completed=min(first + step, events))
             advance(max(0.0, due_at - time.monotonic()))

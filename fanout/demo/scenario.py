@@ -28,8 +28,18 @@ EVENT_TYPES = (
 )  # fmt: skip
 FAILING_ENDPOINTS = {"endpoint-7", "batches-failing"}
 """Always answer 500."""
+HANGING_ENDPOINT = "endpoint-8"
+"""Takes requests and never answers."""
+RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
+"""Answer 503 until the registry is changed."""
+DISABLED_ENDPOINT = "endpoint-13"
+GIVEN_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
+"""How long is tried to deliver to who never takes anything: a demo has no days."""
+RETRIED_OFTEN = {"schedule_s": [1, *[2] * 20]}
 REJECTING_ENDPOINT = "batches-rejecting"
 """Takes every batch, and rejects some of its events."""
+PAUSED_FOR_A_WHILE = ("endpoint-11", "batches-paused")
+"""Between the two changes of the registry."""
 SUSPENDED_TENANT = "tenant-200"
 
 
@@ -85,14 +95,24 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
     }
 
 
+def answer(path: str, *, is_changed: bool) -> int | None:
+    """Return the status that a receiver answers, before or after the registry is changed; None: it never does."""
+    name = path.rsplit("/", 1)[1]
+    if name in FAILING_ENDPOINTS:
+        return 500
+    if name in RECOVERING_ENDPOINTS and not is_changed:
+        return 503
+    return None if name == HANGING_ENDPOINT else 200
+
+
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
     """Return the manifest after the changes that are made while the job runs."""
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
-    endpoints["endpoint-11"]["status"] = "paused"
     endpoints["batches-by-time"]["url"] = f"{receiver_url}/moved/batches-by-time"
-    endpoints["batches-paused"]["status"] = "paused"
+    for name in PAUSED_FOR_A_WHILE:
+        endpoints[name]["status"] = "paused"
     for name in ("endpoint-12", "batches-gzip"):
         rotated = endpoints[name]
         rotated["signing_secrets"] = [_secret(random.Random(f"rotated {name}")), *rotated["signing_secrets"]]
@@ -104,6 +124,12 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
         "id": "added", "endpoint": "endpoint-5", "event_type": "user.*", "everything": True, "except_tenants": ["tenant-2"]
     }  # fmt: skip
     return document | {"endpoints": list(endpoints.values()), "subscriptions": list(subscriptions.values())}
+
+
+def resumed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest after what was paused is resumed."""
+    endpoints = [row | ({"status": "active"} if row["id"] in PAUSED_FOR_A_WHILE else {}) for row in document["endpoints"]]
+    return document | {"endpoints": endpoints}
 
 
 def rejects(path: str, named: receiver.Named) -> bool:
@@ -160,7 +186,11 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
         "signing_secrets": [_secret(rng)],
         **kinds[number % len(kinds)],
     }
-    if number == 13:
+    if row["id"] in {"endpoint-7", HANGING_ENDPOINT, DISABLED_ENDPOINT}:
+        row["retry"] = GIVEN_UP_EARLY
+    if row["id"] in RECOVERING_ENDPOINTS:
+        row["retry"] = RETRIED_OFTEN
+    if row["id"] == DISABLED_ENDPOINT:
         row["status"] = "disabled"
     return row
 
@@ -176,6 +206,7 @@ def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, An
         "paused": {"max_wait_s": 3},
         "rejecting": {},
         "failing": {"max_wait_s": 2},
+        "recovering": {},
     }
     return [
         {
@@ -185,6 +216,7 @@ def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, An
             "mode": "batch",
             "batch": batch,
             "content_mode": "cloudevents_structured" if name in {"cloudevents", "by-bytes"} else "standard",
+            "retry": {"failing": GIVEN_UP_EARLY, "recovering": RETRIED_OFTEN}.get(name, {}),
             "signing_secrets": [_secret(rng)],
         }
         for number, (name, batch) in enumerate(bounds.items())

@@ -143,8 +143,6 @@ def test_what_one_subscription_and_its_twin_of_the_same_endpoint_want_must_come_
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        ({"endpoints": [ENDPOINTS[0], ENDPOINTS[1] | {"status": "paused"}]}, "endpoint_paused"),
-        ({"endpoints": [ENDPOINTS[0], ENDPOINTS[1] | {"status": "disabled"}]}, "endpoint_disabled"),
         ({"subscriptions": [SUBSCRIPTIONS[0], SUBSCRIPTIONS[1] | {"status": "paused"}]}, "subscription_paused"),
         ({"subscriptions": [SUBSCRIPTIONS[0]]}, "subscription_deleted"),
         ({"endpoints": [ENDPOINTS[0]], "subscriptions": [SUBSCRIPTIONS[0]]}, "endpoint_deleted"),
@@ -160,18 +158,28 @@ def test_what_waits_for_its_batch_may_be_skipped_for_a_later_change_and_for_no_o
     assert not account(came, told).holds
 
 
-def test_a_single_event_is_not_skipped_for_a_later_change():
+def test_a_single_event_may_wait_for_its_next_attempt_and_be_skipped_for_a_change_that_comes_meanwhile():
     told = recorded(delivered=[1])
     told.delivered[ledger.Due(TOPIC, 0, 2, "many")] = 3000
-    told.skipped[ledger.Due(TOPIC, 0, 2, "one")] = "endpoint_paused"
-    later = changed(endpoints=[ENDPOINTS[0] | {"status": "paused"}, ENDPOINTS[1]])
+    told.skipped[ledger.Due(TOPIC, 0, 2, "one")] = "subscription_deleted"
+    came = (single(1), batch(1, 2))
+    assert account(came, told, changed(subscriptions=[SUBSCRIPTIONS[1]])).lanes["direct"].skipped == {"subscription_deleted": 1}
+    assert account(came, told).lanes["direct"].lost == (("e2", "one"),)
+
+
+@pytest.mark.parametrize("status", ["paused", "disabled"])
+def test_a_pause_is_no_reason_to_skip_anything(status):
+    told = recorded(delivered=[1])
+    told.delivered[ledger.Due(TOPIC, 0, 2, "many")] = 3000
+    told.skipped[ledger.Due(TOPIC, 0, 2, "one")] = f"endpoint_{status}"
+    later = changed(endpoints=[ENDPOINTS[0] | {"status": status}, ENDPOINTS[1]])
     assert account((single(1), batch(1, 2)), told, later).lanes["direct"].lost == (("e2", "one"),)
 
 
 def test_a_skip_of_what_was_delivered_is_no_second_ending():
     told = recorded()
-    told.skipped[ledger.Due(TOPIC, 0, 2, "many")] = "endpoint_paused"
-    later = changed(endpoints=[ENDPOINTS[0], ENDPOINTS[1] | {"status": "paused"}])
+    told.skipped[ledger.Due(TOPIC, 0, 2, "many")] = "subscription_deleted"
+    later = changed(subscriptions=[SUBSCRIPTIONS[0]])
     assert account(ALL, told, later).lanes["batch"].skipped == {}
 
 
