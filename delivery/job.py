@@ -23,7 +23,6 @@ from delivery.stages.held import Held
 from delivery.stages.network import Network
 
 log = logging.getLogger(__name__)
-
 LANES = ("direct", "batch", "retry")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -80,7 +81,8 @@ class DeliverPartition:
         for results in here.deliver((records(batch) for batch in batches), self.source, self.held, ended):
             self.observe(results)
             topics = self.plan.topics
-            yield from written(itertools.chain(rows.rows(results, topics), rows.postponed(results, topics)))
+            handed_over = rows.postponed(results, topics, now_ms=round(time.time() * 1000))
+            yield from written(itertools.chain(rows.rows(results, topics), handed_over))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:

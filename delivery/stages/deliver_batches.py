@@ -6,6 +6,7 @@ Defined on the driver anew for each micro-batch, with the newest registry. Guara
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -58,7 +59,8 @@ class DeliverBatchesPartition:
         for results in here.deliver_batches(_leaving(batches, passed), self.source, self.held, ended):
             self.observe(results)
             topics = self.plan.topics
-            yield from deliver.written(itertools.chain(passed, rows.rows(results, topics), rows.postponed(results, topics)))
+            handed_over = rows.postponed(results, topics, now_ms=round(time.time() * 1000))
+            yield from deliver.written(itertools.chain(passed, rows.rows(results, topics), handed_over))
             passed.clear()
 
 

@@ -18,6 +18,9 @@ BURST_SHARE = 0.05
 the rate allows, and a sender that wakes up a little late loses nothing."""
 
 
+ROUNDING_S = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much may be under way in one worker process, and for how long."""
@@ -69,7 +72,9 @@ class Pace:
 
     def wait_s(self, now: float) -> float:
         """Return how long the next request has to wait; 0 when it may go."""
-        return max(0.0, self._next_at - self._ahead_s - now)
+        wait_s = self._next_at - self._ahead_s - now
+        # What rounding leaves of a wait is none: a clock may not even show that it has passed.
+        return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, now: float) -> None:
         """Note that a request goes now."""

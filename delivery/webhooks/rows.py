@@ -88,12 +88,11 @@ def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
         yield Row(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
 
 
-def postponed(results: Results, topics: Topics) -> Iterator[Row]:
+def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
     """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
 
     Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
     """
-    now_ms = int(time.time() * 1000)
     parcels: dict[EndpointId, tuple[CustomerId, list[parcel.Parcel]]] = {}
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.POSTPONED:

@@ -47,7 +47,7 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
 
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
-    return [(row.key, parcel.message(row.value)) for row in rows.postponed(results, TOPICS)]
+    return [(row.key, parcel.message(row.value)) for row in rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)]
 
 
 PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
@@ -128,7 +128,7 @@ def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
 
 def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = list(rows.postponed(results, TOPICS))
+    told = list(rows.postponed(results, TOPICS, now_ms=1_700_000_000_000))
     assert 4 <= len(told) < 10
     assert max(len(row.value) for row in told) < rows.MAX_ROW_BYTES
     parcels = [one for row in told for one in parcel.message(row.value).parcels]
@@ -138,7 +138,7 @@ def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
     """Rows are cut by it; Kafka's bound is far above theirs."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry.SERVER_ERROR)
-    [row] = rows.postponed(results, TOPICS)
+    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
     [one] = parcel.message(row.value).parcels
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
 

@@ -143,8 +143,9 @@ def deliver(records, ended_before=frozenset()):
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
-        delivering = lane.Lane(registry, dispatcher, envelope.Layout(topic_prefix="events."), ended_before)
+        hand_over, quick = fakes.handover(clock), retry.QuickRetry()
+        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick, hand_over, paces={}, circuits={}, clock=clock)
+        delivering = lane.Lane(registry, dispatcher, hand_over, envelope.Layout(topic_prefix="events."), ended_before)
         first = await delivering.take(records)
         rest = await delivering.finish()
         return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)

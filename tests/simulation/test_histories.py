@@ -1,0 +1,39 @@
+"""Whatever the endpoints and the operators do, and whenever a worker dies: no promise is broken, and in the end nothing waits.
+
+Every run of the tests takes other seeds. A failure says how to see it again: `python -m tests.simulation --seed N --deaths D`.
+"""
+
+import secrets
+
+import pytest
+
+from tests.simulation import history, virtual
+from tests.simulation.world import Mood
+
+SEEDS = 3
+DRAWN = secrets.randbelow(1_000_000)
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_every_history_keeps_every_promise_and_comes_to_an_end(number, deaths):
+    ended = history.History(DRAWN + number, deaths=deaths).run()
+    assert ended.due
+
+
+def test_a_seed_is_one_history():
+    first, again = (history.History(5, deaths=0.1).run() for _ in range(2))
+    assert [one.accepted for one in first.world.customers.values()] == [one.accepted for one in again.world.customers.values()]
+
+
+def test_customers_go_through_all_moods():
+    moods = {mood for seed in range(20) for one in history.History(seed).world.customers.values() for _, mood in one.moods}
+    assert moods == set(Mood)
+
+
+def test_a_loop_in_which_nothing_will_ever_happen_says_so():
+    async def forever():
+        await virtual.asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="deadlock"):
+        virtual.run(forever())

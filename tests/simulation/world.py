@@ -1,0 +1,104 @@
+"""The customers of a simulation: endpoints that answer, fail, hang and recover by a seed, and remember what they were sent.
+
+They hold the platform to its limits as real ones would: each counts what is under way and what comes in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import enum
+import random
+from dataclasses import dataclass, field
+
+import orjson
+
+from delivery import errors
+from delivery.model import Endpoint
+from delivery.webhooks import target, transport
+
+
+class Mood(enum.StrEnum):
+    WELL = "well"
+    SLOW = "slow"
+    HANGS = "hangs"
+    FAILS = "fails"
+    FLAPS = "flaps"
+    REFUSES_CONNECTIONS = "refuses_connections"
+    THROTTLES = "throttles"
+    REJECTS_SOME = "rejects_some"
+
+
+@dataclass(slots=True)
+class Customer:
+    """One endpoint as it behaves."""
+
+    endpoint: Endpoint
+    moods: list[tuple[float, Mood]]
+    """Until when, and how; after the last one it is well."""
+    accepted: list[tuple[float, str]] = field(default_factory=list)
+    """When, and the event's id."""
+    asked: int = 0
+    under_way: int = 0
+    most_under_way: int = 0
+    came_at: collections.deque[float] = field(default_factory=collections.deque)
+    most_in_a_second: int = 0
+
+    def mood(self, now: float) -> Mood:
+        return next((mood for until, mood in self.moods if now < until), Mood.WELL)
+
+    def come(self, now: float) -> None:
+        self.asked += 1
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.came_at.append(now)
+        while self.came_at[0] <= now - 0.999:  # a millisecond for the rounding of five times 0.2
+            self.came_at.popleft()
+        self.most_in_a_second = max(self.most_in_a_second, len(self.came_at))
+
+
+class World:
+    """All customers, as the transport of a sender. Requests take time on the running loop."""
+
+    def __init__(self, customers: dict[str, Customer], rng: random.Random) -> None:
+        self.customers = customers
+        self._rng = rng
+
+    async def post(self, to: target.Target, _: bytes, body: bytes, timeout_s: float) -> transport.Response:
+        customer = self.customers[to.endpoint.endpoint_id]
+        loop = asyncio.get_running_loop()
+        customer.come(loop.time())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._answer(customer, customer.mood(loop.time()), body)
+        except TimeoutError:
+            raise errors.AttemptTimedOut("no answer in time") from None
+        finally:
+            customer.under_way -= 1
+
+    async def _answer(self, customer: Customer, mood: Mood, body: bytes) -> transport.Response:
+        rng = self._rng
+        if mood is Mood.HANGS:
+            await asyncio.sleep(3600)
+        if mood is Mood.REFUSES_CONNECTIONS:
+            raise errors.ConnectFailed("refused")
+        await asyncio.sleep(rng.uniform(1.0, 6.0) if mood is Mood.SLOW else rng.uniform(0.001, 0.05))
+        if mood is Mood.FAILS or (mood is Mood.FLAPS and rng.random() < 0.5):
+            return transport.Response(500, (), b"")
+        if mood is Mood.THROTTLES:
+            return transport.Response(429, ((b"retry-after", b"%d" % rng.choice([0, 3, 90])),), b"")
+        if mood is Mood.REJECTS_SOME and rng.random() < 0.2:
+            return transport.Response(422, (), b"no")
+        event = orjson.loads(body)
+        for one in event if isinstance(event, list) else [event]:
+            customer.accepted.append((asyncio.get_running_loop().time(), one["id"]))
+        return transport.Response(200, (), b"")
+
+
+def customer(endpoint: Endpoint, rng: random.Random, *, faults_until: float) -> Customer:
+    """Return a customer whose moods change at random times until `faults_until`."""
+    moods, now = [], 0.0
+    while now < faults_until:
+        now += rng.expovariate(1 / 60)
+        moods.append((min(now, faults_until), rng.choice([Mood.WELL, *Mood])))
+    return Customer(endpoint, moods)
