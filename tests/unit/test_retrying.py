@@ -7,6 +7,7 @@ import pytest
 from delivery import errors
 from delivery.model import Retrying
 from delivery.webhooks import flow, parcel, retry, retrying, segment
+from delivery.webhooks.waiting import Waiting
 from tests.retries import (
     DAY_MS,
     NOW,
@@ -444,3 +445,10 @@ def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attem
     assert shard.step(now_ms=NOW + 4999) == []
     [following] = shard.step(now_ms=NOW + 5000)
     assert ids(following) == events_of(parcels[2:])
+
+
+def test_an_endpoint_with_many_keys_is_reckoned_with_once_a_decision_and_not_once_a_key(monkeypatch):
+    reckoned, room = [], Waiting.room
+    monkeypatch.setattr(Waiting, "room", lambda self, policy: reckoned.append(1) or room(self, policy))
+    Shard().step(postponed(*(waiting(order_key=str(number)) for number in range(100))), now_ms=NOW)
+    assert len(reckoned) == 2, "to let turns leave, and to say when there is room again"
