@@ -236,7 +236,7 @@ class _Deciding:
             for order_key, line in one.flows.items()
             if line.pieces and not line.away and line.not_before_ms <= self._now_ms
         ]
-        rooms = {key: self._open[key].room(self._policy) for _, key, _ in ready}
+        rooms = {key: self._open[key].room(self._policy) for key in {key for _, key, _ in ready}}
         for _, key, order_key in sorted(ready, key=lambda each: each[0]):
             if rooms[key] > 0 and self._room > 0:
                 in_order = order_key is not None
