@@ -77,8 +77,10 @@ def accepted(turn: parcel.Turn, **fields: Any) -> bytes:
 
 def refused(turn: parcel.Turn, at_ms: int, **fields: Any) -> bytes:
     """The report of a turn of which each parcel failed and is attempted again then. In order, only the first was attempted."""
-    attempts = [(failed_attempt(),) if turn.order_key is None or not place else () for place in range(len(turn.parcels))]
-    return reported(turn, *(back(place, at_ms, *each) for place, each in enumerate(attempts)), **fields)
+    attempted = 1 if turn.order_key is not None else len(turn.parcels)
+    returned = [back(place, at_ms, failed_attempt()) for place in range(attempted)]
+    returned += [back(place, turn.parcels[place].again_at_ms, retries=0) for place in range(attempted, len(turn.parcels))]
+    return reported(turn, *returned, **fields)
 
 
 def held(turn: parcel.Turn, why: str = retry.ENDPOINT_PAUSED) -> bytes:
@@ -117,6 +119,15 @@ class Shard:
         self.index_bytes = retrying.encoded(self.last.index)
         assert self.index.stock.segments.keys() == self.segments.keys()
         return [parcel.turn(written) for written in self.last.turns]
+
+    def wait(self) -> tuple[int, list[parcel.Turn]]:
+        """Let time pass until something leaves; return when that is, and what leaves."""
+        turns: list[parcel.Turn] = []
+        while not turns:
+            assert self.told.due_ms is not None
+            now_ms = self.told.due_ms - self.horizon_ms
+            turns = self.step(now_ms=now_ms)
+        return now_ms, turns
 
     def decided(self, arrived: Iterable[bytes], *, now_ms: int) -> retrying.Decision:
         """Return the decision, and do nothing of it."""

@@ -39,9 +39,9 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
     pieces: list[shelf.Piece] = []
 
     @property
-    def expires_ms(self) -> int | None:
-        """When to look for a parcel to give up. Not while a turn is away: it may yet be delivered."""
-        return None if self.away else min((piece.expires_ms for piece in self.pieces), default=None)
+    def expires_ms(self) -> int:
+        """When to look for a parcel to give up. Of those that are away none is: it may yet be delivered."""
+        return min(piece.expires_ms for piece in self.pieces)
 
     def ready(self, kept: shelf.Shelf, most: int, now_ms: int) -> list[Parcel]:
         """Return the parcels that may leave together: the first ones, as far as each may be attempted now."""
@@ -59,21 +59,27 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
         self.away = 0
         return parcels
 
-    def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> Iterator[Parcel]:
-        """Take out and yield what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
+    def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> list[Parcel]:
+        """Take out what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
+        expired: list[Parcel] = []
         room = max_bytes
+        self.not_before_ms = 0  # the first may be another one then
         for piece in [piece for piece in self.pieces if piece.expires_ms <= now_ms]:
             if room <= 0:
-                return
+                break
             parcels = list(map(_decoder.decode, kept.items(piece)))
+            gone = [parcel for parcel in parcels if parcel.expires_ms <= now_ms]
             stays = [parcel for parcel in parcels if parcel.expires_ms > now_ms]
-            place = self.pieces.index(piece)
-            kept.remove(piece)
-            self.pieces[place : place + 1] = kept.lay(map(item, stays))
-            for parcel in parcels:
-                if parcel.expires_ms <= now_ms:
-                    room -= parcel.size
-                    yield parcel
+            if stays and gone == parcels[: len(gone)]:  # the oldest, as a rule
+                kept.shorten(piece, len(gone))
+                piece.expires_ms = min(parcel.expires_ms for parcel in stays)
+            else:
+                place = self.pieces.index(piece)
+                kept.remove(piece)
+                self.pieces[place : place + 1] = kept.lay(map(item, stays))
+            room -= sum(parcel.size for parcel in gone)
+            expired += gone
+        return expired
 
     def return_in_front(self, kept: shelf.Shelf, parcels: Iterable[Parcel]) -> None:
         """Put back what a turn did not end."""

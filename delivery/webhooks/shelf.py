@@ -3,17 +3,18 @@
 Runs in the executors. Must not import pyspark or psycopg.
 
 A list belongs to an owner (a flow, a bucket of the wheel), who keeps the pieces of it in order. A piece names a segment and the
-place in it, so segments hold the small lists of many owners, and know none of them. What an owner takes from the front is
-counted in its piece; a segment whose items have all left is dropped.
+place in it, so segments hold the small lists of many owners. What an owner takes from the front is counted in its piece; a
+segment whose items have all left is dropped. Of an owner a segment knows its home, where to look for it when segments are
+merged: an endpoint, or the wheel.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import cachetools
 import msgspec
 
 from delivery import errors
@@ -22,8 +23,8 @@ from delivery.webhooks import chunks, generations
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
 """Small, because a segment is read whole for each owner who takes something of it."""
-OPEN_SEGMENTS = 64
-"""So many are in memory at once while a decision is taken: those of neighbours stand together."""
+MAX_OPEN_BYTES = 32 * 1024 * 1024
+"""Of segments that have been read, so much is kept while a decision is taken: neighbours share them."""
 
 
 class Item(NamedTuple):
@@ -55,8 +56,16 @@ class Stock(msgspec.Struct, array_like=True):
     segments: dict[int, generations.Stored] = {}
 
 
+class _Segment(NamedTuple):
+    """A segment that has been read."""
+
+    size: int
+    lists: list[tuple[str, list[bytes]]]
+    """Each with the home of its owner."""
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[list[bytes]])
+_decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
 
 class Shelf:
@@ -67,7 +76,10 @@ class Shelf:
         self._fresh: dict[int, list[bytes]] = {}
         self._fresh_bytes: dict[int, int] = {}
         self._numbers = itertools.count(-1, -1)
-        self._opened = functools.lru_cache(OPEN_SEGMENTS)(lambda number: _decoded(read(number)))
+        self._read = read
+        self._opened: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_OPEN_BYTES, lambda opened: opened.size)
+        self._moved: dict[int, _Segment] = {}
+        """The segments that are merged, all at once: each has the items of many."""
         self._dropped: list[int] = []
 
     def add(self, pieces: list[Piece], item: Item) -> None:
@@ -87,7 +99,7 @@ class Shelf:
 
     def items(self, piece: Piece) -> list[bytes]:
         """Return what is left of a piece."""
-        kept = self._fresh[piece.number] if piece.number < 0 else self._opened(piece.number)[piece.place]
+        kept = self._fresh[piece.number] if piece.number < 0 else self._segment(piece.number).lists[piece.place][1]
         return kept[piece.first :]
 
     def front(self, pieces: list[Piece]) -> Iterator[bytes]:
@@ -98,13 +110,17 @@ class Shelf:
     def cut(self, pieces: list[Piece], count: int) -> None:
         """Take so many items from the front of an owner's."""
         while count:
-            items = self.items(pieces[0])
-            if count < len(items):
-                self._gone(pieces[0], items[:count])
-                pieces[0].first += count
+            items = len(self.items(pieces[0]))
+            if count < items:
+                self.shorten(pieces[0], count)
                 return
             self.remove(pieces.pop(0))
-            count -= len(items)
+            count -= items
+
+    def shorten(self, piece: Piece, count: int) -> None:
+        """Take so many items, not all, from the front of a piece."""
+        self._gone(piece, self.items(piece)[:count])
+        piece.first += count
 
     def remove(self, piece: Piece) -> None:
         """Take what is left of a piece; its owner forgets it."""
@@ -113,18 +129,26 @@ class Shelf:
         else:
             self._gone(piece, self.items(piece))
 
-    def write(self, owners: Iterable[list[Piece]]) -> tuple[dict[int, bytes], list[int]]:
+    def write(
+        self, changed: Iterable[str], owners: Callable[[str], Iterable[list[Piece]]]
+    ) -> tuple[dict[int, bytes], list[int]]:
         """Return the segments to write, and those to drop. What is new is written; with it, what is due to be merged.
 
-        Pieces of an owner that stand side by side become one.
+        New pieces are in homes that have `changed`. Those of an owner that stand side by side become one.
         """
-        numbers, generation = generations.to_merge(self._stock.segments)
-        append: dict[int, bytes] = {}
-        if self._fresh or numbers:
-            moved = set(numbers)
-            fresh = [piece for pieces in owners for piece in self._joined(pieces, moved)]
-            append = self._written(fresh, generation)
-        return append, self._dropped
+        numbers, generation = generations.to_merge(self._stock.segments) if self._fresh or self._dropped else ([], 0)
+        self._moved = {number: self._segment(number) for number in numbers}
+        homes = {*changed, *(home for moved in self._moved.values() for home, _ in moved.lists)}
+        fresh = [(home, piece) for home in sorted(homes) for pieces in owners(home) for piece in self._joined(pieces)]
+        return self._written(fresh, generation), self._dropped
+
+    def _segment(self, number: int) -> _Segment:
+        found = self._moved.get(number) or self._opened.get(number)
+        if found is None:
+            found = _decoded(self._read(number))
+            if found.size <= MAX_OPEN_BYTES:
+                self._opened[number] = found
+        return found
 
     def _laid(self, items: list[Item]) -> Piece:
         number = next(self._numbers)
@@ -141,13 +165,13 @@ class Shelf:
             del self._stock.segments[piece.number]
             self._dropped.append(piece.number)
 
-    def _joined(self, pieces: list[Piece], moved: set[int]) -> list[Piece]:
+    def _joined(self, pieces: list[Piece]) -> list[Piece]:
         """Join neighbours that are new or moved, in place; return those that are to be written."""
-        if not any(piece.number < 0 or piece.number in moved for piece in pieces):
+        if not any(piece.number < 0 or piece.number in self._moved for piece in pieces):
             return []
         joined: list[Piece] = []
         fresh: list[Piece] = []
-        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in moved):
+        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in self._moved):
             run = list(some)
             if is_written:
                 items = [Item(data, one.since_ms, one.expires_ms) for one in run for data in self.items(one)]
@@ -159,24 +183,26 @@ class Shelf:
         pieces[:] = joined
         return fresh
 
-    def _written(self, fresh: list[Piece], generation: int) -> dict[int, bytes]:
+    def _written(self, fresh: list[tuple[str, Piece]], generation: int) -> dict[int, bytes]:
         append: dict[int, bytes] = {}
         run = self._stock.next_number
-        for together in chunks.of(fresh, lambda piece: self._fresh_bytes[piece.number], MAX_SEGMENT_BYTES):
+        for together in chunks.of(fresh, lambda each: self._fresh_bytes[each[1].number], MAX_SEGMENT_BYTES):
             number = self._stock.next_number
             self._stock.next_number += 1
-            size = sum(self._fresh_bytes[piece.number] for piece in together)
+            size = sum(self._fresh_bytes[piece.number] for _, piece in together)
             self._stock.segments[number] = generations.Stored(run, generation, size, size)
-            append[number] = bytes((VERSION,)) + _encoder.encode([self._fresh.pop(piece.number) for piece in together])
-            for place, piece in enumerate(together):
+            append[number] = bytes((VERSION,)) + _encoder.encode(
+                [(home, self._fresh.pop(piece.number)) for home, piece in together]
+            )
+            for place, (_, piece) in enumerate(together):
                 piece.number, piece.place, piece.first = number, place, 0
         return append
 
 
-def _decoded(written: bytes) -> list[list[bytes]]:
+def _decoded(written: bytes) -> _Segment:
     if written[0] != VERSION:
         raise errors.StateUnreadable(
             f"what waits in the retry lane was kept in format {written[0]} by a newer version, and this one knows {VERSION}: "
             "start that version again"
         )
-    return _decoder.decode(memoryview(written)[1:])
+    return _Segment(len(written), _decoder.decode(memoryview(written)[1:]))

@@ -15,6 +15,8 @@ import msgspec
 
 from delivery.webhooks import shelf
 
+HOME = ""
+"""Where the shelf finds its buckets; no endpoint is called so."""
 FINEST = 10
 """Log2 of the narrowest bucket, ms: what is due within the same second comes back together, with the last of it."""
 MAX_SORTED_BYTES = 16 * 1024 * 1024
@@ -36,6 +38,8 @@ class Bucket(msgspec.Struct, array_like=True, gc=False):
 
     due_ms: int
     """When to look at it: of the narrowest buckets when the last of it is due, of the others when the first is."""
+    since_ms: int
+    """When the first of it came."""
     pieces: list[shelf.Piece]
 
 
@@ -52,8 +56,9 @@ def put(buckets: Buckets, kept: shelf.Shelf, sleeper: Sleeper, now_ms: int) -> N
     begins_ms = sleeper.at_ms >> level << level
     bucket = buckets.get(begins_ms + level)
     if bucket is None:
-        bucket = buckets[begins_ms + level] = Bucket(sleeper.at_ms, [])
+        bucket = buckets[begins_ms + level] = Bucket(sleeper.at_ms, sleeper.since_ms, [])
     bucket.due_ms = (max if level == FINEST else min)(bucket.due_ms, sleeper.at_ms)
+    bucket.since_ms = min(bucket.since_ms, sleeper.since_ms)
     kept.add(bucket.pieces, shelf.Item(_encoder.encode(sleeper), sleeper.since_ms, sleeper.at_ms))
 
 
@@ -73,8 +78,3 @@ def due(buckets: Buckets, kept: shelf.Shelf, now_ms: int) -> Iterator[Sleeper]:
                     put(buckets, kept, sleeper, now_ms)
         if not bucket.pieces:
             del buckets[key]
-
-
-def due_ms(buckets: Buckets) -> int | None:
-    """Return when to look at the first bucket."""
-    return min((one.due_ms for one in buckets.values()), default=None)

@@ -18,6 +18,7 @@ FRESH = 8
 """The window of an endpoint of which nothing is known."""
 OPEN = 64
 """An endpoint that was held is open again with such a window."""
+NEVER_MS = 2**62
 MEMORY_MS = 60_000
 """So long the last report counts for more than what other lanes say, who know of a recovery later; and so long an endpoint for
 which nothing waits any more is remembered."""
@@ -36,7 +37,8 @@ class Policy:
     """Events of one endpoint."""
     disable_after_s: float = 432_000.0
     away_s: float = 120.0
-    """A turn whose report has not come by then is lost, and is repeated."""
+    """A turn whose report has not come by then is lost, and is repeated. Who delivers it reports in time, and gives back what
+    it has not come to."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
@@ -92,6 +94,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
+
+    @property
+    def held_until_ms(self) -> int:
+        """Until when other lanes are to leave the endpoint to the retry lane."""
+        return self.hold_until_ms if self.is_open else NEVER_MS
 
     def is_failing(self, policy: Policy) -> bool:
         """Tell whether nothing but failures has been reported for so long that the endpoint is to be disabled."""

@@ -1,4 +1,4 @@
-"""What comes of an attempt: the class of each answer and of each missing answer, and when it is tried again within the lane."""
+"""What comes of an attempt: the class of each answer and of each missing answer, and when it is tried again."""
 
 import random
 
@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delivery import errors
+from delivery.model import Retrying
 from delivery.webhooks import retry
 
 NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
@@ -223,3 +224,94 @@ def test_no_retry_is_earlier_than_the_endpoint_said(error_class, attempt_number,
 
 def test_a_retry_after_makes_no_more_attempts_than_there_are():
     assert retry.QuickRetry(max_attempts=2).wait_s(2, retry.UNAVAILABLE, SAYING_WHEN) is None
+
+
+DEFAULT = Retrying()
+NEVER_MS = 10**15
+AGAIN = [
+    # class                            used up   waits, s     used up after it
+    ("server_error",                   0,        5,           1),
+    ("server_error",                   1,        300,         2),
+    ("unavailable",                    2,        1_800,       3),
+    ("timeout",                        3,        7_200,       4),
+    ("throttled",                      4,        18_000,      5),
+    ("connect",                        5,        36_000,      6),
+    ("connection_lost",                6,        36_000,      7),
+    ("dns",                            7,        None,        None),
+    # What people have to mend begins with the second wait, and goes on as the others.
+    ("refused",                        0,        300,         2),
+    ("redirect",                       0,        300,         2),
+    ("configuration",                  0,        300,         2),
+    ("tls",                            0,        300,         2),
+    ("address_blocked",                0,        300,         2),
+    ("refused",                        1,        300,         2),
+    ("refused",                        6,        36_000,      7),
+    ("refused",                        7,        None,        None),
+    # A fault of ours, and an endpoint that is about to be disabled, use up nothing.
+    ("local",                          0,        5,           0),
+    ("local",                          7,        5,           7),
+    ("gone",                           3,        5,           3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error_class", "used", "wait_s", "used_after"), AGAIN)
+def test_each_class_of_failure_has_its_wait_of_the_schedule(error_class, used, wait_s, used_after):
+    found = retry.again(DEFAULT, error_class, used, now_ms=0, expires_ms=NEVER_MS, rng=Middle())
+    assert found == (None if wait_s is None else (wait_s * 1000, used_after))
+
+
+@pytest.mark.parametrize("error_class", ["server_error", "refused", "local", "gone"])
+def test_without_a_schedule_what_fails_is_given_up(error_class):
+    assert retry.again(Retrying(schedule_s=()), error_class, 0, now_ms=0, expires_ms=NEVER_MS) is None
+
+
+def test_the_only_wait_of_a_schedule_is_not_left_out():
+    only = Retrying(schedule_s=(5,))
+    assert retry.again(only, retry.REFUSED, 0, now_ms=0, expires_ms=NEVER_MS, rng=Middle()) == (5000, 1)
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "wait_s"),
+    [
+        (0.0, 5),
+        (4.0, 5),  # the middle of 4 and 4.8 is sooner than the schedule
+        (10.0, 11),  # spread to later only: the middle of 10 and 12
+        (retry.MAX_RETRY_AFTER_S, 1.1 * 86_400),
+    ],
+)
+def test_what_the_endpoint_asked_for_is_the_least_wait(retry_after_s, wait_s):
+    found = retry.again(DEFAULT, retry.THROTTLED, 0, now_ms=0, expires_ms=NEVER_MS, retry_after_s=retry_after_s, rng=Middle())
+    assert found == (round(wait_s * 1000), 1)
+
+
+@given(
+    st.sampled_from([error_class for error_class, *_ in AGAIN]),
+    st.integers(0, 6),
+    st.one_of(st.none(), st.floats(0, retry.MAX_RETRY_AFTER_S)),
+    st.integers(0, 10**9),
+    st.randoms(use_true_random=False),
+)
+def test_an_attempt_is_never_sooner_than_was_asked_for_nor_after_its_delivery_expires(
+    error_class, used, retry_after_s, lasts_ms, rng
+):
+    now_ms = 1_700_000_000_000
+    found = retry.again(
+        DEFAULT, error_class, used, now_ms=now_ms, expires_ms=now_ms + lasts_ms, retry_after_s=retry_after_s, rng=rng
+    )
+    if found is not None:
+        assert now_ms + 1000 * (retry_after_s or 0) - 1 <= found.at_ms <= now_ms + lasts_ms
+        assert used <= found.retries <= len(DEFAULT.schedule_s)
+
+
+def test_waits_of_the_schedule_are_spread_by_a_fifth_to_both_sides():
+    rng = random.Random(1)
+    waits = [
+        retry.again(DEFAULT, retry.SERVER_ERROR, 1, now_ms=0, expires_ms=NEVER_MS, rng=rng).at_ms / 1000 for _ in range(1000)
+    ]
+    assert 240 <= min(waits) < 241
+    assert 359 < max(waits) <= 360
+
+
+def test_a_wait_that_does_not_fit_before_the_delivery_expires_is_not_begun():
+    assert retry.again(DEFAULT, retry.SERVER_ERROR, 0, now_ms=0, expires_ms=5000, rng=Middle()) == (5000, 1)
+    assert retry.again(DEFAULT, retry.SERVER_ERROR, 0, now_ms=0, expires_ms=4999, rng=Middle()) is None

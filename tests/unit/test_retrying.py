@@ -1,15 +1,35 @@
 """What a shard of the retry lane lets go when, and what it keeps."""
 
-from delivery.webhooks import segment
-from tests.retries import NOW, Shard, accepted, postponed, waiting
+import random
+
+import pytest
+
+from delivery import errors
+from delivery.model import Retrying
+from delivery.webhooks import flow, parcel, retry, retrying, segment
+from tests.retries import (
+    DAY_MS,
+    NOW,
+    Shard,
+    accepted,
+    back,
+    failed_attempt,
+    held,
+    postponed,
+    refused,
+    reported,
+    waiting,
+)
+
+MINUTE_MS = 60_000
 
 
-def ids(turn):
-    return [segment.unpacked(packed).event_id for parcel in turn.parcels for packed in parcel.packed]
+def ids(*turns):
+    return [segment.unpacked(one).event_id for turn in turns for each in turn.parcels for one in each.packed]
 
 
-def events_of(*parcels):
-    return [segment.unpacked(packed).event_id for parcel in parcels for packed in parcel.packed]
+def events_of(parcels):
+    return [segment.unpacked(one).event_id for each in parcels for one in each.packed]
 
 
 def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_reported():
@@ -21,9 +41,385 @@ def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_repor
     assert shard.is_empty()
 
 
-def test_what_waits_does_not_leave_a_millisecond_early():
+def test_what_waits_does_not_leave_a_millisecond_early_though_it_is_woken_a_horizon_ahead():
     shard = Shard(horizon_ms=500)
     shard.step(postponed(waiting(again_at_ms=NOW + 5000)), now_ms=NOW)
-    assert shard.told.due_ms == NOW + 5500, "it is woken a horizon ahead"
+    assert shard.told.due_ms == NOW + 5500
     assert shard.step(now_ms=NOW + 4999) == []
     assert len(shard.step(now_ms=NOW + 5000)) == 1
+
+
+def test_one_turn_of_a_flow_is_away_at_a_time_and_the_lane_asks_for_its_report_each_second():
+    shard = Shard()
+    [turn] = shard.step(postponed(*[waiting() for _ in range(10)]), now_ms=NOW)
+    assert shard.told.due_ms == NOW + 1000
+    assert shard.step(postponed(waiting()), now_ms=NOW + 1) == []
+    [following] = shard.step(accepted(turn), now_ms=NOW + 2)
+    assert (len(turn.parcels), len(following.parcels)) == (8, 3)
+
+
+def test_a_turn_whose_report_never_comes_is_repeated_and_its_late_report_changes_nothing():
+    shard = Shard(away_s=120)
+    [lost] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
+    assert shard.step(now_ms=NOW + 119_999) == []
+    [turn] = shard.step(now_ms=NOW + 120_000)
+    assert (turn.parcels, turn.number) == (lost.parcels, lost.number + 1)
+    before = shard.index_bytes
+    assert shard.step(accepted(lost), now_ms=NOW + 120_001) == []
+    assert shard.index_bytes == before
+    shard.step(accepted(turn), accepted(turn), accepted(lost), now_ms=NOW + 120_002)
+    assert shard.is_empty()
+
+
+def test_a_report_of_an_earlier_life_of_a_flow_ends_nothing():
+    shard = Shard()
+    [first] = shard.step(postponed(waiting()), now_ms=NOW)
+    shard.step(accepted(first), now_ms=NOW)
+    shard.step(now_ms=NOW + DAY_MS)
+    shard.step(postponed(waiting()), now_ms=NOW + DAY_MS)
+    shard.step(accepted(first), now_ms=NOW + DAY_MS)
+    assert shard.told.events == 1
+
+
+def test_a_failed_parcel_waits_for_its_next_attempt_with_its_story():
+    shard = Shard()
+    [turn] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
+    attempt = failed_attempt(3)
+    shard.step(reported(turn, back(1, NOW + MINUTE_MS, attempt, retries=2, reason="timeout")), now_ms=NOW + 1)
+    assert shard.told.events == 1
+    assert shard.step(now_ms=NOW + MINUTE_MS - 1) == []
+    [again] = shard.step(now_ms=NOW + MINUTE_MS)
+    [one] = again.parcels
+    assert (one.retries, one.attempts, one.reason, one.story) == (2, 3, "timeout", (attempt,))
+    assert one.packed == turn.parcels[1].packed
+
+
+def test_the_same_record_may_arrive_twice():
+    shard, record = Shard(), postponed(waiting())
+    [turn] = shard.step(record, record, now_ms=NOW)
+    shard.step(accepted(turn), now_ms=NOW)
+    assert shard.is_empty()
+
+
+def test_what_has_expired_is_given_up_whatever_it_waits_for():
+    shard = Shard()
+    lasting, due = waiting(expires_ms=NOW + 9 * MINUTE_MS, reason=retry.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
+    short, asleep = waiting(**due), waiting(again_at_ms=NOW + DAY_MS, **due)
+    shard.step(postponed(lasting, short, asleep), now_ms=NOW)
+    assert shard.told.due_ms == NOW + 4000
+    assert shard.step(now_ms=NOW + 3999) == []
+    turns = shard.step(now_ms=NOW + 4000)
+    assert [(turn.given_up, turn.number, turn.order_key) for turn in turns] == [(retry.EXPIRED, 0, None)]
+    assert ids(*turns) == events_of([short, asleep])
+    assert shard.told.events == 1
+
+
+def test_what_is_away_is_not_given_up_and_what_comes_back_expired_is():
+    shard = Shard()
+    [turn] = shard.step(postponed(waiting(expires_ms=NOW + 10)), now_ms=NOW)
+    assert shard.step(postponed(waiting()), now_ms=NOW + 20) == []
+    [given_up] = shard.step(held(turn), now_ms=NOW + 30)
+    assert (given_up.given_up, given_up.parcels) == (retry.EXPIRED, turn.parcels)
+    assert shard.told.events == 1
+
+
+def test_what_is_beyond_the_room_of_its_endpoint_is_given_up_and_the_others_have_theirs():
+    shard, parcels = Shard(max_pending=5), [waiting(2) for _ in range(4)]
+    turns = shard.step(postponed(*parcels), postponed(waiting(5), endpoint="ep2"), now_ms=NOW)
+    [beyond] = [turn for turn in turns if turn.given_up]
+    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry.NO_ROOM, 0, events_of(parcels[2:]))
+    assert shard.told.events == 9
+
+
+def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival():
+    shard, backlog = Shard(), [waiting(reason=retry.ENDPOINT_PAUSED) for _ in range(40)]
+    now_ms = NOW
+    for begun in range(0, 40, 4):
+        turns = shard.step(postponed(*backlog[begun : begun + 4]), now_ms=now_ms)
+        while turns:
+            turns = shard.step(*(held(turn) for turn in turns), now_ms=now_ms)
+        now_ms += 7000
+    assert shard.told.events == 40
+    assert shard.told.held == {"ep1"}
+    left = []
+    while not shard.is_empty():
+        now_ms = max(now_ms, shard.told.due_ms)
+        left += shard.step(*map(accepted, left[-1:]), now_ms=now_ms)
+    assert ids(*left) == events_of(backlog)
+    assert [len(turn.parcels) for turn in left] == [1, 2, 4, 8, 16, 9]
+
+
+def test_in_order_no_later_one_of_a_key_leaves_before_an_earlier_one_has_ended_and_other_keys_flow():
+    shard = Shard()
+    mine, others = [waiting(order_key="a") for _ in range(3)], [waiting(order_key="b") for _ in range(3)]
+    [turn, other] = shard.step(postponed(mine[0], others[0], mine[1], mine[2]), now_ms=NOW)
+    assert (ids(turn), ids(other)) == (events_of(mine), events_of(others[:1]))
+    shard.step(refused(turn, NOW + 5000), accepted(other), postponed(waiting(order_key="a")), now_ms=NOW + 1)
+    assert shard.told.due_ms == NOW + 5000
+    [flowing] = shard.step(postponed(*others[1:]), now_ms=NOW + 2)
+    assert ids(flowing) == events_of(others[1:])
+    assert shard.step(accepted(flowing), now_ms=NOW + 4999) == []
+    [again] = shard.step(now_ms=NOW + 5000)
+    assert (again.order_key, ids(again)[:3], len(again.parcels)) == ("a", events_of(mine), 4)
+    assert [each.attempts for each in again.parcels] == [1, 0, 0, 0]
+
+
+def test_a_dead_endpoint_in_order_is_asked_by_one_key_at_a_time_and_none_starves():
+    shard, now_ms = Shard(), NOW
+    turns = shard.step(*(postponed(waiting(order_key=f"k{n:02}")) for n in range(20)), now_ms=now_ms)
+    assert len(turns) == 8
+    asked = [turn.order_key for turn in turns]
+    while len(asked) < 40:
+        now_ms += 1000
+        turns = shard.step(*(refused(turn, now_ms + 5000) for turn in turns), now_ms=now_ms)
+        asked += [turn.order_key for turn in turns]
+    assert len(turns) == 1
+    assert len(set(asked[:20])) == 20
+
+
+def test_an_endpoint_that_comes_back_is_probed_and_then_asked_by_twice_as_many_each_time():
+    shard = Shard(max_turn=32)
+    [turn] = shard.step(postponed(*[waiting() for _ in range(100)]), now_ms=NOW)
+    shard.step(refused(turn, NOW + DAY_MS), now_ms=NOW)
+    assert shard.told.held == {"ep1"}
+    assert shard.step(now_ms=NOW + 4999) == []
+    sizes, now_ms = [], NOW + 5000
+    turns = shard.step(now_ms=now_ms)
+    while turns:
+        [turn] = turns
+        sizes.append(len(turn.parcels))
+        turns = shard.step(accepted(turn), now_ms=now_ms)
+    assert sizes == [1, 2, 4, 8, 16, 32, 29]
+    assert shard.told.held == frozenset(), "it is open again"
+
+
+def test_after_a_failed_probe_another_parcel_is_the_next_probe():
+    shard, parcels = Shard(), [waiting(reason=retry.CIRCUIT_OPEN) for _ in range(3)]
+    shard.step(postponed(*parcels), now_ms=NOW)
+    probes = []
+    for _ in range(4):
+        now_ms, [turn] = shard.wait()
+        probes.append(turn)
+        shard.step(refused(turn, now_ms + 5000), now_ms=now_ms)
+    assert ids(*probes) == events_of([*parcels, parcels[0]])
+
+
+def test_a_turn_has_a_bounded_number_of_bytes_and_one_parcel_always_may(monkeypatch):
+    monkeypatch.setattr(flow, "MAX_TURN_BYTES", 1000)
+    shard, small, large = Shard(), [waiting(payload=b"1" * 200) for _ in range(4)], waiting(payload=b"1" * 5000)
+    sizes, turns = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
+    while turns:
+        sizes += [len(turn.parcels) for turn in turns]
+        turns = shard.step(*map(accepted, turns), now_ms=NOW)
+    assert sizes == [3, 1, 1, 1]
+
+
+def test_what_a_decision_has_no_room_for_is_due_at_once_and_nobody_is_passed_over(monkeypatch):
+    monkeypatch.setattr(retrying, "MAX_LEAVING_BYTES", 1)
+    shard = Shard()
+    names = [f"ep{number}" for number in range(5)]
+    turns = shard.step(*(postponed(*(waiting() for _ in range(40)), endpoint=name) for name in names), now_ms=NOW)
+    asked = []
+    for _ in range(10):
+        asked += [turn.endpoint_id for turn in turns]
+        assert shard.told.due_ms <= NOW
+        turns = shard.step(*map(accepted, turns), now_ms=NOW)
+    assert asked == names * 2
+
+
+def test_an_endpoint_registered_again_by_another_customer_has_nothing_to_do_with_what_waits():
+    shard = Shard()
+    mine, theirs = shard.step(postponed(waiting()), postponed(waiting(), customer="c2"), now_ms=NOW)
+    assert (mine.customer_id, theirs.customer_id) == ("c1", "c2")
+    shard.step(refused(mine, NOW + DAY_MS), accepted(theirs), now_ms=NOW)
+    assert shard.told.events == 1
+
+
+def test_an_endpoint_is_held_as_long_as_something_waits_for_it_and_its_window_is_not_open():
+    shard = Shard()
+    shard.step(postponed(waiting(reason=retry.CIRCUIT_OPEN)), postponed(waiting(), endpoint="ep2"), now_ms=NOW)
+    assert shard.told.held == {"ep1"}
+    [probe] = shard.step(now_ms=NOW + 5000)
+    assert shard.told.held == {"ep1"}
+    shard.step(accepted(probe), now_ms=NOW + 5001)
+    assert shard.told.held == frozenset()
+
+
+def test_an_endpoint_in_order_is_not_named_as_held_because_its_events_come_here_anyway():
+    shard = Shard()
+    [turn] = shard.step(postponed(waiting(order_key="a")), now_ms=NOW)
+    shard.step(held(turn), now_ms=NOW)
+    assert (shard.told.events, shard.told.held, shard.told.due_ms) == (1, frozenset(), NOW + 5000)
+
+
+def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_no_longer_once_it_is_disabled():
+    shard, now_ms = Shard(disable_after_s=3600), NOW
+    [turn] = shard.step(postponed(*(waiting() for _ in range(20))), now_ms=NOW)
+    while now_ms < NOW + 3600_000:
+        assert shard.told.failing == frozenset()
+        shard.step(refused(turn, now_ms + 1000), now_ms=now_ms)
+        now_ms, [turn] = shard.wait()
+    shard.step(refused(turn, now_ms + 1000), now_ms=now_ms)
+    assert shard.told.failing == {"ep1"}
+    now_ms, [probe] = shard.wait()
+    shard.step(held(probe, retry.ENDPOINT_DISABLED), now_ms=now_ms)
+    assert shard.told.failing == frozenset()
+    assert shard.told.events == 20
+
+
+def test_a_decision_with_nothing_to_do_changes_nothing():
+    shard = Shard()
+    shard.step(postponed(waiting(again_at_ms=NOW + 5000)), now_ms=NOW)
+    before = shard.index_bytes
+    assert shard.step(now_ms=NOW + 10) == []
+    assert (retrying.encoded(shard.last.index), shard.last.changed) == (before, False)
+
+
+def test_an_endpoint_for_which_nothing_waits_is_forgotten_after_a_minute():
+    shard = Shard()
+    [turn] = shard.step(postponed(waiting()), now_ms=NOW)
+    shard.step(accepted(turn), now_ms=NOW)
+    assert (len(shard.index.endpoints), shard.told.due_ms) == (1, None)
+    shard.step(postponed(waiting(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=NOW + 60_000)
+    assert list(shard.index.endpoints) == ["c1/ep2"]
+
+
+def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segments():
+    shard, parcels = Shard(), [waiting(reason=retry.ENDPOINT_PAUSED) for _ in range(400)]
+    for each in parcels:
+        shard.step(postponed(each), now_ms=NOW)
+    assert len(shard.segments) < 20
+    assert shard.bytes_written < shard.bytes_kept() * 7  # 4^5 > 400: each is merged five times, and written first
+    [one] = shard.index.endpoints.values()
+    assert len(one.written) < 400
+
+
+def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
+    shard, big = Shard(), {"payload": b"1" * 1000}
+    for turn in range(50):
+        patient = postponed(waiting(reason=retry.CIRCUIT_OPEN), endpoint="patient")
+        turns = shard.step(patient, postponed(*(waiting(**big) for _ in range(100)), endpoint="hasty"), now_ms=NOW)
+        while turns:
+            turns = shard.step(*map(accepted, turns), now_ms=NOW)
+        assert turn < 10 or shard.bytes_kept() < 400_000
+
+
+def test_a_backlog_that_expires_event_by_event_is_not_rewritten_each_time():
+    shard = Shard()
+    backlog = [waiting(reason=retry.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
+    shard.step(postponed(*backlog), now_ms=NOW)
+    written = shard.bytes_written
+    expired = [turn for n in range(200) for turn in shard.step(now_ms=NOW + 1000 + n)]
+    assert ids(*expired) == events_of(backlog)
+    assert shard.bytes_written < written * 3
+    assert shard.is_empty()
+
+
+class Customer:
+    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each parcel that leaves."""
+
+    def __init__(self, *answers, retrying_by=None, seed=1):
+        self.shard = Shard()
+        self.answers = list(answers)
+        self.retrying = retrying_by or Retrying()
+        self.rng = random.Random(seed)
+        self.now_ms = NOW
+        self.attempted_ms = []
+        self.dead = None
+
+    def attempt(self, turn):
+        [one] = turn.parcels
+        assert one.again_at_ms <= self.now_ms
+        self.attempted_ms.append(self.now_ms)
+        error_class, retry_after_s = self.answers.pop(0) if self.answers else (retry.SERVER_ERROR, None)
+        if error_class is None:
+            return accepted(turn)
+        again = retry.again(
+            self.retrying,
+            error_class,
+            one.retries,
+            now_ms=self.now_ms,
+            expires_ms=one.expires_ms,
+            retry_after_s=retry_after_s,
+            rng=self.rng,
+        )
+        if again is None:
+            self.dead = error_class
+            return reported(turn, delivered=0, failed=1)
+        attempt = failed_attempt(one.attempts + 1, error_class=error_class)
+        return reported(turn, parcel.Back(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
+
+    def live(self):
+        """Let all the time pass that it takes."""
+        first = retry.again(self.retrying, retry.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng)
+        arrived = [postponed(waiting(again_at_ms=first.at_ms, retries=first.retries, attempts=1))]
+        while arrived or self.shard.told.due_ms is not None:
+            turns = self.shard.step(*arrived, now_ms=self.now_ms)
+            arrived = [self.attempt(turn) for turn in turns if not turn.given_up]
+            self.dead = self.dead or next((turn.given_up for turn in turns), None)
+            if not arrived and self.shard.told.due_ms is not None:
+                self.now_ms = max(self.now_ms, self.shard.told.due_ms)
+        assert self.shard.is_empty()
+        return [(after - before) / 1000 for before, after in zip([NOW, *self.attempted_ms], self.attempted_ms, strict=False)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(seed):
+    customer = Customer(seed=seed)
+    waits_s = customer.live()
+    assert len(waits_s) == len(Retrying().schedule_s)
+    for nth, (waited_s, wait_s) in enumerate(zip(waits_s, Retrying().schedule_s, strict=True)):
+        assert 0.8 * wait_s - 0.001 <= waited_s <= max(1.2 * wait_s, 5 * 2**nth) + 0.001
+    assert customer.dead == retry.SERVER_ERROR
+
+
+def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
+    customer = Customer((retry.UNAVAILABLE, 3600.0), (None, None))
+    first_s, second_s = customer.live()
+    assert 4 <= first_s <= 6
+    assert 3600 <= second_s <= 3600 * 1.2
+    assert customer.dead is None
+
+
+def test_a_schedule_of_one_s_own_is_kept_until_the_greatest_age():
+    customer = Customer(retrying_by=Retrying(schedule_s=(1, 60, *[86_000] * 9)))
+    waits_s = customer.live()
+    assert len(waits_s) == 5, "1 s, 1 min, and three days of waits of a day"
+    assert customer.dead == retry.SERVER_ERROR
+
+
+def test_a_shard_without_state_has_an_empty_index():
+    assert retrying.decoded(None) == retrying.Index()
+
+
+def test_an_index_that_a_newer_version_wrote_is_refused_by_name():
+    with pytest.raises(errors.StateUnreadable, match="newer version"):
+        retrying.decoded(b"\x63")
+
+
+def test_a_segment_that_a_newer_version_wrote_is_refused_by_name():
+    shard = Shard()
+    shard.step(postponed(waiting(reason=retry.CIRCUIT_OPEN)), now_ms=NOW)
+    shard.segments = dict.fromkeys(shard.segments, b"\x63")
+    with pytest.raises(errors.StateUnreadable, match="newer version"):
+        shard.step(now_ms=NOW + 5000)
+
+
+def test_an_older_index_without_the_newest_fields_can_be_read():
+    assert retrying.decoded(bytes((retrying.VERSION,)) + b"\x91\x07").turns == 7
+
+
+def test_what_stands_behind_one_that_expires_before_its_time_does_not_wait_for_that_time():
+    shard = Shard()
+    first = waiting(order_key="a", again_at_ms=NOW + DAY_MS, expires_ms=NOW + 1000)
+    assert shard.step(postponed(first, waiting(order_key="a")), now_ms=NOW) == []
+    given_up, turn = shard.step(now_ms=NOW + 1000)
+    assert (given_up.given_up, given_up.order_key, turn.number) == (retry.EXPIRED, "a", 1)
+
+
+def test_a_clock_that_is_behind_changes_no_order():
+    shard = Shard()
+    ahead = [waiting(since_ms=NOW + 50), waiting(since_ms=NOW + 40), waiting(since_ms=NOW + 30)]
+    assert shard.step(postponed(*ahead), now_ms=NOW) == []
+    turns = shard.step(now_ms=NOW + 50)
+    assert ids(*turns) == events_of(ahead)

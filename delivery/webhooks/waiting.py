@@ -1,0 +1,125 @@
+"""Keep together what waits for one endpoint and what is known of it, and sum it up for the shard's index.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure: `now_ms` comes in.
+
+The index is read in each micro-batch, and most endpoints have nothing to do in it. So it has an entry for each, of a few
+numbers, and the rest as bytes that are read when the endpoint's time has come or something arrives for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from delivery.model import CustomerId, EndpointId
+from delivery.webhooks import flow, parcel, shelf
+from delivery.webhooks.window import NEVER_MS, Policy, Window
+
+
+class Waiting(msgspec.Struct, array_like=True):
+    """What waits for one endpoint."""
+
+    window: Window = msgspec.field(default_factory=Window)
+    events: int = 0
+    size: int = 0
+    flows: dict[str | None, flow.Flow] = {}
+    """By the key in whose order they are; None: those of no order, which wait in the wheel besides."""
+
+    def room(self, policy: Policy) -> int:
+        """Return how many more requests may be under way. The parcels of a turn in order leave one after another."""
+        under_way = sum(one.away if key is None else 1 for key, one in self.flows.items() if one.away)
+        return min(self.window.size, policy.max_turn) - under_way
+
+    def begin(self, came: parcel.Parcel, turns: int) -> None:
+        """Count in a parcel. A flow that begins stands behind those whose turns have left."""
+        self.events += len(came.packed)
+        self.size += came.size
+        self.flows.setdefault(came.order_key, flow.Flow(turn=turns)).waiting += 1
+
+    def end(self, ended: parcel.Parcel) -> None:
+        """Count out a parcel that waits no more."""
+        self.events -= len(ended.packed)
+        self.size -= ended.size
+        self.flows[ended.order_key].waiting -= 1
+
+    def forget(self) -> None:
+        """Drop the flows in which nothing waits. Where nothing waits at all, the endpoint may do well unseen in its lane."""
+        self.flows = {key: one for key, one in self.flows.items() if one.waiting}
+        if not self.flows:
+            self.window.failing_since_ms = None
+
+    def pieces(self) -> Iterator[list[shelf.Piece]]:
+        """Yield the pieces of each flow."""
+        return (one.pieces for one in self.flows.values())
+
+    def due_ms(self, policy: Policy) -> int:
+        """Return when to look at the endpoint, if nothing arrives for it before and nothing comes of the wheel.
+
+        1. A turn's report has not come.             3. There is room for a turn again.
+        2. A parcel expires.                         4. Nothing waits any more, and what was known is out of date.
+        """
+        has_room = self.room(policy) > 0
+        times = [NEVER_MS if self.flows else self.window.known_until_ms]
+        for one in self.flows.values():
+            if one.away:
+                times.append(one.left_ms + round(policy.away_s * 1000))
+            elif one.pieces:
+                times.append(one.expires_ms)
+                times += [max(self.window.hold_until_ms, one.not_before_ms)] if has_room else []
+        return min(times)
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the index says of an endpoint."""
+
+    written: bytes
+    """A Waiting."""
+    due_ms: int
+    events: int
+    size: int
+    since_ms: int
+    """When the first of what is in its flows came."""
+    held_until_ms: int
+    is_away: bool
+    """Whether a turn of it is."""
+    is_failing: bool
+    """Whether it is to be disabled."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Waiting)
+
+
+def entry(one: Waiting, policy: Policy) -> Entry:
+    """Return an endpoint as the index has it."""
+    return Entry(
+        written=_encoder.encode(one),
+        due_ms=one.due_ms(policy),
+        events=one.events,
+        size=one.size,
+        since_ms=min((piece.since_ms for pieces in one.pieces() for piece in pieces), default=NEVER_MS),
+        held_until_ms=one.window.held_until_ms if None in one.flows else 0,
+        is_away=any(each.away for each in one.flows.values()),
+        is_failing=one.window.is_failing(policy),
+    )
+
+
+def read(of: Entry | None) -> Waiting:
+    """Return what waits for an endpoint; nothing for one that has no entry."""
+    return Waiting() if of is None else _decoder.decode(of.written)
+
+
+def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:
+    """Name an endpoint in the index. With the customer: its id may be registered again by another. No id has a `/`."""
+    return f"{customer_id}/{endpoint_id}"
+
+
+def customer_id(of: str) -> CustomerId:
+    """Return whose the endpoint of a key is."""
+    return CustomerId(of[: of.index("/")])
+
+
+def endpoint_id(of: str) -> EndpointId:
+    """Return the endpoint of a key."""
+    return EndpointId(of[of.index("/") + 1 :])

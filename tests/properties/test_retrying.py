@@ -1,0 +1,223 @@
+"""Whatever arrives, fails, is lost or repeated: each parcel ends once, in order, in time, and never twice away at once."""
+
+import collections
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.webhooks import flow, generations, retry, retrying, segment, shelf, wheel
+from tests import retries
+from tests.retries import NOW
+
+reasons = st.sampled_from([retry.SERVER_ERROR, retry.SERVER_ERROR, retry.CIRCUIT_OPEN, retry.ENDPOINT_PAUSED, retry.ORDERED])
+arrivals = st.fixed_dictionaries(
+    {
+        "endpoint": st.sampled_from(["ep1", "ep2", "ep3"]),
+        "customer": st.sampled_from(["c1", "c1", "c1", "c2"]),
+        "order_key": st.sampled_from([None, None, None, "a", "b", ""]),
+        "events": st.integers(1, 3),
+        "size": st.sampled_from([2, 2, 60, 900]),
+        "wait_ms": st.sampled_from([0, 0, 0, 100, 5000, 70_000, 40_000_000]),
+        "lasts_ms": st.sampled_from([1, 3000, 90_000, 10**9, 10**9]),
+        "reason": reasons,
+        "count": st.integers(1, 6),
+    }
+)
+answers = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["accepted", "accepted", "failed", "mixed", "held", "lost", "repeated", "local"]),
+        "wait_ms": st.sampled_from([0, 1, 400, 5000, 300_000]),
+        "retry_after_s": st.sampled_from([None, None, None, 0.0, 7.5, 600.0]),
+        "is_used_up": st.booleans(),
+    }
+)
+steps = st.lists(
+    st.tuples(st.sampled_from([0, 1, 300, 1000, 6000, 130_000]), st.lists(arrivals, max_size=3), st.lists(answers, max_size=4)),
+    max_size=25,
+)
+
+
+class Run:
+    """Feed a shard, answer its turns, and hold everything that leaves against what arrived."""
+
+    def __init__(self, **policy):
+        self.shard = retries.Shard(**policy)
+        self.now_ms = NOW
+        self.waiting = collections.defaultdict(dict)
+        """By flow, the ids of what has not ended, each with its parcel as it was last, in order."""
+        self.away = {}
+        """By flow, the turn that is away, and when it left."""
+        self.ended = collections.Counter()
+        self.came = 0
+        self.past = []
+
+    def step(self, after_ms, arrived=(), given=()):
+        self.now_ms += after_ms
+        records = [self.arrives(**one) for one in arrived]
+        records += [answer for one in given for answer in self.answered(**one)]
+        for key, (_, left_ms) in list(self.away.items()):
+            if left_ms + self.shard.policy.away_s * 1000 <= self.now_ms:
+                del self.away[key]
+        again = self.shard.decided(records, now_ms=self.now_ms)
+        turns = self.shard.step(*records, now_ms=self.now_ms)
+        assert retrying.encoded(again.index) == retrying.encoded(self.shard.last.index), "it would not replay"
+        assert (again.turns, again.append, again.drop) == (self.shard.last.turns, self.shard.last.append, self.shard.last.drop)
+        for turn in turns:
+            self.leaves(turn)
+        sizes = [sum(each.size for each in turn.parcels) for turn in turns if turn.given_up != retry.NO_ROOM]
+        # The last one always may, and what expires is taken by the segment.
+        assert sum(sizes[:-1]) <= retrying.MAX_LEAVING_BYTES + shelf.MAX_SEGMENT_BYTES
+        self.check()
+
+    def check(self):
+        told, index = self.shard.told, self.shard.index
+        assert told.events == sum(len(each.packed) for some in self.waiting.values() for each in some.values())
+        assert told.size == sum(each.size for some in self.waiting.values() for each in some.values())
+        assert (told.due_ms is None) == (told.events == 0), "nothing would wake it"
+        kept = sum(one.live for one in index.stock.segments.values())
+        assert kept or not told.events
+        if self.away:
+            assert told.due_ms - self.shard.horizon_ms <= self.now_ms + retrying.AWAY_POLL_MS
+
+    def arrives(self, endpoint, customer, count, **fields):
+        made = [self.made(**fields) for _ in range(count)]
+        self.came += count
+        for each in made:
+            self.waiting[endpoint, customer, each.order_key][name(each)] = each
+        return retries.postponed(*made, endpoint=endpoint, customer=customer)
+
+    def made(self, events, size, wait_ms, lasts_ms, **fields):
+        return retries.waiting(
+            events,
+            payload=b"1" * size,
+            since_ms=self.now_ms,
+            again_at_ms=self.now_ms + wait_ms,
+            expires_ms=self.now_ms + lasts_ms,
+            **fields,
+        )
+
+    def answered(self, kind, wait_ms, retry_after_s, *, is_used_up):
+        """Return the report of the turn that has been away longest, and repeat old ones."""
+        if not self.away or kind == "lost":
+            return []
+        key = min(self.away, key=lambda each: self.away[each][1])
+        turn, _ = self.away.pop(key)
+        if kind == "held":
+            return [retries.held(turn)]
+        returned = {}
+        for place, each in enumerate(turn.parcels):
+            is_stopped = turn.order_key is not None and returned
+            if is_stopped:
+                returned[place] = retries.back(place, self.now_ms, retries=each.retries, reason=each.reason)
+            elif (kind in {"failed", "local"} or (kind == "mixed" and place % 2)) and not (is_used_up and place == 0):
+                attempts = () if kind == "local" else (retries.failed_attempt(each.attempts + 1),)
+                returned[place] = retries.back(place, self.now_ms + wait_ms, *attempts)
+        failed = {"failed": 0} if kind == "local" else {}
+        report = retries.reported(turn, *returned.values(), retry_after_s=retry_after_s, **failed)
+        self.settled(key, turn, returned)
+        self.past.append(report)
+        return [report, *self.past[-3:]] if kind == "repeated" else [report]
+
+    def settled(self, key, turn, returned):
+        for place, each in enumerate(turn.parcels):
+            if place in returned:
+                self.waiting[key][name(each)] = each.returned(returned[place])
+            else:
+                del self.waiting[key][name(each)]
+                self.ended[name(each)] += 1
+
+    def leaves(self, turn):
+        key = turn.endpoint_id, turn.customer_id, turn.order_key
+        if turn.given_up:
+            self.given_up(turn)
+            return
+        assert key not in self.away, "one turn at a time"
+        known = self.waiting[key]
+        for each in turn.parcels:
+            assert known[name(each)] == each, "as it was"
+            assert each.again_at_ms <= self.now_ms, "too early"
+            assert each.expires_ms > self.now_ms, "it has expired"
+        assert len(turn.parcels) <= self.shard.policy.max_turn
+        assert len(turn.parcels) == 1 or sum(each.size for each in turn.parcels) <= flow.MAX_TURN_BYTES
+        if turn.order_key is not None:
+            first = list(known)[: len(turn.parcels)]
+            assert [name(each) for each in turn.parcels] == first, "a later one before an earlier one"
+        self.away[key] = turn, self.now_ms
+
+    def given_up(self, turn):
+        assert turn.number == 0
+        for each in turn.parcels:
+            [key] = [key for key, some in self.waiting.items() if name(each) in some]
+            assert key[:2] == (turn.endpoint_id, turn.customer_id)
+            if turn.given_up == retry.EXPIRED:
+                assert each.expires_ms <= self.now_ms
+                assert key not in self.away, "it may yet be delivered"
+            else:
+                assert turn.given_up == retry.NO_ROOM
+            del self.waiting[key][name(each)]
+            self.ended[name(each)] += 1
+
+    def drain(self):
+        """Accept everything, at the times for which the shard asks: it must end."""
+        for _ in range(3000):
+            if self.shard.told.due_ms is None:
+                break
+            if self.away:
+                self.step(
+                    1, given=[{"kind": "accepted", "wait_ms": 0, "retry_after_s": None, "is_used_up": False}] * len(self.away)
+                )
+            else:
+                self.step(max(0, self.shard.told.due_ms - self.now_ms))
+        assert self.shard.is_empty()
+        assert set(self.ended.values()) <= {1}
+        assert self.ended.total() == self.came
+
+
+def name(each):
+    return segment.unpacked(each.packed[0]).event_id
+
+
+def run_through(history, **policy):
+    run = Run(**policy)
+    run.step(0)
+    for after_ms, arrived, given_answers in history:
+        run.step(after_ms, arrived, given_answers)
+    run.drain()
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_every_history_keeps_every_promise(history):
+    run_through(history)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(1, 8), st.sampled_from([3, 20]), st.sampled_from([0, 500]))
+def test_every_setting_keeps_them_too(history, max_turn, max_pending, horizon_ms):
+    run_through(history, max_turn=max_turn, max_pending=max_pending, horizon_ms=horizon_ms)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
+def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generations, "MAX_RUNS", runs)
+        patched.setattr(generations, "MIN_MERGED_SIZE", 1)
+        patched.setattr(shelf, "MAX_SEGMENT_BYTES", size)
+        run_through(history)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.sampled_from([1, 600, 3000]))
+def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
+    with pytest.MonkeyPatch.context() as patched:
+        for module, bound in (
+            (retrying, "MAX_LEAVING_BYTES"),
+            (flow, "MAX_TURN_BYTES"),
+            (wheel, "MAX_SORTED_BYTES"),
+            (generations, "MAX_MERGED_SIZE"),
+        ):
+            patched.setattr(module, bound, size)
+        patched.setattr(shelf, "MAX_SEGMENT_BYTES", 600)
+        run_through(history)

@@ -1,0 +1,88 @@
+"""What waits in the retry lane as bytes: what is written is read again, and a parcel keeps its story."""
+
+import msgspec
+import pytest
+
+from delivery import errors
+from delivery.model import Again, CustomerId, EndpointId, LeaveReason, Outcome, OutcomeKind
+from delivery.webhooks import parcel, retry, segment
+from delivery.webhooks.batch_message import BatchDelivery
+from tests import builders
+from tests.retries import DAY_MS, NOW, back, failed_attempt, waiting
+
+AGAIN = Again(NOW + 5000, 1)
+
+
+def postponed(delivery, *attempts, reason=retry.SERVER_ERROR):
+    return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, AGAIN)
+
+
+def batch(*through):
+    events = [segment.unpacked(segment.item(builders.event(), NOW).packed) for _ in through]
+    return BatchDelivery(builders.endpoint(), "w1", b"", b"", b"", events, list(through), LeaveReason.COUNT)
+
+
+def test_a_postponed_delivery_waits_as_a_parcel_with_its_event_and_its_age():
+    delivery = builders.delivery(subscription=builders.subscription("s7"))
+    made = parcel.of(postponed(delivery, failed_attempt(1), failed_attempt(2)), now_ms=NOW)
+    assert segment.unpacked(made.packed[0]).event().event_id == delivery.event.event_id
+    assert (made.subscriptions, made.through, made.left_by) == (["s7"], [], None)
+    assert (made.again_at_ms, made.since_ms, made.expires_ms) == (NOW + 5000, NOW, NOW + 3 * DAY_MS)
+    assert (made.retries, made.attempts, made.reason, len(made.story)) == (1, 2, retry.SERVER_ERROR, 2)
+
+
+@pytest.mark.parametrize(
+    ("through", "subscriptions", "places"),
+    [(["s1", "s1"], ["s1"], []), (["s2", "s1", "s2"], ["s2", "s1"], [0, 1, 0])],
+)
+def test_a_postponed_batch_waits_as_one_parcel_that_knows_by_which_subscription_each_event_is_due(
+    through, subscriptions, places
+):
+    made = parcel.of_batch(postponed(batch(*through)), [b"12345"] * len(through), now_ms=NOW)
+    assert (made.subscriptions, made.through, made.left_by) == (subscriptions, places, LeaveReason.COUNT)
+    assert made.size == 5 * len(through)
+
+
+def test_what_comes_back_knows_when_and_keeps_the_last_attempts_of_its_story():
+    made = waiting(attempts=11, story=tuple(failed_attempt(n) for n in range(2, 12)), retries=3)
+    returned = made.returned(back(0, NOW + 9, failed_attempt(12), failed_attempt(13), retries=4, reason="timeout"))
+    assert (returned.again_at_ms, returned.retries, returned.reason, returned.attempts) == (NOW + 9, 4, "timeout", 13)
+    assert [attempt.number for attempt in returned.story] == list(range(4, 14))
+    assert (returned.packed, returned.expires_ms) == (made.packed, made.expires_ms)
+
+
+def test_what_comes_back_unattempted_has_no_more_attempts():
+    made = waiting(attempts=2, story=(failed_attempt(2),))
+    returned = made.returned(back(0, NOW, retries=0))
+    assert (returned.attempts, returned.story) == (2, made.story)
+
+
+MESSAGES = [
+    parcel.Postponed(
+        EndpointId("ep1"), CustomerId("c1"), [waiting(2, order_key="k", story=(failed_attempt(response=b"\xff"),))]
+    ),
+    parcel.Report(EndpointId("ep1"), CustomerId("c1"), None, 7, 1, 2, None, 1.5, [back(1, NOW, failed_attempt())]),
+    parcel.Report(EndpointId("ep1"), CustomerId("c1"), "", 7, 0, 0, retry.ENDPOINT_PAUSED, None, []),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_record_of_the_topic_is_read_as_it_was_written(message):
+    assert parcel.message(parcel.encoded(message)) == message
+
+
+def test_a_turn_is_read_as_it_was_written():
+    turn = parcel.Turn(EndpointId("ep1"), CustomerId("c1"), "k", 3, None, [waiting(), waiting(left_by=LeaveReason.TIME)])
+    assert parcel.turn(parcel.encoded(turn)) == turn
+
+
+@pytest.mark.parametrize("written", [b"", b"\x63rest"])
+@pytest.mark.parametrize("read", [parcel.message, parcel.turn])
+def test_what_another_version_wrote_is_refused_by_name(read, written):
+    with pytest.raises(errors.StateUnreadable, match="another version"):
+        read(written)
+
+
+def test_an_older_parcel_without_the_newest_fields_can_be_read():
+    old = msgspec.msgpack.encode([[b"e"], ["s1"], [], None, 1, 2, 3, "timeout"])
+    assert msgspec.msgpack.decode(old, type=parcel.Parcel).order_key is None

@@ -1,0 +1,170 @@
+"""How many requests an endpoint of the retry lane gets at once, and when it is left alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.model import CustomerId, EndpointId
+from delivery.webhooks import parcel, retry, window
+from tests.retries import NOW
+
+POLICY = window.Policy()
+
+
+def report(delivered=0, failed=0, **fields):
+    defaults = {"order_key": None, "hold": None, "retry_after_s": None}
+    return parcel.Report(
+        endpoint_id=EndpointId("ep1"),
+        customer_id=CustomerId("c1"),
+        turn=1,
+        delivered=delivered,
+        failed=failed,
+        back=[],
+        **defaults | fields,
+    )
+
+
+def after(*reports, now_ms=NOW, policy=POLICY):
+    made = window.Window()
+    for each in reports:
+        made.reported(each, policy, now_ms)
+    return made
+
+
+def waits_s(made, now_ms=NOW):
+    return (made.hold_until_ms - now_ms) / 1000
+
+
+ACCEPTED, FAILED, BOTH = report(delivered=1), report(failed=1), report(delivered=1, failed=1)
+
+
+def test_an_endpoint_of_which_nobody_says_ill_begins_with_a_few():
+    assert (window.Window().size, window.Window().hold_until_ms) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("reports", "size", "wait_s"),
+    [
+        ([FAILED], 1, 5),
+        ([FAILED] * 2, 1, 10),
+        ([FAILED] * 4, 1, 40),
+        ([FAILED] * 5, 1, 60),  # 5 × 2^4 = 80, and the longest is 60
+        ([FAILED] * 2000, 1, 60),
+        ([FAILED, report(failed=1, retry_after_s=7.5)], 1, 10),
+        ([report(failed=1, retry_after_s=7.5)], 1, 7.5),
+        ([report(failed=3, retry_after_s=86_400.0)], 1, 86_400),
+    ],
+)
+def test_only_failures_hold_it_for_twice_as_long_each_time_and_as_long_as_it_asked_for(reports, size, wait_s):
+    made = after(*reports)
+    assert (made.size, waits_s(made)) == (size, wait_s)
+
+
+def test_success_begins_the_intervals_anew():
+    made = after(*[FAILED] * 4, ACCEPTED)
+    made.reported(FAILED, POLICY, NOW + 100_000)
+    assert waits_s(made, NOW + 100_000) == 5
+
+
+@pytest.mark.parametrize(
+    ("reports", "size"),
+    [
+        ([ACCEPTED], 16),
+        ([ACCEPTED] * 20, 256),
+        ([FAILED, ACCEPTED], 2),
+        ([FAILED] + [ACCEPTED] * 3, 8),
+        ([BOTH], 4),
+        ([BOTH] * 3, 1),
+        ([BOTH] * 9, 1),
+        ([ACCEPTED, BOTH, ACCEPTED], 16),
+        ([report()], 8),  # faults of ours alone: nothing is learnt
+    ],
+)
+def test_the_window_doubles_with_successes_and_halves_when_there_are_failures_among_them(reports, size):
+    assert after(*reports).size == size
+
+
+def test_an_endpoint_that_flaps_is_never_held():
+    made = window.Window()
+    for number in range(100):
+        made.reported(BOTH if number % 2 else report(delivered=3, failed=3), POLICY, NOW + number)
+        assert (made.hold_until_ms, made.is_open) == (0, True)
+
+
+def test_what_is_asked_for_counts_also_beside_a_success():
+    assert waits_s(after(report(delivered=1, retry_after_s=30.0))) == 30
+
+
+def test_one_key_s_failures_hold_no_other_key():
+    made = after(report(failed=1, order_key="a"))
+    assert (made.size, made.hold_until_ms) == (4, 0)
+
+
+@pytest.mark.parametrize("why", [retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED])
+@pytest.mark.parametrize("order_key", [None, "a"])
+def test_where_nothing_may_be_attempted_it_is_held_and_its_health_begins_anew(why, order_key):
+    made = after(FAILED, report(hold=why, order_key=order_key))
+    assert (made.size, waits_s(made), made.failing_since_ms) == (1, 10, None)
+
+
+@pytest.mark.parametrize("reason", sorted(window.ILL))
+def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_word(reason):
+    made = window.Window()
+    for second in range(60):
+        made.heard(reason, POLICY, NOW + second * 1000)
+    assert (waits_s(made), made.size, made.is_open) == (5, 1, False)
+
+
+@pytest.mark.parametrize("reason", [retry.SERVER_ERROR, retry.RATE_LIMITED, retry.ORDERED, "timeout"])
+def test_what_is_no_word_about_the_endpoint_s_health_holds_nothing(reason):
+    made = window.Window()
+    made.heard(reason, POLICY, NOW)
+    assert made == window.Window()
+
+
+def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
+    made = after(ACCEPTED)
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 59_999)
+    assert made.hold_until_ms == 0
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 60_000)
+    assert made.hold_until_ms > NOW + 60_000
+
+
+def test_it_is_open_again_when_its_window_is():
+    made = after(FAILED, *[ACCEPTED] * 5)
+    assert (made.size, made.held_until_ms) == (32, window.NEVER_MS)
+    made.reported(ACCEPTED, POLICY, NOW)
+    assert (made.size, made.is_open) == (64, True)
+    small = after(FAILED, *[ACCEPTED] * 2, policy=window.Policy(max_turn=4))
+    assert (small.size, small.is_open) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "is_failing"),
+    [
+        ([(0, FAILED)], False),
+        ([(0, FAILED), (3599, FAILED)], False),
+        ([(0, FAILED), (3600, FAILED)], True),
+        ([(0, FAILED), (3600, report())], False),  # no failure has been reported for so long
+        ([(0, FAILED), (1800, BOTH), (3600, FAILED)], False),
+        ([(0, FAILED), (1800, ACCEPTED), (3600, FAILED)], False),
+        ([(0, FAILED), (1800, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
+        ([(0, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
+        ([(0, report(failed=1, order_key="a")), (3600, report(failed=1, order_key="b"))], True),
+    ],
+)
+def test_failing_is_who_has_only_failed_from_a_report_to_another_for_so_long(reports, is_failing):
+    made, policy = window.Window(), window.Policy(disable_after_s=3600)
+    for at_s, each in reports:
+        made.reported(each, policy, NOW + at_s * 1000)
+    assert made.is_failing(policy) is is_failing
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**6)), max_size=30), st.integers(1, 300))
+def test_the_window_stays_within_its_bounds(history, max_turn):
+    made, policy, now_ms = window.Window(), window.Policy(max_turn=max_turn), NOW
+    for delivered, failed, after_ms in history:
+        now_ms += after_ms
+        made.reported(report(delivered, failed), policy, now_ms)
+        assert 1 <= made.size <= max(max_turn, window.FRESH)
+        assert made.hold_until_ms <= now_ms + policy.max_probe_interval_s * 1000
