@@ -172,9 +172,10 @@ class Delivery(Area):
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Ports that an endpoint's URL may name. Empty, for development: any."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
-    """Partitions of the three topics below, where the job has to create them."""
+    """Partitions of the topics below, where the job has to create them."""
     attempts_topic: str = "fanout.attempts"
-    """Topic of the delivery log: an entry for each attempt and skip, those of one endpoint sharing rows, and the receipts."""
+    """Topic of the delivery log: an entry for each attempt, and for each skip and postponement without one, those of one
+    endpoint sharing rows; and the receipts."""
     dead_letter_topic: str = "fanout.dead-letters"
     """Topic of what could not be delivered, with the whole story."""
     rejected_topic: str = "fanout.rejected-events"

@@ -25,8 +25,8 @@ may stand still."""
 def ensure_all(config: settings.Settings) -> None:
     """Create the topics that the job writes and that are missing."""
     partitions = config.delivery.result_partitions
-    ensure(config.kafka, of_results(config.delivery), partitions)
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
+    ensure(config.kafka, of_results(config.delivery), partitions)
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
@@ -67,5 +67,5 @@ def _await_leaders(admin: AdminClient, names: set[str]) -> None:
 
 
 def of_results(lane: settings.Delivery) -> list[str]:
-    """Return the topics that the job writes for others."""
-    return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic]
+    """Return the topics that the job writes."""
+    return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic]

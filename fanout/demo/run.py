@@ -137,7 +137,7 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
     topics.ensure(config.kafka, [scenario.TOPIC_PREFIX + event_type for event_type in scenario.EVENT_TYPES], PARTITIONS)
-    topics.ensure(config.kafka, topics.of_results(config.delivery), config.delivery.result_partitions)
+    topics.ensure_all(config)
     scene = _Scene(
         config=config,
         document={},

@@ -22,16 +22,16 @@ import orjson
 import pyarrow as pa
 import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 
-from delivery import settings
 from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.stages import deliver
 from delivery.webhooks import envelope, guard, limits, routing, rows, tally, worker
 from delivery.webhooks.snapshot import Snapshot
-from load_tests import direct, receiver
+from load_tests import receiver, traffic
 from tests import builders
 
 ARROW_ROWS = 1_000
+CUSTOMERS = traffic.Customers(endpoints=100)
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 
@@ -45,7 +45,7 @@ class InMemory:
 
 def source(url: str) -> routing.BroadcastSource:
     """Return the registry of the load test, with `url` in the place of its customers."""
-    document = direct.registry(direct.Scenario(), url)
+    document = CUSTOMERS.registry(url)
     key = SigningKey(secret=Secret(receiver.KEY))
     endpoints = [builders.endpoint(row["id"], url=row["url"], signing_keys=(key,)) for row in document["endpoints"]]
     subscriptions = [
@@ -60,16 +60,19 @@ def source(url: str) -> routing.BroadcastSource:
 
 def batches(count: int) -> Iterator[pa.RecordBatch]:
     """Yield the load test's events as the source stage gives them."""
-    made = list(direct.events(direct.Scenario(), count, random.Random(1), settings.Source()))
+    rng, made = random.Random(1), []
+    for number in range(count):
+        document = {"id": f"e{number}", "tenant_id": f"t{rng.randrange(CUSTOMERS.tenants)}", "note": "x" * 400}
+        made.append((rng.choice(traffic.EVENT_TYPES), orjson.dumps(document)))
     now_ms = int(time.time() * 1000)
     for first in range(0, count, ARROW_ROWS):
         part = made[first : first + ARROW_ROWS]
         columns = [
-            pa.array([event.message.topic for event in part]),
+            pa.array([f"events.{event_type}" for event_type, _ in part]),
             pa.array([0] * len(part), pa.int32()),
             pa.array(range(first, first + len(part)), pa.int64()),
             pa.array([now_ms] * len(part), pa.int64()),
-            pa.array([event.message.value for event in part], pa.binary()),
+            pa.array([value for _, value in part], pa.binary()),
             pa.array([None] * len(part), pa.string()),
         ]
         yield pa.record_batch(columns, list(deliver.COLUMNS))

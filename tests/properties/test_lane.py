@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import collections
+import itertools
 
 import orjson
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delivery.model import TenantId, TenantStatus
-from delivery.webhooks import dispatch, envelope, intake, lane, limits, retry, routing, rows
+from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
+from delivery.webhooks import dispatch, envelope, intake, lane, limits, parcel, retry, routing, rows
 from tests import builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -116,6 +117,70 @@ def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(ba
         assert kept == (None if value is None else value[: rows.MAX_REJECTED_BYTES])
         headers = [(header["name"], base64.b64decode(header["value_base64"])) for header in letter["headers"]]
         assert headers == list(rejection.record.headers)[: len(headers)]
+
+
+ENDINGS = {
+    OutcomeKind.DELIVERED: lambda o: o.attempts[-1].error_class is None and o.again is None,
+    OutcomeKind.DEAD_LETTERED: lambda o: o.attempts[-1].error_class == o.reason and o.again is None,
+    OutcomeKind.SKIPPED: lambda o: not o.attempts and o.again is None,
+    OutcomeKind.POSTPONED: lambda o: o.reason and o.again is not None,
+}
+NAMES = [f"ep{n}" for n in range(5)]
+endpoints = st.fixed_dictionaries(
+    {
+        "status": st.sampled_from(EndpointStatus),
+        "order_by": st.sampled_from([None, None, "a"]),
+        "retrying": st.sampled_from([Retrying(), Retrying(schedule_s=()), Retrying(max_age_s=1.0)]),
+        "fault": st.sampled_from([None, None, None, "a secret that does not open"]),
+        "max_per_second": st.sampled_from([None, None, 1.0]),
+        "max_in_flight": st.sampled_from([None, 1]),
+    }
+)
+fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_error", "throttled", "refused", "gone"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    registered=st.lists(endpoints, min_size=len(NAMES), max_size=len(NAMES)),
+    answers=st.lists(fates, min_size=1, max_size=30),
+    held=st.frozensets(st.sampled_from(NAMES), max_size=2),
+    events=st.lists(st.integers(0, 30), min_size=1, max_size=2),
+)
+def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
+    """In micro-batches one after the other, whatever the endpoints are and answer. What is postponed stands in parcels."""
+    clock, circuits, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
+    to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
+    due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
+    registry = routing.WholeRegistry("base", builders.snapshot(*to, *due))
+    sender = fakes.FakeSender(lambda *_: next(answered), clock)
+
+    async def micro_batch(count):
+        hand_over = fakes.handover(clock, held, circuits)
+        dispatcher = dispatch.Dispatcher(
+            sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits=circuits, clock=clock
+        )
+        begun = lane.Lane(registry, dispatcher, hand_over, envelope.Layout())
+        records = [
+            builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
+        ]
+        first, rest = await begun.take(records), await begun.finish()
+        return lane.Results(outcomes=first.outcomes + rest.outcomes)
+
+    async def main():
+        clock.install()
+        return [await micro_batch(count) for count in events]
+
+    for count, results in zip(events, asyncio.run(main()), strict=True):
+        ended = collections.Counter(o.delivery.webhook_id for o in results.outcomes)
+        assert (len(ended), set(ended.values())) == (count * len(NAMES), {1} if count else set())
+        for outcome in results.outcomes:
+            assert ENDINGS[outcome.kind](outcome), outcome
+        postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
+        read = [parcel.message(row.value) for row in rows.postponed(results, TOPICS)]
+        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.parcels]
+        assert collections.Counter(waits) == collections.Counter(
+            (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed
+        )
 
 
 def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):

@@ -1,0 +1,134 @@
+"""An endpoint that hangs, as the others' receivers see it: it costs one micro-batch an attempt, and later ones nothing."""
+
+import asyncio
+import collections
+import contextlib
+import socket
+import threading
+import time
+
+import orjson
+import pytest
+from aiohttp import web
+
+from delivery.webhooks import guard, retry, routing, rows, worker
+from tests import builders
+
+pytestmark = pytest.mark.integration
+OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+TIMEOUT_S = 3.0
+ENDPOINTS = [f"ep{n}" for n in range(40)]
+EVENTS = 5
+"""To each endpoint, in a micro-batch."""
+
+
+class Customers:
+    """A server of many endpoints, of which some never answer. Remembers when each request came, by its endpoint."""
+
+    def __init__(self, *hanging):
+        self.arrivals = collections.defaultdict(list)
+        self._hanging = hanging
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._ended.set)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self):
+        app = web.Application()
+        app.router.add_post("/{endpoint}", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self._ended = asyncio.Event()
+        return runner
+
+    async def _answer(self, request):
+        name = request.match_info["endpoint"]
+        self.arrivals[name].append(time.monotonic())
+        if name in self._hanging:
+            await self._ended.wait()
+        return web.Response()
+
+
+class Source:
+    def __init__(self, snapshot):
+        self._snapshot = snapshot
+
+    def registry(self, last):
+        return last or routing.WholeRegistry("isolation", self._snapshot)
+
+
+def records():
+    return [
+        builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": ENDPOINTS[n % len(ENDPOINTS)]}))
+        for n in range(EVENTS * len(ENDPOINTS))
+    ]
+
+
+def micro_batch(here, source, held=frozenset()):
+    """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
+    began = time.monotonic()
+    outcomes = [outcome for results in here.deliver([records()], source, held) for outcome in results.outcomes]
+    kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in outcomes)
+    return time.monotonic() - began, kinds
+
+
+def registry(url):
+    endpoints = [builders.endpoint(name, url=f"{url}/{name}") for name in ENDPOINTS]
+    subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name, scope=builders.scope(name)) for name in ENDPOINTS]
+    return Source(builders.snapshot(*endpoints, *subscriptions, tenants=tuple(ENDPOINTS)))
+
+
+@pytest.fixture
+def platform():
+    topics = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
+    with Customers("ep7") as customers:
+        source = registry(customers.url)
+        plan = worker.Plan(topics=topics, guard=OPEN, attempt_timeout_s=TIMEOUT_S)
+        with contextlib.closing(worker.Worker(plan)) as here:
+            yield customers, here, source
+
+
+def test_one_of_many_that_hangs_costs_one_micro_batch_the_time_of_an_attempt_and_later_ones_nothing(platform):
+    customers, here, source = platform
+    others = {(name, "delivered", None): EVENTS for name in ENDPOINTS if name != "ep7"}
+
+    took_s, kinds = micro_batch(here, source)
+    assert kinds == others | {("ep7", "dead_lettered", "timeout"): EVENTS}
+    assert TIMEOUT_S <= took_s < TIMEOUT_S * 1.5
+    # The others were not kept waiting for it.
+    first, last = (pick(at for name in ENDPOINTS if name != "ep7" for at in customers.arrivals[name]) for pick in (min, max))
+    assert last - first < TIMEOUT_S / 2
+
+    took_s, kinds = micro_batch(here, source)
+    assert kinds == others | {("ep7", "postponed", retry.CIRCUIT_OPEN): EVENTS}
+    assert took_s < TIMEOUT_S / 2
+    assert len(customers.arrivals["ep7"]) == EVENTS
+
+
+def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):
+    customers, here, source = platform
+    took_s, kinds = micro_batch(here, source, frozenset({"ep7", "somebody-else"}))
+    assert (kinds["ep7", "postponed", retry.CIRCUIT_OPEN], customers.arrivals["ep7"]) == (EVENTS, [])
+    assert took_s < TIMEOUT_S / 2
+
+
+def test_when_no_endpoint_can_be_reached_that_is_told_and_none_of_them_is_thought_ill_of(platform):
+    _, here, _ = platform
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        for _ in range(2):
+            results = list(here.deliver([records()], nobody))
+            assert (results[-1].asked, results[-1].unreachable) == (len(ENDPOINTS), len(ENDPOINTS))
