@@ -23,8 +23,8 @@ from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import log
 from tests.turns import waiting
 
-pytestmark = pytest.mark.e2e
-START_S = 240
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+START_S = 600
 """For a job to start, also on a busy machine."""
 SOON = {"probe_interval_s": 1, "max_probe_interval_s": 1}
 _numbers = itertools.count()
