@@ -84,7 +84,6 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
     def return_in_front(self, kept: shelf.Shelf, parcels: Iterable[Parcel]) -> None:
         """Put back what a turn did not end."""
         self.pieces[:0] = kept.lay(map(item, parcels))
-        self.not_before_ms = 0
 
     def _parcels(self, kept: shelf.Shelf) -> Iterator[Parcel]:
         return map(_decoder.decode, kept.front(self.pieces))

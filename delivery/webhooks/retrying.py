@@ -156,7 +156,9 @@ class _Deciding:
     def _wake(self) -> None:
         """Let what has waited long enough join its flow."""
         for sleeper in wheel.due(self._index.buckets, self._shelf, self._now_ms):
-            self._shelf.add(self._of(sleeper.owner).flows[None].pieces, flow.item(flow.parcel(sleeper.data)))
+            waits = flow.parcel(sleeper.data)
+            item = shelf.Item(sleeper.data, waits.since_ms, waits.expires_ms)
+            self._shelf.add(self._of(sleeper.owner).flows[None].pieces, item)
 
     def _admit(self, postponed: parcel.Postponed) -> None:
         """Take in what another lane hands over, as far as there is room for it."""
@@ -184,7 +186,13 @@ class _Deciding:
             wheel.put(self._index.buckets, self._shelf, wheel.Sleeper(key, at_ms, waits.since_ms, item.data), self._now_ms)
 
     def _settle(self, report: parcel.Report) -> None:
-        """Take what came of a turn. One that is not away any more is no news: it was lost, or this is a repeat."""
+        """Take what came of a turn. One that is not away any more is no news: it was lost, or this is a repeat.
+
+        1. The endpoint may not be asked: all of the turn stands where it stood.
+        2. What does not come back has ended.
+        3. What is in order, or was not attempted, stands in front again.
+        4. What has failed waits for its next attempt in the wheel.
+        """
         key = waiting.key(report.customer_id, report.endpoint_id)
         one = self._of(key)
         line = one.flows.get(report.order_key)
@@ -199,12 +207,10 @@ class _Deciding:
         for place, left in enumerate(line.taken(self._shelf)):
             if place not in back:
                 one.end(left)
-                continue
-            returned = left.returned(back[place])
-            if report.order_key is not None or (not back[place].attempts and returned.again_at_ms <= self._now_ms):
-                in_front.append(returned)
+            elif report.order_key is not None or not back[place].attempts:
+                in_front.append(left.returned(back[place]))
             else:
-                self._put(key, one, returned)
+                self._put(key, one, left.returned(back[place]))
         line.return_in_front(self._shelf, in_front)
 
     def _give_up(self, key: str, one: Waiting) -> None:

@@ -44,10 +44,8 @@ class Waiting(msgspec.Struct, array_like=True):
         self.flows[ended.order_key].waiting -= 1
 
     def forget(self) -> None:
-        """Drop the flows in which nothing waits. Where nothing waits at all, the endpoint may do well unseen in its lane."""
+        """Drop the flows in which nothing waits."""
         self.flows = {key: one for key, one in self.flows.items() if one.waiting}
-        if not self.flows:
-            self.window.failing_since_ms = None
 
     def pieces(self) -> Iterator[list[shelf.Piece]]:
         """Yield the pieces of each flow."""

@@ -154,7 +154,7 @@ def test_in_order_no_later_one_of_a_key_leaves_before_an_earlier_one_has_ended_a
     mine, others = [waiting(order_key="a") for _ in range(3)], [waiting(order_key="b") for _ in range(3)]
     [turn, other] = shard.step(postponed(mine[0], others[0], mine[1], mine[2]), now_ms=NOW)
     assert (ids(turn), ids(other)) == (events_of(mine), events_of(others[:1]))
-    shard.step(refused(turn, NOW + 5000), accepted(other), postponed(waiting(order_key="a")), now_ms=NOW + 1)
+    shard.step(postponed(waiting(order_key="a")), refused(turn, NOW + 5000), accepted(other), now_ms=NOW + 1)
     assert shard.told.due_ms == NOW + 5000
     [flowing] = shard.step(postponed(*others[1:]), now_ms=NOW + 2)
     assert ids(flowing) == events_of(others[1:])
@@ -423,3 +423,24 @@ def test_a_clock_that_is_behind_changes_no_order():
     assert shard.step(postponed(*ahead), now_ms=NOW) == []
     turns = shard.step(now_ms=NOW + 50)
     assert ids(*turns) == events_of(ahead)
+
+
+def test_new_keys_do_not_keep_an_old_one_from_its_turn():
+    shard, now_ms = Shard(max_turn=1), NOW
+    turns = shard.step(postponed(waiting(order_key="old")), now_ms=now_ms)
+    for number in range(10):
+        now_ms += 1000
+        fresh = postponed(waiting(order_key=f"a{number}"), waiting(order_key=f"b{number}"))
+        turns = shard.step(*(refused(turn, now_ms + 1000) for turn in turns), fresh, now_ms=now_ms)
+        if number and turns[0].order_key == "old":
+            break
+    assert turns[0].order_key == "old"
+
+
+def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attempted():
+    shard, parcels = Shard(max_turn=4), [waiting() for _ in range(6)]
+    [turn] = shard.step(postponed(*parcels), now_ms=NOW)
+    shard.step(reported(turn, back(2, NOW + 5000), back(3, NOW + 5000)), now_ms=NOW + 1)
+    assert shard.step(now_ms=NOW + 4999) == []
+    [following] = shard.step(now_ms=NOW + 5000)
+    assert ids(following) == events_of(parcels[2:])
