@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
@@ -53,6 +54,8 @@ class Sender(Protocol):
 @dataclass(slots=True)
 class _Pending(Generic[Sent]):
     delivery: Sent
+    since: float = 0.0
+    """When it began to wait; after an attempt, anew."""
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -108,7 +111,7 @@ class Dispatcher(Generic[Sent]):
         self._enough_settled = 0
         self._is_awaited = False
         self._straggling: asyncio.TimerHandle | None = None
-        self._is_over = False
+        self._is_finishing = self._is_over = False
         self._gone: set[EndpointId] = set()
         self._ended: list[Outcome[Sent]] = []
         self._changed = asyncio.Event()
@@ -142,14 +145,17 @@ class Dispatcher(Generic[Sent]):
         await self._wait_while(lambda: len(self._turns) > ENOUGH_IN_TURN)
 
     async def finish(self) -> None:
-        """Wait until every delivery has its outcome."""
+        """Wait until every delivery has its outcome. Nothing is submitted any more."""
+        self._stop_timing()
+        self._is_finishing = True
         await self.down_to(0)
+        self._stop_timing()
 
     async def down_to(self, unsettled: int) -> None:
         """Wait until no more than so many deliveries are without an outcome. Nothing is submitted meanwhile.
 
-        From the moment on at which no endpoint stands in line for a slot, what waits, waits for its own endpoint: for as long
-        as `lane_deadline_s`, then it is handed over.
+        When no endpoint stands in line for a slot, what waits, waits for its own endpoint: for as long as `lane_deadline_s`,
+        then it is handed over.
         """
         self._enough_settled, self._is_awaited = unsettled, True
         if not self._turns:
@@ -157,8 +163,7 @@ class Dispatcher(Generic[Sent]):
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
         finally:
-            self._is_awaited = self._is_over = False
-            self._stop_timing()
+            self._is_awaited = False
 
     def abandon(self) -> None:
         """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole."""
@@ -185,15 +190,20 @@ class Dispatcher(Generic[Sent]):
             self._straggling = None
 
     def _end_stragglers(self) -> None:
-        self._is_over = True
-        now = self._clock()
+        """Hand over what has waited for too long; when there is nothing else to come, all that waits, now and later."""
+        self._straggling = None
+        if not self._is_awaited:
+            return
+        self._is_over, now = self._is_finishing, self._clock()
         for queue in self._queues.values():
             is_paced = queue.pace is not None and queue.pace.wait_s(now) > 0
-            self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE)
+            until = now if self._is_over else now - self._bounds.lane_deadline_s
+            self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE, until)
+        self._time_stragglers()
 
-    def _empty(self, queue: _Queue[Sent], reason: str) -> None:
-        """Hand over all that waits."""
-        while queue.waiting:
+    def _empty(self, queue: _Queue[Sent], reason: str, until: float = math.inf) -> None:
+        """Hand over all that began to wait by `until`."""
+        while queue.waiting and queue.waiting[0].since <= until:
             self._postpone(queue.waiting.popleft(), reason)
 
     def _postpone(self, pending: _Pending[Sent], reason: str) -> None:
@@ -211,6 +221,7 @@ class Dispatcher(Generic[Sent]):
         elif self._is_over:
             self._postpone(pending, retry.LANE_DEADLINE)
         else:
+            pending.since = self._clock()
             queue.waiting.append(pending)
             self._give_turn(queue)
             self._start_runner()

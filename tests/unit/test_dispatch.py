@@ -233,6 +233,37 @@ def test_who_keeps_a_micro_batch_waiting_by_itself_is_handed_over_after_the_lane
     })  # fmt: skip
 
 
+def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
+    """As the batch lane waits for room in memory: for one after the other to end."""
+    clock = fakes.PassingClock()
+
+    async def main():
+        clock.install()
+        began, dispatcher = clock.now, dispatcher_of(SlowSender(clock, {"slow": 2.0}), clock, max_in_flight_per_endpoint=1)
+        for delivery in deliveries(20, "slow"):
+            dispatcher.submit(delivery)
+        for unsettled in range(10, 0, -1):
+            await dispatcher.down_to(unsettled)
+        return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.ended())
+
+    assert asyncio.run(main()) == (3.0, {None: 1, retry.LANE_DEADLINE: 18})
+
+
+def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
+    clock = fakes.PassingClock()
+
+    async def main():
+        clock.install()
+        dispatcher = dispatcher_of(SlowSender(clock, {"slow": 2.0}), clock, max_in_flight_per_endpoint=1)
+        for number in (2, 1, 1):  # two wait at first; then one is added whenever one has ended
+            for delivery in deliveries(number, "slow"):
+                dispatcher.submit(delivery)
+            await dispatcher.down_to(1)
+        return {outcome.kind for outcome in dispatcher.ended()}
+
+    assert asyncio.run(main()) == {OutcomeKind.DELIVERED}
+
+
 def test_nobody_is_handed_over_for_waiting_for_a_slot_that_others_have():
     endpoints = [f"ep{n}" for n in range(10)]
     [(took, endings)] = in_passing_time(
