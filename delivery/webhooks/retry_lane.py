@@ -276,8 +276,10 @@ class RetryLane:
             if not one.turn.number:
                 raise
             log.exception("a parcel failed in an unforeseen way", extra={"endpoint_id": one.turn.endpoint_id})
-            at_ms = self._now_ms() + round(PUT_OFF_S * 1000)
-            one.comes_back(place, Again(at_ms, one.turn.parcels[place].retries), intake.UNFORESEEN)
+            # As an attempt that failed through a fault of ours: what was not attempted would stand in front, before the others.
+            now_ms, waits = self._now_ms(), one.turn.parcels[place]
+            told = Attempt(waits.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the log")
+            one.comes_back(place, Again(now_ms + round(PUT_OFF_S * 1000), waits.retries), intake.UNFORESEEN, (told,))
             if one.turn.order_key is not None:
                 one.until = float("-inf")
 
