@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
-from delivery.stages import backlog, lanes, lookup, session, snapshot, topics
-from delivery.stages.disabling import Disabling
+from delivery.stages import backlog, disabling, lanes, lookup, session, snapshot, topics
 from delivery.stages.held import Held
 from delivery.stages.network import Network
 
@@ -45,7 +44,7 @@ def run(
         backlog.watch(config, name, watch, stop)
     topics.ensure_all(config)
     spark = session.start(config.spark, jars)
-    disabler = Disabling(config, stop)
+    disabler = disabling.Disabling(config, stop)
     try:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(take, stop) for name, take in source.items()}

@@ -92,8 +92,7 @@ def _topics(config: settings.Settings) -> str:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
         raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
-    own_topics = [*topics.of_results(config.delivery), config.delivery.retries_topic]
-    if own := [name for name in own_topics if pattern.fullmatch(name)]:
+    if own := [name for name in topics.of_results(config.delivery) if pattern.fullmatch(name)]:
         raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
     return f"{sum(bool(pattern.fullmatch(name)) for name in names)} match {config.source.topic_pattern}"
 

@@ -47,6 +47,8 @@ TURN_S = 30.0
 given up for lost while it is under way."""
 MAX_UNDER_WAY_BYTES = 64 * 1024 * 1024
 """Of turns that are under way in one worker. A turn beyond that comes back unattempted, unless others make room."""
+PUT_OFF_S = 300.0
+"""When a parcel is tried again that met a fault in our own code."""
 PARCEL_BYTES = 2048
 """What a parcel takes in memory besides its events."""
 _HOLDS = {EndpointStatus.PAUSED: retry.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry.ENDPOINT_DISABLED}
@@ -138,6 +140,7 @@ class RetryLane:
         self._begun: set[asyncio.Task[None]] = set()
         self._ended: list[_UnderWay] = []
         self._bytes = 0
+        self._is_stuck = False
         self._in_flight = 0
         self._most_in_flight = 0
 
@@ -148,31 +151,33 @@ class RetryLane:
         """
         for written in turns:
             turn = parcel.turn(written)
-            flow = (turn.customer_id, turn.endpoint_id, turn.order_key)
-            known = self._flows.get(flow)
-            if known is not None and known.turn.number == turn.number:
+            known = self._flows.get(_flow(turn))
+            if turn.number and known is not None and known.turn.number == turn.number:
                 if known.task is not None:
                     self._begun.add(known.task)
                 continue
-            if known is not None and turn.number:
-                known.until = float("-inf")  # its shard has given it up, and the same parcels are in this one
-            has_room = await self._has_room(turn, settle_s)
+            has_room = not turn.number or await self._has_room(turn, settle_s)
             begun = _UnderWay(turn, await registry.destination(turn.endpoint_id), self._clock() + TURN_S)
-            if turn.number and not has_room:
+            if not turn.number:
+                # Its shard has forgotten it already: what cannot be told of it fails the task, and the micro-batch runs again.
+                self._begin(begun)
+                self._ended.append(begun)
+            elif has_room:
+                if known is not None:
+                    known.until = float("-inf")  # its shard has given it up for lost, and the same parcels are in this one
+                self._flows[_flow(turn)] = begun
+                begun.task = asyncio.create_task(self._carry(begun))
+                self._tasks.add(begun.task)
+                begun.task.add_done_callback(self._tasks.discard)
+                self._begun.add(begun.task)
+            else:
                 self._turn_away(begun)
-                continue
-            if turn.number:
-                self._flows[flow] = begun
-            begun.task = asyncio.create_task(self._carry(flow, begun))
-            self._tasks.add(begun.task)
-            begun.task.add_done_callback(self._tasks.discard)
-            self._begun.add(begun.task)
             await asyncio.sleep(0)
         return self._told()
 
     async def settle(self, wait_s: float) -> Ended:
         """Wait for the turns taken since the last call, no longer than `wait_s`; return what has ended."""
-        begun, self._begun = self._begun, set()
+        begun, self._begun, self._is_stuck = self._begun, set(), False
         if begun:
             await asyncio.wait(begun, timeout=wait_s)
         return self._told()
@@ -190,19 +195,22 @@ class RetryLane:
             told.results.batches += one.results.batches
             if one.turn.number:
                 told.reports.append(one.report())
-                flow = (one.turn.customer_id, one.turn.endpoint_id, one.turn.order_key)
-                if self._flows.get(flow) is one:
-                    del self._flows[flow]
+                self._forget(one)
         self._ended, self._most_in_flight = [], self._in_flight
         return told
 
     async def _has_room(self, turn: parcel.Turn, settle_s: float) -> bool:
-        """Wait until there is room in memory, as long as turns end; False when none has for `settle_s`."""
+        """Wait until there is room in memory, as long as turns end; False when none has for `settle_s`, once in a task."""
         while self._bytes and self._bytes + _weight(turn) > MAX_UNDER_WAY_BYTES:
-            ended, _ = await asyncio.wait(self._tasks, timeout=settle_s, return_when=asyncio.FIRST_COMPLETED)
-            if not ended:
+            if self._is_stuck:
                 return False
+            ended, _ = await asyncio.wait(self._tasks, timeout=settle_s, return_when=asyncio.FIRST_COMPLETED)
+            self._is_stuck = not ended
         return True
+
+    def _forget(self, one: _UnderWay) -> None:
+        if self._flows.get(_flow(one.turn)) is one:
+            del self._flows[_flow(one.turn)]
 
     def _turn_away(self, one: _UnderWay) -> None:
         """Let all of a turn come back unattempted."""
@@ -211,7 +219,7 @@ class RetryLane:
             one.comes_back(place, Again(at_ms, waits.retries))
         self._ended.append(one)
 
-    async def _carry(self, flow: _Flow, one: _UnderWay) -> None:
+    async def _carry(self, one: _UnderWay) -> None:
         """Take a turn to its end."""
         weight = _weight(one.turn)
         self._bytes += weight
@@ -225,8 +233,7 @@ class RetryLane:
         except Exception:
             # A surprise in one turn must hurt that turn alone. Its shard gives it up for lost and lets it leave again.
             log.exception("a turn failed in an unforeseen way", extra={"endpoint_id": one.turn.endpoint_id})
-            if self._flows.get(flow) is one:
-                del self._flows[flow]
+            self._forget(one)
         finally:
             self._bytes -= weight
 
@@ -252,12 +259,29 @@ class RetryLane:
             if None in parts and turn.given_up is None:
                 one.waiting.append(place)
                 continue
-            for reason, places in parts.items():
-                if reason is None:
-                    unsent = _unsent(one, waits, places)
-                    _tell(one, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
-                else:
-                    _skip(one, waits, places, reason)
+            with self._put_off_by_a_fault(one, place):
+                for reason, places in parts.items():
+                    if reason is None:
+                        unsent = _unsent(one, waits, places)
+                        _tell(one, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
+                    else:
+                        _skip(one, waits, places, reason)
+
+    @contextlib.contextmanager
+    def _put_off_by_a_fault(self, one: _UnderWay, place: int) -> Iterator[None]:
+        """Let a parcel come back much later that meets a fault of ours, as events that cannot be read; the others go on."""
+        try:
+            yield
+        except Exception:
+            if not one.turn.number:
+                raise
+            log.exception("a parcel failed in an unforeseen way", extra={"endpoint_id": one.turn.endpoint_id})
+            # As an attempt that failed through a fault of ours: what was not attempted would stand in front, before the others.
+            now_ms, waits = self._now_ms(), one.turn.parcels[place]
+            told = Attempt(waits.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the log")
+            one.comes_back(place, Again(now_ms + round(PUT_OFF_S * 1000), waits.retries), intake.UNFORESEEN, (told,))
+            if one.turn.order_key is not None:
+                one.until = float("-inf")
 
     async def _attempt_all(self, one: _UnderWay) -> None:
         """Attempt what waits: as many at once as the endpoint takes, or one after the other where there is an order."""
@@ -268,7 +292,9 @@ class RetryLane:
             gate = self._gates[key] = asyncio.Semaphore(bound)
         pace = self._bounds.pace_to(one.endpoint, self._paces)
         runners = 1 if one.turn.order_key is not None else min(bound, len(one.waiting))
-        await asyncio.gather(*(self._run(one, gate, pace) for _ in range(runners)))
+        async with asyncio.TaskGroup() as together:
+            for _ in range(runners):
+                together.create_task(self._run(one, gate, pace))
 
     async def _run(self, one: _UnderWay, gate: asyncio.Semaphore, pace: limits.Pace | None) -> None:
         """Attempt one parcel after another. Whoever waits for the endpoint's pace holds no slot of the worker."""
@@ -281,8 +307,9 @@ class RetryLane:
                 if not wait_s:
                     if pace is not None:
                         pace.take(now)
-                    with self._counted():
-                        await self._attempt(one, one.waiting.popleft())
+                    place = one.waiting.popleft()
+                    with self._counted(), self._put_off_by_a_fault(one, place):
+                        await self._attempt(one, place)
                     continue
             if now + wait_s > one.until:
                 return
@@ -353,6 +380,10 @@ def _tell(one: _UnderWay, outcome: Outcome[Any]) -> None:
         one.results.batches.append(batch_message.settled(outcome))
     else:
         one.results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
+
+
+def _flow(turn: parcel.Turn) -> _Flow:
+    return (turn.customer_id, turn.endpoint_id, turn.order_key)
 
 
 def _weight(turn: parcel.Turn) -> int:

@@ -13,6 +13,7 @@ import uuid
 
 import orjson
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from delivery import kafka_options, plan, settings
@@ -186,6 +187,18 @@ class Platform:
 
     def log(self, *, whole=False):
         return (self.folder / "job.log").read_text()[0 if whole else -6000 :]
+
+    def read(self, topic):
+        """Return the values of all records of a topic."""
+        consumer = Consumer(
+            {"group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"} | kafka_options.for_command(self.config.kafka)
+        )
+        consumer.subscribe([topic])
+        values = []
+        while messages := consumer.consume(1000, 5.0):
+            values += [message.value() for message in messages if message.error() is None]
+        consumer.close()
+        return values
 
     def ledger(self):
         topics.ensure_all(self.config)

@@ -2,14 +2,11 @@
 
 import re
 import urllib.request
-import uuid
 
 import orjson
 import pytest
 import standardwebhooks
-from confluent_kafka import Consumer
 
-from delivery import kafka_options
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect
 from tests.e2e.conftest import assert_eventually
@@ -41,15 +38,7 @@ def update(platform, statement, *values):
 
 def log(platform):
     """The entries of the delivery log about batches."""
-    names = [platform.config.delivery.attempts_topic]
-    consumer = Consumer(
-        {"group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"} | kafka_options.for_command(platform.config.kafka)
-    )
-    consumer.subscribe(names)
-    rows = []
-    while messages := consumer.consume(1000, 5.0):
-        rows += [orjson.loads(message.value()) for message in messages]
-    consumer.close()
+    rows = map(orjson.loads, platform.read(platform.config.delivery.attempts_topic))
     return [entry for row in rows for entry in row.get("entries", ())]
 
 

@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from delivery.webhooks import parcel
+from subscriptions_db import connect
+from tests.e2e.conftest import JOB_TIMEOUT_S
+
 pytestmark = pytest.mark.e2e
 
 
@@ -51,6 +55,38 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     assert len({one.webhook_id for one in platform.received if one.path == "/ep2"}) == 2
     # 11 delivered, 2 dead letters of 3 attempts each.
     assert (told.attempts, len(told.delivered)) == (11 + 6, 11)
+
+
+def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
+    platform.migrate()
+    platform.statuses["failing"] = 500
+    platform.statuses["gone"] = 410
+    names = ("ep1", "failing", "gone", "paused", "ordered")
+    own = {"failing": {"retry": {"schedule_s": [5]}}, "paused": {"status": "paused"}, "ordered": {"order_by": "amount"}}
+    for name in names:
+        platform.register([], endpoints=(name,), **{"retry": {}} | own.get(name, {}))
+    platform.register([{"endpoint": name} for name in names], endpoints=())
+    ids = [platform.publish(1, first=n, amount=n % 2)[0] for n in range(4)]
+
+    assert platform.start("--once", "--lanes", "direct").wait(JOB_TIMEOUT_S) == 0, platform.log()
+
+    assert sorted(platform.accepted()) == sorted(ids)
+    assert not platform.ledger().dead_letters
+    waits = collections.defaultdict(collections.Counter)
+    for value in platform.read(platform.config.delivery.retries_topic):
+        told = parcel.message(value)
+        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.parcels)
+    # Two of them have failed three times before the circuit opens, or five once.
+    assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
+    assert {reason for reason, _ in waits["failing"]} <= {"server_error", "circuit_open"}
+    assert {name: dict(waits[name]) for name in ("gone", "paused", "ordered")} == {
+        "gone": {("gone", None): 4},
+        "paused": {("endpoint_paused", None): 4},
+        "ordered": {("ordered", "0"): 2, ("ordered", "1"): 2},
+    }
+    with connect.connect(platform.config.database) as connection:
+        row = connection.execute("select status, disabled_reason from endpoints where endpoint_id = 'gone'").fetchone()
+    assert row == {"status": "disabled", "disabled_reason": "gone"}
 
 
 def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platform):

@@ -23,8 +23,8 @@ from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import log
 from tests.turns import waiting
 
-pytestmark = pytest.mark.e2e
-START_S = 240
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+START_S = 600
 """For a job to start, also on a busy machine."""
 SOON = {"probe_interval_s": 1, "max_probe_interval_s": 1}
 _numbers = itertools.count()
@@ -157,13 +157,15 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
     ids = platform.publish(5)
     assert_eventually(platform.accepted, lambda got: len(got) == 5, within_s=START_S)
     [event] = postpone(platform, 1)
-    assert_eventually(platform.accepted, lambda got: got[5:] == [event.event_id], within_s=30)
+    assert_eventually(platform.accepted, lambda got: got[5:] == [event.event_id], within_s=120)
     assert sorted(platform.accepted()[:5]) == sorted(ids)
-    # The report is read, and then no further micro-batch comes.
-    handled = assert_eventually(
-        lambda: job.metric('records_total{lane="retry"}'), lambda count: count and count >= 2, within_s=30
-    )
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=30)
-    time.sleep(5)
-    assert job.metric('records_total{lane="retry"}') <= handled + 1
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
+
+    def came_in_10_s():
+        before = job.metric('records_total{lane="retry"}')
+        time.sleep(10)
+        return job.metric('records_total{lane="retry"}') - before
+
+    # The report is read, the tick that was on its way as well, and then no further micro-batch comes.
+    assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()

@@ -339,27 +339,50 @@ def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_o
     asyncio.run(main())
 
 
-def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monkeypatch, caplog):
+def unreadable(monkeypatch, broken):
     unpack = segment.unpacked
+    monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
+
+
+@pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
+def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeypatch, caplog, subscriptions):
+    broken = waiting(retries=3)
+    unreadable(monkeypatch, broken)
+    ended = deliver(registry(*subscriptions), turn(waiting(), broken, waiting()))
+    [report] = ended.reports
+    [back] = report.back
+    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    assert [attempt.error_class for attempt in back.attempts] == ["local"]
+    assert (report.failed, len(ended.results.outcomes)) == (0, 2)
+    assert "unforeseen" in caplog.text
+
+
+def test_events_that_cannot_be_read_and_are_given_up_fail_the_task_because_nothing_could_be_told_of_them(monkeypatch):
     broken = waiting()
+    unreadable(monkeypatch, broken)
+    with pytest.raises(ZeroDivisionError):
+        deliver(registry(), turn(broken, number=0, given_up=retry.EXPIRED))
 
-    def unpacked(packed):
-        if packed is broken.packed[0] or packed == broken.packed[0]:
+
+def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monkeypatch, caplog):
+    turns = [turn(number=5), turn(order_key="k")]
+
+    def in_flight_to(_, endpoint):
+        if not surprised:
+            surprised.append(endpoint)
             raise RuntimeError("a bug")
-        return unpack(packed)
-
-    monkeypatch.setattr(segment, "unpacked", unpacked)
+        return 1
 
     async def main():
         lane, known = lane_of(Sender()), routing.WholeRegistry("base", registry())
-        turns = [turn(broken, number=5), turn(order_key="k")]
+        monkeypatch.setattr(limits.Limits, "in_flight_to", in_flight_to)
         ended = together(await lane.take(map(parcel.encoded, turns), known, 5), await lane.settle(5))
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
-        monkeypatch.setattr(segment, "unpacked", unpack)
         ended = together(await lane.take([parcel.encoded(turns[0])], known, 5), await lane.settle(5))
         assert [report.turn for report in ended.reports] == [5]
 
+    surprised = []
     asyncio.run(main())
 
 

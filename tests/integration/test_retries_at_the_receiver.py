@@ -1,0 +1,62 @@
+"""Turns as their receivers see them, sent by a real worker over real connections, from one micro-batch to the next."""
+
+import base64
+import socket
+
+import pytest
+from standardwebhooks import Webhook
+
+from delivery.model import Retrying
+from delivery.webhooks import parcel, rows, worker
+from tests import builders
+from tests.integration.test_batches_at_the_receiver import OPEN, Customers
+from tests.integration.test_limits_at_the_receiver import Source
+from tests.turns import turn, waiting
+
+pytestmark = pytest.mark.integration
+TOPICS = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
+
+
+@pytest.fixture
+def here():
+    made = worker.Worker(worker.Plan(topics=TOPICS, guard=OPEN, attempt_timeout_s=0.1))
+    yield made
+    made.close()
+
+
+def source(**urls):
+    endpoints = [builders.endpoint(name, url=url, retrying=Retrying(timeout_s=3.0)) for name, url in urls.items()]
+    return Source(builders.snapshot(*endpoints, *(builders.subscription(f"s-{name}", endpoint_id=name) for name in urls)))
+
+
+def micro_batch(here, known, *turns, settle_s=0.3):
+    """Deliver turns; return the reports that have come."""
+    ended = here.retry([parcel.encoded(one) for one in turns], known, settle_s)
+    return {report.endpoint_id: report for one in ended for report in one.reports}
+
+
+def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attempt(here):
+    event = builders.event()
+    with Customers() as customers:
+        known = source(ep1=f"{customers.url}/ep1")
+        reports = micro_batch(here, known, turn(waiting(event, through=("s-ep1",))), settle_s=5)
+    [(_, headers, body)] = customers.received
+    assert reports["ep1"].delivered == 1
+    through = builders.subscription("s-ep1")
+    assert headers["webhook-id"] == builders.delivery(event=event, subscription=through).webhook_id
+    Webhook(base64.b64encode(builders.KEY.secret.reveal()).decode()).verify(body, headers)
+
+
+def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here):
+    with Customers() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
+        known = source(ep1=f"{customers.url}/ep1", hangs=f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        of_hangs = turn(waiting(through=("s-hangs",)), endpoint="hangs")
+        reports = micro_batch(here, known, of_hangs, turn(waiting(through=("s-ep1",))))
+        assert set(reports) == {"ep1"}
+        late = {}
+        while not late:
+            late = micro_batch(here, known, of_hangs)
+    [back] = late["hangs"].back
+    [attempt] = back.attempts
+    assert attempt.error_class == "timeout"
+    assert attempt.duration_ms >= 3000
