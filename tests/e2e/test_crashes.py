@@ -79,9 +79,6 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     counts = collections.Counter(taken(platform))
     assert sorted(counts) == sorted(ids)
     repeated = [event_id for event_id, count in counts.items() if count > 1]
-    import sys
-
-    sys.stderr.write(f"MEASURED {kill.__name__} {mode} before {before} repeated {len(repeated)}\n")
     assert len(repeated) <= before / 2
     assert platform.ledger().pending() == 0
 

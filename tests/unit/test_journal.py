@@ -7,6 +7,7 @@ import pytest
 
 from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks import (
+    batch_lane,
     batch_message,
     dispatch,
     envelope,
@@ -21,7 +22,7 @@ from delivery.webhooks import (
     segment,
     sender,
 )
-from tests import builders, fakes
+from tests import batches, builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 ACCEPTED = Attempt(1, 0, 1.0, 200, None)
@@ -161,3 +162,21 @@ def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_ev
     assert (len(posted), len(posted_again)) == (10, 4)
     assert {one.delivery.webhook_id for one in whole.outcomes[:6]}.isdisjoint(one.delivery.webhook_id for one in rest.outcomes)
     assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
+
+
+def test_a_batch_that_has_ended_is_not_sent_again_and_the_others_are():
+    of = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
+    clock, network = fakes.Clock(), fakes.FakeTransport(200)
+    registry = routing.WholeRegistry("base", builders.snapshot(batches.endpoint(), builders.subscription()))
+
+    async def send(ended_before):
+        posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
+        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), retry.QuickRetry(), paces={}, clock=clock)
+        delivering = batch_lane.BatchLane(registry, dispatcher, ended_before)
+        first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
+        return first.batches + (await delivering.finish()).batches
+
+    first, second = asyncio.run(send(frozenset()))
+    [again] = asyncio.run(send(read_back(*written(batches=[first]))))
+    assert again.outcome.delivery.webhook_id == second.outcome.delivery.webhook_id
+    assert len(network.posted) == 3

@@ -54,7 +54,8 @@ def test_a_task_that_runs_again_in_a_micro_batch_that_runs_again_reads_from_its_
     assert read == [1000, 1000]
 
 
-def test_a_checkpoint_that_cannot_be_read_is_left_to_spark(monkeypatch, read, caplog):
+@pytest.mark.usefixtures("read")
+def test_a_checkpoint_that_cannot_be_read_is_left_to_spark(monkeypatch, caplog):
     def fail(*_):
         raise OSError("no such disk")
 
