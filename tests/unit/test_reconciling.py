@@ -37,7 +37,7 @@ def dead(offset, attempts=FAILED):
     return outcome(offset, OutcomeKind.DEAD_LETTERED, attempts, reason="server_error")
 
 
-def skipped(offset, reason=SkipReason.ENDPOINT_PAUSED, **fields):
+def skipped(offset, reason=SkipReason.SUBSCRIPTION_PAUSED, **fields):
     return outcome(offset, OutcomeKind.SKIPPED, (), reason=reason, **fields)
 
 
@@ -115,7 +115,7 @@ def test_what_was_due_adds_up_by_lane_type_and_endpoint():
     [(group, counts)] = account.groups.items()
     assert group == ("direct", "order.created", "ep1")
     assert counts.document() == {
-        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "skipped": {"endpoint_paused": 1}, "lost": 0, "repeated": 0,
+        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "skipped": {"subscription_paused": 1}, "lost": 0, "repeated": 0,
     }  # fmt: skip
     direct = account.lanes["direct"]
     assert (direct.records, direct.rejected, direct.behind) == (10, 1, 0)
@@ -137,7 +137,7 @@ def test_what_the_batch_lane_skips_before_it_collects_is_on_its_own_account():
     paused = Ended(
         delivery=builders.delivery(event=event(0), endpoint=batch_endpoint()),
         kind=OutcomeKind.SKIPPED,
-        reason="endpoint_paused",
+        reason="subscription_paused",
     )
     told.write(paused, receipts=[receipt(0, 9, due=1, mode=DeliveryMode.BATCH), receipt(0, 9, due=0)])
     account = told.account()
