@@ -34,7 +34,7 @@ def without_a_receipt(rows):
 
 def with_a_skip(rows):
     row = next(row for row in rows if row["kind"] == "outcomes" and row["endpoint_id"] == "ep1")
-    row["entries"].append(row["entries"][0] | {"kind": "skipped", "reason": "endpoint_paused"})
+    row["entries"].append(row["entries"][0] | {"kind": "skipped", "reason": "subscription_paused"})
     return rows
 
 

@@ -115,7 +115,8 @@ def test_what_was_due_adds_up_by_lane_type_and_endpoint():
     [(group, counts)] = account.groups.items()
     assert group == ("direct", "order.created", "ep1")
     assert counts.document() == {
-        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "skipped": {"subscription_paused": 1}, "lost": 0, "repeated": 0,
+        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "lost": 0, "repeated": 0,
+        "skipped": {"subscription_paused": 1},
     }  # fmt: skip
     direct = account.lanes["direct"]
     assert (direct.records, direct.rejected, direct.behind) == (10, 1, 0)
