@@ -3,7 +3,7 @@
 Runs in the executors' Python workers. One key is one shard of endpoints: Spark's state costs by the key and micro-batch, not by
 the event (docs/architecture.md). A shard's index is one small value, rewritten when it changes; its segments are written once
 under growing numbers, read when something leaves, and removed. Guarantee: Spark commits the state with the offsets, so that a
-micro-batch that runs again finds the state that it found the first time, and decides the same.
+micro-batch that runs again finds the state that it found the first time.
 """
 
 from __future__ import annotations

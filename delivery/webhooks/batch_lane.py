@@ -71,15 +71,17 @@ class BatchLane:
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: list[int]) -> None:
         """Send the events of a batch at `places`, or skip or postpone them."""
         # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
-        events = [segment.unpacked(batch.packed[place]) for place in places]
-        through = [parting.through(batch, place) for place in places]
+        due = [(segment.unpacked(batch.packed[place]), parting.through(batch, place)) for place in places]
+        if self._ended_before:
+            due = [(event, name) for event, name in due if journal.of_packed(event, name) not in self._ended_before]
+            if not due:
+                return
+        events, through = [event for event, _ in due], [name for _, name in due]
         # Of an endpoint that is gone, what the log names is left.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:
             delivery = delivery._replace(webhook_id=batch_message.webhook_id(batch.endpoint_id, events, through))
-            if self._ended_before and journal.of_batch(delivery.webhook_id, events) in self._ended_before:
-                return
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return

@@ -86,7 +86,10 @@ def settled(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], through: Sequence[SubscriptionId]) -> str:
-    """Return the id that all attempts of this batch carry: a digest of what is in it, and so the same after a crash."""
+    """Return the id that all attempts of this batch carry: a digest of what is in it.
+
+    After a crash its events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
+    """
     parts = [f"{event.source}\0{event.event_id}\0{name}" for event, name in zip(events, through, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()
 

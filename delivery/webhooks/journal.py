@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
 import orjson
 
-from delivery.model import EndpointId, Event, SubscriptionId
-from delivery.webhooks import batch_message, message, parcel, segment
+from delivery.model import Event, SubscriptionId
+from delivery.webhooks import parcel, segment
 
 log = logging.getLogger(__name__)
 
 MAX_ENDED = 1_000_000
 """More are not remembered: some 100 bytes each. What is not remembered is made again."""
 Key = bytes
-"""Names a delivery, or a batch, of one lane. 16 bytes, because there may be very many."""
+"""Names a delivery, alone or in a batch. 16 bytes, because there may be very many."""
 Ended = Container[Key]
 
 
@@ -35,31 +35,27 @@ class Place(NamedTuple):
     offset: int
 
 
-def key(webhook_id: str, places: Iterable[Place]) -> Key:
-    """Return the key of what has this id and holds the events at these places.
-
-    The id alone is not enough: a producer that repeats an event makes two deliveries with one id, and each is to end.
-    """
-    return hashlib.blake2b(f"{webhook_id} {min(places)}".encode(), digest_size=16).digest()
+def key(subscription_id: str, place: Place) -> Key:
+    """Return the key of a delivery: by its place, because an event that is published twice has its `webhook-id` twice."""
+    return hashlib.blake2b(f"{subscription_id} {place}".encode(), digest_size=16).digest()
 
 
-def of(event: Event, webhook_id: str) -> Key:
+def of(event: Event, subscription_id: SubscriptionId) -> Key:
     """Return the key of a delivery of this event."""
     record = event.record
-    return key(webhook_id, [Place(record.topic, record.partition, record.offset)])
+    return key(subscription_id, Place(record.topic, record.partition, record.offset))
 
 
-def of_batch(webhook_id: str, events: Iterable[segment.Packed]) -> Key:
-    """Return the key of a batch."""
-    return key(webhook_id, [_place(event) for event in events])
+def of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
+    """Return the key of an event of a batch. The events that share a batch may be others when the micro-batch runs again."""
+    return key(subscription_id, Place(event.topic, event.partition, event.offset))
 
 
 class Journal:
-    """What has ended, as it is read: the dead letters first, because a batch may need several to have ended."""
+    """What has ended, as it is read."""
 
     def __init__(self, max_ended: int = MAX_ENDED) -> None:
         self.ended: set[Key] = set()
-        self._letters: set[Key] = set()
         self._max_ended = max_ended
 
     def take_dead_letter(self, value: bytes) -> None:
@@ -75,7 +71,7 @@ class Journal:
         self._take(value, self._attempts)
 
     def _take(self, value: bytes, take: Callable[[bytes], None]) -> None:
-        if len(self.ended) + len(self._letters) >= self._max_ended:
+        if len(self.ended) >= self._max_ended:
             return
         try:
             take(value)
@@ -84,50 +80,33 @@ class Journal:
 
     def _dead_letter(self, value: bytes) -> None:
         letter = orjson.loads(value)
-        batch_id = letter.get("batch_webhook_id")
-        if batch_id is None:
-            self.ended.add(key(letter["webhook_id"], [_place_of(letter)]))
-        else:
-            self._letters.add(key(batch_id, [_place_of(letter)]))
+        self.ended.add(_of_entry(letter))
 
     def _retry(self, value: bytes) -> None:
         told = parcel.message(value)
         if isinstance(told, parcel.Postponed):
-            self.ended.update(_of_parcel(told.endpoint_id, one) for one in told.parcels)
+            for waiting in told.parcels:
+                through = waiting.through or [0] * len(waiting.packed)
+                for packed, number in zip(waiting.packed, through, strict=True):
+                    self.ended.add(of_packed(segment.unpacked(packed), waiting.subscriptions[number]))
 
     def _attempts(self, value: bytes) -> None:
         for entry in orjson.loads(value).get("entries", ()):
             if entry["kind"] == "attempt" and entry["error_class"] is None:
-                self.ended.add(key(entry["webhook_id"], [_place_of(entry)]))
-            elif entry["kind"] == "batch_attempt":
-                # What was rejected, or all that was not accepted, has a dead letter for each event.
-                owed = _places(entry["rejected"] if entry["error_class"] is None else entry["offsets"])
-                if all(key(entry["webhook_id"], [place]) in self._letters for place in owed):
-                    self.ended.add(key(entry["webhook_id"], _places(entry["offsets"])))
+                self.ended.add(_of_entry(entry))
+            elif entry["kind"] == "batch_attempt" and entry["error_class"] is None:
+                # What the answer rejected has a dead letter for each event, which may be missing.
+                self.ended |= set(_keys(entry["offsets"])) - set(_keys(entry["rejected"]))
 
 
-def _of_parcel(endpoint_id: EndpointId, waiting: parcel.Parcel) -> Key:
-    events = [segment.unpacked(packed) for packed in waiting.packed]
-    through: list[SubscriptionId] = [waiting.subscriptions[place] for place in (waiting.through or [0] * len(events))]
-    if waiting.left_by is None:
-        return key(message.webhook_id(events[0], through[0]), [_place(events[0])])
-    return of_batch(batch_message.webhook_id(endpoint_id, events, through), events)
+def _of_entry(entry: dict[str, Any]) -> Key:
+    return key(entry["subscription_id"], Place(entry["topic"], entry["partition"], entry["offset"]))
 
 
-def _place(event: segment.Packed) -> Place:
-    return Place(event.topic, event.partition, event.offset)
-
-
-def _place_of(entry: dict[str, Any]) -> Place:
-    return Place(entry["topic"], entry["partition"], entry["offset"])
-
-
-def _places(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> list[Place]:
-    """Return where the events of a batch are: its entry names, by subscription, topic and partition, the offsets."""
-    return [
-        Place(topic, int(partition), offset)
-        for by_topic in offsets.values()
-        for topic, by_partition in by_topic.items()
-        for partition, at in by_partition.items()
-        for offset in at
-    ]
+def _keys(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Key]:
+    """Yield the deliveries of a batch: its entry names, by subscription, topic and partition, the offsets."""
+    for subscription_id, by_topic in offsets.items():
+        for topic, by_partition in by_topic.items():
+            for partition, at in by_partition.items():
+                for offset in at:
+                    yield key(subscription_id, Place(topic, int(partition), offset))

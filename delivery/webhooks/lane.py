@@ -114,7 +114,7 @@ class Lane:
         for match in due:
             endpoint = match.endpoint
             webhook_id = message.webhook_id(event, match.subscription.subscription_id)
-            if self._ended_before and journal.of(event, webhook_id) in self._ended_before:
+            if self._ended_before and journal.of(event, match.subscription.subscription_id) in self._ended_before:
                 continue  # its rows are written; the receipt counts it as due, as in the run that ended it
             skip = matching.skip_reason(match)
             postponed = self._hand_over.reason(endpoint) if skip is None else None

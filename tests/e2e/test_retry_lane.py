@@ -26,6 +26,7 @@ from tests.turns import waiting
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 START_S = 600
 """For a job to start, also on a busy machine."""
+OFTEN = {"schedule_s": [1] * 20}
 SOON = {"probe_interval_s": 1, "max_probe_interval_s": 1}
 _numbers = itertools.count()
 
@@ -81,7 +82,7 @@ def attempts(platform):
 
 def test_an_endpoint_that_fails_and_recovers_gets_everything_once(platform):
     platform.migrate()
-    platform.register([{}])
+    platform.register([{}], retry=OFTEN)
     platform.statuses["ep1"] = 500
     events = postpone(platform, 30)
     job = Job(platform)

@@ -32,7 +32,7 @@ def names(connection):
 def delivered(offset):
     return {
         "kind": "attempt",
-        "webhook_id": f"msg_{offset}",
+        "subscription_id": "s1",
         "topic": "t",
         "partition": 0,
         "offset": offset,
@@ -47,14 +47,14 @@ def test_it_is_what_was_written_since(connection, names):
         at_ms = now_ms - (10 * journal.SLACK_MS if offset < 30 else 0)
         value = orjson.dumps({"kind": "outcomes", "entries": [delivered(offset)]})
         producer.produce(names.attempts, value, partition=offset % 3, timestamp=at_ms)
-    letter = {"webhook_id": "msg_x", "topic": "t", "partition": 0, "offset": 500}
+    letter = {"subscription_id": "s1", "topic": "t", "partition": 0, "offset": 500}
     producer.produce(names.dead_letters, orjson.dumps(letter))
     producer.flush()
 
     found = journal.read(kafka_options.for_command(connection), names, now_ms)
 
-    expected = {decided.key(f"msg_{offset}", [decided.Place("t", 0, offset)]) for offset in range(30, 100)}
-    assert found == expected | {decided.key("msg_x", [decided.Place("t", 0, 500)])}
+    expected = {decided.key("s1", decided.Place("t", 0, offset)) for offset in range(30, 100)}
+    assert found == expected | {decided.key("s1", decided.Place("t", 0, 500))}
 
 
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):

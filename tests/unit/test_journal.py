@@ -3,8 +3,6 @@
 import asyncio
 import dataclasses
 
-import pytest
-
 from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks import (
     batch_lane,
@@ -28,6 +26,10 @@ TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejecte
 ACCEPTED = Attempt(1, 0, 1.0, 200, None)
 PACKED = [segment.item(builders.event(record=builders.record(offset=offset)), 0).packed for offset in range(3)]
 FAILED = Attempt(1, 0, 1.0, 500, "server_error")
+
+
+def key_of(outcome):
+    return journal.of(outcome.delivery.event, outcome.delivery.subscription.subscription_id)
 
 
 def read_back(*written):
@@ -58,13 +60,14 @@ def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
     return batch_message.BatchOutcome(Outcome(delivery, kind, attempts, reason), dict.fromkeys(rejected, "no"))
 
 
-def key_of(batch):
-    return journal.of_batch(batch.outcome.delivery.webhook_id, batch.outcome.delivery.events)
+def keys_of(batch):
+    delivery = batch.outcome.delivery
+    return {journal.of_packed(event, name) for event, name in zip(delivery.events, delivery.through, strict=True)}
 
 
 def test_what_was_accepted_has_ended():
     outcome = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
-    assert read_back(*written(outcome)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+    assert read_back(*written(outcome)) == {key_of(outcome)}
 
 
 def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
@@ -72,14 +75,14 @@ def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
     outcome = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
     attempt, letter = written(outcome)
     assert read_back(attempt) == set()
-    assert read_back(letter) == read_back(attempt, letter) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+    assert read_back(letter) == read_back(attempt, letter) == {key_of(outcome)}
 
 
 def test_what_was_postponed_has_ended_when_its_parcel_is_there():
     outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
     waiting = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of(outcome, now_ms=0)]))
     assert read_back(*written(outcome)) == set()
-    assert read_back(("retries", waiting)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+    assert read_back(("retries", waiting)) == {key_of(outcome)}
 
 
 def test_what_was_skipped_is_said_again():
@@ -90,49 +93,49 @@ def test_an_event_that_its_producer_repeats_is_two_deliveries():
     first = builders.delivery()
     again = first._replace(event=first.event._replace(record=builders.record(offset=8)))
     assert first.webhook_id == again.webhook_id
-    assert journal.of(again.event, again.webhook_id) not in read_back(
+    assert journal.of(again.event, again.subscription.subscription_id) not in read_back(
         *written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first))
     )
 
 
 def test_a_batch_has_ended_when_it_was_accepted():
     batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
-    assert read_back(*written(batches=[batch])) == {key_of(batch)}
+    assert read_back(*written(batches=[batch])) == keys_of(batch)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        batch_ended(OutcomeKind.DELIVERED, ACCEPTED, rejected=(0, 2)),
-        batch_ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error"),
-    ],
-    ids=["some rejected", "failed"],
-)
-def test_a_batch_with_dead_letters_has_ended_when_all_of_them_are_there(batch):
+def test_what_an_answer_rejects_has_ended_when_its_dead_letter_is_there():
+    batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED, rejected=(0, 2))
     log, *letters = written(batches=[batch])
-    assert read_back(log, *letters) == {key_of(batch)}
-    for missing in range(len(letters)):
-        assert read_back(log, *letters[:missing], *letters[missing + 1 :]) == set()
+    assert len(read_back(log)) == 1
+    assert len(read_back(log, letters[0])) == 2
+    assert read_back(log, *letters) == keys_of(batch)
+
+
+def test_a_batch_that_failed_has_ended_by_its_dead_letters_alone():
+    log, *letters = written(batches=[batch_ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")])
+    assert read_back(log) == set()
+    assert len(read_back(log, *letters)) == 3
 
 
 def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
     batch = batch_ended(OutcomeKind.POSTPONED, FAILED, reason="server_error")
     outcome = batch.outcome._replace(again=Again(1, 1))
     waiting = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of_batch(outcome, PACKED, now_ms=0)]))
-    assert read_back(("retries", waiting)) == {key_of(batch)}
+    assert read_back(("retries", waiting)) == keys_of(batch)
 
 
 def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
     outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
     odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
-    assert read_back(*odd, *written(outcome)) == {journal.of(outcome.delivery.event, outcome.delivery.webhook_id)}
+    assert read_back(*odd, *written(outcome)) == {key_of(outcome)}
     assert "could not be read back" in caplog.text
 
 
 def test_no_more_is_remembered_than_its_bound():
     found = journal.Journal(max_ended=2)
-    for _ in range(5):
-        for _, value in written(ended(OutcomeKind.DELIVERED, ACCEPTED)):
+    for offset in range(5):
+        event = builders.event(record=builders.record(offset=offset))
+        for _, value in written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event))):
             found.take_attempts(value)
     assert len(found.ended) == 2
 
@@ -164,7 +167,7 @@ def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_ev
     assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
 
 
-def test_a_batch_that_has_ended_is_not_sent_again_and_the_others_are():
+def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_before():
     of = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
     clock, network = fakes.Clock(), fakes.FakeTransport(200)
     registry = routing.WholeRegistry("base", builders.snapshot(batches.endpoint(), builders.subscription()))
@@ -176,7 +179,8 @@ def test_a_batch_that_has_ended_is_not_sent_again_and_the_others_are():
         first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
         return first.batches + (await delivering.finish()).batches
 
-    first, second = asyncio.run(send(frozenset()))
-    [again] = asyncio.run(send(read_back(*written(batches=[first]))))
-    assert again.outcome.delivery.webhook_id == second.outcome.delivery.webhook_id
-    assert len(network.posted) == 3
+    ended_before = {journal.key("s1", journal.Place(*one.record[:3])) for one in of[1:3]}
+    told = asyncio.run(send(ended_before))  # in the run before, these two shared a batch
+    assert [[event.offset for event in one.outcome.delivery.events] for one in told] == [[0], [3]]
+    assert asyncio.run(send({journal.key("s1", journal.Place(*one.record[:3])) for one in of})) == []
+    assert len(network.posted) == 2
