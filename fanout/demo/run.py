@@ -33,7 +33,7 @@ JOB_LOG = ROOT / local_job.LOG
 EVENTS_PER_S = 500
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
 """The shares of the events after which the registry is changed, and after which what was paused then is resumed."""
-OVERRIDES = {"retry.probe_interval_s": "1", "retry.max_probe_interval_s": "4"}
+OVERRIDES = {"spark.master": "local[6,4]", "retry.probe_interval_s": "1", "retry.max_probe_interval_s": "4"}
 """Of the job: a demo is too short to leave an endpoint alone for a minute."""
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
