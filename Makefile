@@ -12,7 +12,7 @@ demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest tests/unit tests/properties $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/properties tests/simulation $(ARGS)
 	$(BIN)/python -m pytest tests/integration tests/spark tests/e2e $(ARGS)
 
 lint: setup

@@ -7,10 +7,11 @@ published must have arrived.
 
 from __future__ import annotations
 
+import bisect
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def run(
     rng = random.Random(scenario.seed)
     kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
     left = list(kinds)
+    killed_at: list[int] = []
     say("starting Kafka, Postgres and the receiver …")
     with platform.started(folder) as stage, receiver.Receiver() as customers:
         registered = traffic.Customers(endpoints=scenario.endpoints)
@@ -56,7 +58,7 @@ def run(
             while left:
                 with stage.job("direct,retry", chosen) as job:
                     while left and not job.has_ended():
-                        _kill_at_work(job, left.pop(0), customers, rng, say)
+                        killed_at.append(_kill_at_work(job, left.pop(0), customers, rng, say))
             enough.set()
             publisher.join()
             with stage.job("direct,retry", chosen) as job:
@@ -68,7 +70,8 @@ def run(
     return {
         "scenario": "crash",
         "kills": scenario.kills,
-        "killed": {kind: kinds.count(kind) for kind in KINDS},
+        "killed": kinds,
+        "repeated_after": _repeated_after(killed_at, report.numbers),
         "deliveries": len(report.numbers),
         **figures.delivered(report, sent.due),
         "settings": chosen,
@@ -78,9 +81,20 @@ def run(
 
 def _kill_at_work(
     job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
-) -> None:
+) -> int:
     enough = customers.count + PROGRESS
     job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))
     say(f"killing a {role} after {customers.count:,} deliveries")
     job.kill(role, rng)
+    return customers.count
+
+
+def _repeated_after(killed_at: Sequence[int], arrived: Iterable[int]) -> list[int]:
+    """Return how many events came again after each kill; a kill is known by how many had come by then."""
+    repeated, known = [0] * len(killed_at), set[int]()
+    for number in arrived:
+        if number in known:
+            repeated[max(0, bisect.bisect_left(killed_at, len(known)) - 1)] += 1
+        known.add(number)
+    return repeated

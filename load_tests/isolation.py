@@ -17,8 +17,9 @@ from typing import Any
 
 from load_tests import figures, platform, receiver, traffic
 
-SETTINGS = {"retry.max_probe_interval_s": "5"}
-"""Of the job: that the endpoint is noticed soon after it answers again."""
+SETTINGS = {"spark.master": "local[4,4]", "retry.max_probe_interval_s": "5"}
+"""Of the job: task slots for each of the two lanes, as an operator would give them, so that neither waits for the other's; and
+the endpoint is to be noticed soon after it answers again."""
 IDLE_S = 30
 RECOVERY_S = 120
 

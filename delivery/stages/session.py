@@ -33,6 +33,8 @@ ALWAYS = {
     "spark.kafka.consumer.cache.capacity": "4096",
     # The first records are on their way while the rest is being read.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # What a worker has written and not sent when it is killed is made again. 64 KiB, the default, are hundreds of results.
+    "spark.buffer.size": "4096",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
