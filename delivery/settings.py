@@ -144,7 +144,7 @@ class Snapshot(Area):
 
 
 class Delivery(Area):
-    """How requests are made, in both lanes, and the topics of their results."""
+    """How requests are made, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt, from looking up the name to the last byte that is read of the response."""

@@ -269,7 +269,7 @@ class Retry(_Stateful):
             self._common.held.told(told.held)
             metrics.HELD_ENDPOINTS.set(len(told.held))
             metrics.FAILING_ENDPOINTS.set(len(told.failing))
-            if told.failing:
+            if told.failing and not self._common.network.is_broken:
                 self._common.disable(told.failing, FAILING)
 
 

@@ -24,7 +24,7 @@ CLOSES_AFTER = 3
 OPEN_S = 30.0
 """Long enough for the retry lane to have found out, and to have told all workers that it holds the endpoint back."""
 
-_FAILED = frozenset(
+FAILED = frozenset(
     {
         retry.SERVER_ERROR,
         retry.UNAVAILABLE,
@@ -39,6 +39,7 @@ _FAILED = frozenset(
         errors.ResponseInvalid.error_class,
     }
 )
+"""What says that the endpoint itself is ill. A 3xx or another 4xx is about one event, or one setting."""
 _NOT_ASKED = frozenset({errors.LocalFailure.error_class, errors.AddressBlocked.error_class, retry.CONFIGURATION})
 """The endpoint had no part in it. What is in neither set, a 2xx, 3xx or 4xx, is the answer of one that is alive."""
 
@@ -72,7 +73,7 @@ class Circuit:
         """
         if began_at < self._open_until or error_class in _NOT_ASKED:
             return
-        if error_class not in _FAILED:
+        if error_class not in FAILED:
             self._failures = 0
             self._answers += 1
             self._is_on_trial = self._is_on_trial and self._answers < CLOSES_AFTER

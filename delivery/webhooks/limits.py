@@ -3,7 +3,8 @@
 Runs in the executors. Must not import pyspark or psycopg. Pure: the clock's reading comes in.
 
 An endpoint's own limits hold over all workers. Which of them will get its events is not known beforehand, so each keeps to its
-share: the limits are never passed, and not fully used while the endpoint's events are all in one worker's partitions.
+share, one of `spark.parallelism`. They are not fully used while all of the endpoint's events are in one worker's partitions,
+and they are passed while lanes run at once in more processes than that: each process keeps to its share by itself.
 """
 
 from __future__ import annotations

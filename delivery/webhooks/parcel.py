@@ -114,12 +114,14 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     delivered: int
     """Parcels that were accepted."""
     failed: int
-    """Attempts that failed through the endpoint; a fault of ours is not one."""
+    """Attempts that say that the endpoint is ill."""
     hold: str | None
     """Why nothing at all was attempted: retry.ENDPOINT_PAUSED or retry.ENDPOINT_DISABLED; else None."""
     retry_after_s: float | None
     """The longest time for which an answer asked for quiet."""
     back: list[Back]
+    refused: int = 0
+    """Answers that accepted nothing and yet came from an endpoint that is alive: what circuit.FAILED leaves."""
 
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -175,11 +177,11 @@ def _parcel(
         reason=outcome.reason,
         retries=outcome.again.retries,
         attempts=len(outcome.attempts),
-        story=tuple(_as_kept(attempt) for attempt in outcome.attempts[-MAX_STORY:]),
+        story=tuple(as_kept(attempt) for attempt in outcome.attempts[-MAX_STORY:]),
     )
 
 
-def _as_kept(attempt: Attempt) -> Attempt:
+def as_kept(attempt: Attempt) -> Attempt:
     """Return what a dead letter tells of it: an answer to a batch may be longer."""
     return (
         attempt

@@ -37,7 +37,7 @@ from delivery.model import (
     SkipReason,
     Subscription,
 )
-from delivery.webhooks import batch_message, intake, lane, limits, message, parcel, parting, retry, routing, segment
+from delivery.webhooks import batch_message, circuit, intake, lane, limits, message, parcel, parting, retry, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ PUT_OFF_S = 300.0
 PARCEL_BYTES = 2048
 """What a parcel takes in memory besides its events."""
 _HOLDS = {EndpointStatus.PAUSED: retry.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry.ENDPOINT_DISABLED}
+_REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
 _Flow = tuple[CustomerId, EndpointId, str | None]
 
 
@@ -81,6 +82,7 @@ class _UnderWay:
     back: list[parcel.Back] = field(default_factory=list)
     delivered: int = 0
     failed: int = 0
+    refused: int = 0
     hold: str | None = None
     retry_after_s: float | None = None
     results: lane.Results = field(default_factory=lane.Results)
@@ -92,7 +94,8 @@ class _UnderWay:
         return self.destination.endpoint
 
     def comes_back(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
-        self.back.append(parcel.Back(place, again, reason or self.turn.parcels[place].reason, attempts))
+        kept = tuple(map(parcel.as_kept, attempts))
+        self.back.append(parcel.Back(place, again, reason or self.turn.parcels[place].reason, kept))
 
     def report(self) -> parcel.Report:
         turn = self.turn
@@ -103,6 +106,7 @@ class _UnderWay:
             turn=turn.number,
             delivered=self.delivered,
             failed=self.failed,
+            refused=self.refused,
             hold=self.hold,
             retry_after_s=self.retry_after_s,
             back=sorted(self.back, key=lambda back: back.place),
@@ -139,6 +143,7 @@ class RetryLane:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[asyncio.Task[None]] = set()
         self._ended: list[_UnderWay] = []
+        self._gone: set[EndpointId] = set()
         self._bytes = 0
         self._is_stuck = False
         self._in_flight = 0
@@ -189,7 +194,8 @@ class RetryLane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _told(self) -> Ended:
-        told = Ended(lane.Results(most_in_flight=self._most_in_flight), [])
+        told = Ended(lane.Results(most_in_flight=self._most_in_flight, gone=frozenset(self._gone)), [])
+        self._gone.clear()
         for one in self._ended:
             told.results.outcomes += one.results.outcomes
             told.results.batches += one.results.batches
@@ -342,7 +348,10 @@ class RetryLane:
         else:
             again = self._again(one, waits, attempt)
             kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
-            one.failed += attempt.error_class != errors.LocalFailure.error_class
+            one.failed += attempt.error_class in circuit.FAILED
+            one.refused += attempt.error_class in _REFUSED
+            if attempt.error_class == retry.GONE:
+                self._gone.add(one.turn.endpoint_id)
             if attempt.retry_after_s is not None:
                 one.retry_after_s = max(attempt.retry_after_s, one.retry_after_s or 0.0)
             if one.turn.order_key is not None:

@@ -105,7 +105,7 @@ def told(decided: Decision, now_ms: int) -> pending.Pending:
         times.append((min(one.due_ms, now_ms + AWAY_POLL_MS) if one.is_away else one.due_ms, one.since_ms))
         if one.held_until_ms > now_ms:
             held.add(waiting.endpoint_id(key))
-        if one.is_failing:
+        if one.failing_ms == now_ms:
             failing.add(waiting.endpoint_id(key))
     return pending.Pending(
         shards=1,
@@ -273,7 +273,7 @@ class _Deciding:
         decision.changed |= bool(decision.append or decision.drop or decision.turns)
         for key, one in self._open.items():
             if one.flows or one.window.known_until_ms > self._now_ms:
-                self._index.endpoints[key] = waiting.entry(one, self._policy)
+                self._index.endpoints[key] = waiting.entry(one, self._policy, self._now_ms)
             else:
                 self._index.endpoints.pop(key, None)
 

@@ -200,7 +200,8 @@ def item(event: Event, now_ms: int) -> Item:
     packed = _encoder.encode((*event[:7], topic, partition, offset, appended_at_ms, headers))
     # The attributes as JSON have the escapes that they have in a body.
     size = len(orjson.dumps(event[:6])) + len(event.data) + _FRAME_BYTES
-    return Item(packed, size, min(appended_at_ms, now_ms))
+    # Headers of Kafka are in no body, and yet travel with the event: a batch that is postponed is one record with all of them.
+    return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
 
 
 def unpacked(packed: bytes) -> Packed:

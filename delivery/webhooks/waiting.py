@@ -81,15 +81,15 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     held_until_ms: int
     is_away: bool
     """Whether a turn of it is."""
-    is_failing: bool
-    """Whether it is to be disabled."""
+    failing_ms: int
+    """When it was last reported that it is to be disabled; 0: it was not."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Waiting)
 
 
-def entry(one: Waiting, policy: Policy) -> Entry:
+def entry(one: Waiting, policy: Policy, now_ms: int) -> Entry:
     """Return an endpoint as the index has it."""
     return Entry(
         written=_encoder.encode(one),
@@ -99,7 +99,7 @@ def entry(one: Waiting, policy: Policy) -> Entry:
         since_ms=min((piece.since_ms for pieces in one.pieces() for piece in pieces), default=NEVER_MS),
         held_until_ms=one.window.held_until_ms if None in one.flows else 0,
         is_away=any(each.away for each in one.flows.values()),
-        is_failing=one.window.is_failing(policy),
+        failing_ms=now_ms if one.window.is_failing(policy, now_ms) else 0,
     )
 
 

@@ -53,7 +53,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     is_open: bool = True
     """Not, from when it is held until its window is OPEN."""
     failing_since_ms: int | None = None
-    """The first report of failures only, since which nothing has been accepted."""
+    """The first report by which nothing was accepted, since which nothing has been."""
     failed_ms: int = 0
     """The last one."""
     known_until_ms: int = 0
@@ -70,8 +70,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
         1. Nothing could be attempted: held, and nothing is said of its health.
         2. Only failures: held, and asked by a probe. In order, one key's failures do not hold the others: the window halves.
-        3. Both: it flaps, and has to be asked less, not to be left alone.
-        4. Only successes: the window doubles.
+        3. Failures and answers: it flaps, and has to be asked less, not to be left alone.
+        4. Only answers, also those that accept nothing: it is alive, and the window doubles.
         5. Neither, for faults of ours: nothing is learnt.
 
         Whatever it was, the endpoint is left alone for as long as it asked for.
@@ -79,18 +79,20 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.hold is not None:
             self.failing_since_ms = None
             self._hold(policy, now_ms)
-        elif report.failed and not report.delivered:
+        elif report.delivered or report.refused:
+            self.holds = 0
+            self.size = max(1, self.size // 2) if report.failed else min(self.size * 2, policy.max_turn)
+            self.is_open = self.is_open or self.size >= min(OPEN, policy.max_turn)
+        elif report.failed and report.order_key is None:
+            self._hold(policy, now_ms)
+        elif report.failed:
+            self.size = max(1, self.size // 2)
+        if report.delivered:
+            self.failing_since_ms = None
+        elif report.hold is None and (report.failed or report.refused):
             self.failed_ms = now_ms
             if self.failing_since_ms is None:
                 self.failing_since_ms = now_ms
-            if report.order_key is None:
-                self._hold(policy, now_ms)
-            else:
-                self.size = max(1, self.size // 2)
-        elif report.delivered:
-            self.failing_since_ms, self.holds = None, 0
-            self.size = max(1, self.size // 2) if report.failed else min(self.size * 2, policy.max_turn)
-            self.is_open = self.is_open or self.size >= min(OPEN, policy.max_turn)
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
@@ -100,9 +102,13 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Until when other lanes are to leave the endpoint to the retry lane."""
         return self.hold_until_ms if self.is_open else NEVER_MS
 
-    def is_failing(self, policy: Policy) -> bool:
-        """Tell whether nothing but failures has been reported for so long that the endpoint is to be disabled."""
-        return self.failing_since_ms is not None and self.failed_ms - self.failing_since_ms >= policy.disable_after_s * 1000
+    def is_failing(self, policy: Policy, now_ms: int) -> bool:
+        """Tell whether nothing has been accepted for so long that the endpoint is to be disabled.
+
+        Only by a report of this moment: an operator who enables it again is not overruled by what was known before.
+        """
+        since_ms = self.failing_since_ms
+        return since_ms is not None and self.failed_ms == now_ms and now_ms - since_ms >= policy.disable_after_s * 1000
 
     def _hold(self, policy: Policy, now_ms: int) -> None:
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.holds, 32), policy.max_probe_interval_s)

@@ -46,7 +46,7 @@ def test_a_circuit_opens_after_failures_in_a_row(answers, is_open):
 def test_every_class_of_error_is_a_failure_or_an_answer_or_says_nothing():
     classes = {error.error_class for error in errors.AttemptFailed.__subclasses__()}
     classes |= {retry.error_class_of(status) for status in range(300, 600)} | {retry.CONFIGURATION}
-    answered = classes - circuit._FAILED - circuit._NOT_ASKED
+    answered = classes - circuit.FAILED - circuit._NOT_ASKED
     assert answered == {retry.REFUSED, retry.REDIRECT}
 
 

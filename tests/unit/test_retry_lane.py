@@ -131,6 +131,17 @@ def test_what_would_come_back_after_it_expires_is_a_dead_letter_now():
     assert [outcome.kind for outcome in ended.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
 
 
+@pytest.mark.parametrize("error_class", ["refused", "redirect"])
+def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpoint_that_is_ill(error_class):
+    [report] = deliver(registry(), turn(), sender=Sender(lambda _: error_class)).reports
+    assert (report.delivered, report.failed, report.refused) == (0, 0, 1)
+
+
+def test_an_endpoint_that_says_that_it_is_gone_is_told_to_whoever_disables_it():
+    ended = deliver(registry(), turn(), sender=Sender(lambda _: "gone"))
+    assert (ended.results.gone, ended.reports[0].failed) == ({"ep1"}, 1)
+
+
 def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
     [report] = deliver(registry(), turn(), sender=Sender(lambda _: errors.LocalFailure.error_class)).reports
     assert (report.failed, len(report.back)) == (0, 1)

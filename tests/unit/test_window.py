@@ -146,6 +146,8 @@ def test_it_is_open_again_when_its_window_is():
         ([(0, FAILED), (3599, FAILED)], False),
         ([(0, FAILED), (3600, FAILED)], True),
         ([(0, FAILED), (3600, report())], False),  # no failure has been reported for so long
+        ([(0, FAILED), (3600, FAILED), (3700, report())], False),  # nor is it said again later: somebody may have enabled it
+        ([(0, report(refused=1)), (3600, report(refused=1))], True),
         ([(0, FAILED), (1800, BOTH), (3600, FAILED)], False),
         ([(0, FAILED), (1800, ACCEPTED), (3600, FAILED)], False),
         ([(0, FAILED), (1800, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
@@ -157,7 +159,15 @@ def test_failing_is_who_has_only_failed_from_a_report_to_another_for_so_long(rep
     made, policy = window.Window(), window.Policy(disable_after_s=3600)
     for at_s, each in reports:
         made.reported(each, policy, NOW + at_s * 1000)
-    assert made.is_failing(policy) is is_failing
+    assert made.is_failing(policy, NOW + reports[-1][0] * 1000) is is_failing
+
+
+def test_who_refuses_one_event_and_another_is_alive_and_asked_no_less():
+    refused = report(refused=1)
+    made = after(refused, refused)
+    assert (made.size, made.is_open, made.hold_until_ms) == (32, True, 0)
+    back = after(FAILED, refused)  # a probe that is refused was answered
+    assert (back.size, back.holds) == (2, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**6)), max_size=30), st.integers(1, 300))
