@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from delivery import settings
-from delivery.model import Batching, ContentMode
+from delivery.model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring, migrate, registry, snapshot
@@ -68,7 +68,7 @@ def test_what_was_registered_before_is_read_as_it_was(before, ring):
     assert migrate.migrate(before) == [migration.name for migration in migrate.migrations()[1:]]
     read = snapshot.read_full(before, ring, GUARD)
     assert read.quarantined() == {}
-    assert read.endpoints["ep1"] == builders.endpoint("ep1", url="https://example.com/1")
+    assert read.endpoints["ep1"] == builders.endpoint("ep1", url="https://example.com/1", retrying=Retrying())
     assert read.endpoints["ep2"].auth.secret == Secret(b"token")
     assert read.endpoints["ep2"].content_mode is ContentMode.STANDARD
     assert list(read.subscriptions) == ["s1"]
@@ -88,7 +88,7 @@ def test_the_version_before_goes_on_registering_and_reading(before, ring):
     assert changed == {("endpoint", "ep1"), ("endpoint", "ep3")}
     assert len(before.execute(READ_SECRETS).fetchall()) == 4
     read = snapshot.read_changes(before, ring, GUARD, since=since)
-    assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3")
+    assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3", retrying=Retrying())
 
 
 def test_an_endpoint_that_was_to_have_batches_of_a_kind_that_is_none_gets_the_nearest(before, ring):

@@ -162,7 +162,9 @@ def test_what_a_document_leaves_out_is_as_if_it_had_never_been_said(connection, 
     [change] = applied(connection, ring, {"endpoints": [plain]}).changes
     assert ("tls_key", "***", None) in change.fields
     read = snapshot.read_full(connection, ring, GUARD).endpoints["whole"]
-    assert read == builders.endpoint("whole", url=WHOLE["url"], mode=DeliveryMode.BATCH, batching=Batching())
+    assert read == builders.endpoint(
+        "whole", url=WHOLE["url"], mode=DeliveryMode.BATCH, batching=Batching(), retrying=Retrying()
+    )
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_row_that_makes_no_sense_is_refused(connection, statement):
         connection.execute(statement)
 
 
-@pytest.mark.parametrize("schedule", [[], [0.5, 604_800], [1] * 50, None])
+@pytest.mark.parametrize("schedule", [[], [0.5, 604_800.0], [1.0] * 50, None])
 def test_a_schedule_of_retries_is_waits_none_or_the_default(connection, schedule):
     connection.execute("update endpoints set retry_schedule_s = %s", [schedule])
 
