@@ -122,7 +122,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert len({tuple(line) for line in attempted}) == 1
     assert (
         sum(line["records"] for line in lines if line["event"] == "micro-batch committed" and line["lane"] == "direct")
-        == 53 + 3
+        == 52 + 3
     )
 
 
