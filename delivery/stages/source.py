@@ -23,7 +23,7 @@ EVENTS_IN_A_RETRY = 10
 def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:
     """Return the stream of records on all topics that match, those created later included, and on the topic `beside`."""
     options = {
-        "subscribePattern": f"(?:{source.topic_pattern})|{re.escape(beside)}" if beside else source.topic_pattern,
+        "subscribePattern": whole(source.topic_pattern, *([re.escape(beside)] if beside else [])),
         "startingOffsets": source.starting_offsets,
         "maxOffsetsPerTrigger": str(source.max_events_per_batch),
         "includeHeaders": "true",
@@ -38,6 +38,11 @@ def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *,
         # JVM's work (docs/benchmarks/). Most records have no headers.
         F.to_json("headers").alias("headers"),
     )
+
+
+def whole(*patterns: str) -> str:
+    """Return the pattern of what is wholly one of these. Spark also takes a topic of whose name a pattern matches a part."""
+    return f"^(?:{'|'.join(f'(?:{pattern})' for pattern in patterns)})$"
 
 
 def read_retries(spark: SparkSession, config: settings.Settings) -> DataFrame:

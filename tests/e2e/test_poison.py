@@ -7,6 +7,7 @@ import itertools
 import orjson
 import pytest
 
+from delivery.stages import topics
 from delivery.webhooks import envelope, rows
 from fanout import publishing
 from subscriptions_db import connect
@@ -75,6 +76,9 @@ def test_poison_is_set_apart_with_its_bytes_and_every_healthy_event_beside_it_is
         publisher.publish(message_to(message.topic, healthy_event(before)))
         publisher.publish(message)
         publisher.publish(message_to(message.topic, healthy_event(after)))
+    # A topic whose name only contains the pattern is not ours to read.
+    topics.ensure(platform.config.kafka, [f"other-{platform.name}.order"], 1)
+    publisher.publish(message_to(f"other-{platform.name}.order", healthy_event("of-others")))
     publisher.flush()
 
     platform.run_once(source={"tenant_of_topic": rf"{platform.name}\.of\.(.+)"})
