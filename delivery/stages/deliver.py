@@ -20,8 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.model import EndpointId, Record
 from delivery.stages import arrow
 from delivery.stages.journal import Journal
-from delivery.webhooks import chunks, lane, routing, rows, worker
+from delivery.webhooks import chunks, routing, rows, worker
 from delivery.webhooks.journal import Key
+from delivery.webhooks.results import Results
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -37,7 +38,7 @@ def deliver(
     plan: worker.Plan,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[lane.Results], None],
+    observe: Callable[[Results], None],
     *,
     held: frozenset[EndpointId] = frozenset(),
     journal: Journal | None = None,
@@ -72,7 +73,7 @@ class DeliverPartition:
 
     plan: worker.Plan
     source: routing.Source
-    observe: Callable[[lane.Results], None]
+    observe: Callable[[Results], None]
     held: frozenset[EndpointId] = frozenset()
     journal: Journal | None = None
 

@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame
 from delivery.model import EndpointId
 from delivery.stages import deliver
 from delivery.stages.journal import Journal
-from delivery.webhooks import lane, routing, rows, worker
+from delivery.webhooks import routing, rows, worker
+from delivery.webhooks.results import Results
 
 
 def deliver_batches(
@@ -24,7 +25,7 @@ def deliver_batches(
     plan: worker.Plan,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[lane.Results], None],
+    observe: Callable[[Results], None],
     *,
     held: frozenset[EndpointId] = frozenset(),
     journal: Journal | None = None,
@@ -49,7 +50,7 @@ class DeliverBatchesPartition:
 
     plan: worker.Plan
     source: routing.Source
-    observe: Callable[[lane.Results], None]
+    observe: Callable[[Results], None]
     held: frozenset[EndpointId] = frozenset()
     journal: Journal | None = None
 

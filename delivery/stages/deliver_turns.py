@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from delivery.stages import deliver
-from delivery.webhooks import lane, routing, rows, worker
+from delivery.webhooks import routing, rows, worker
+from delivery.webhooks.results import Results
 
 
 def deliver_turns(
@@ -22,7 +23,7 @@ def deliver_turns(
     plan: worker.Plan,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[lane.Results], None],
+    observe: Callable[[Results], None],
     *,
     settle_s: float,
 ) -> DataFrame:
@@ -37,7 +38,7 @@ class DeliverTurnsPartition:
 
     plan: worker.Plan
     source: routing.Source
-    observe: Callable[[lane.Results], None]
+    observe: Callable[[Results], None]
     settle_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,8 +17,8 @@ from pyspark import Accumulator, AccumulatorParam
 from delivery import logs
 from delivery.model import EndpointId
 from delivery.webhooks import attempt_log, tally
-from delivery.webhooks.lane import Results
 from delivery.webhooks.pending import Pending
+from delivery.webhooks.results import Results
 from delivery.webhooks.tally import Tally
 
 

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages import arrow, deliver
-from delivery.webhooks import chunks, intake, lane, routing, rows, worker
+from delivery.webhooks import chunks, intake, routing, rows, worker
+from delivery.webhooks.results import Results
 
 SCHEMA = "shard int, topic string, key binary, value binary"
 """`topic` and `key` are those of a result. What is for the shard has no topic, and a key where its order matters; a row of
@@ -37,7 +38,7 @@ def route(
     plan: worker.Plan,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[lane.Results], None],
+    observe: Callable[[Results], None],
     *,
     shard_keys: tuple[int, ...],
     pass_through_s: float,
@@ -66,7 +67,7 @@ class RoutePartition:
     source: routing.Source
     shard_keys: tuple[int, ...]
     pass_through_s: float
-    observe: Callable[[lane.Results], None]
+    observe: Callable[[Results], None]
     rejects: bool
     """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 

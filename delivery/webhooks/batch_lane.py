@@ -11,8 +11,9 @@ import logging
 from collections.abc import Iterable
 
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
-from delivery.webhooks import batch_message, dispatch, handover, intake, journal, lane, parting, routing, segment
+from delivery.webhooks import batch_message, dispatch, handover, intake, journal, parting, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
+from delivery.webhooks.results import Results, last_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class BatchLane:
         self._begun = 0
         self._unsettled_bytes = 0
 
-    async def take(self, written: Iterable[bytes]) -> lane.Results:
+    async def take(self, written: Iterable[bytes]) -> Results:
         """Begin to deliver batches, as the shards wrote them; return what has come meanwhile."""
         for one in written:
             batch = segment.batch(one)
@@ -56,13 +57,13 @@ class BatchLane:
                 await self._dispatcher.down_to(self._begun - 1)
                 self._settle()
         self._settle()
-        return lane.Results(batches=self._told())
+        return Results(batches=self._told())
 
-    async def finish(self) -> lane.Results:
+    async def finish(self) -> Results:
         """Wait for all that is under way; return what is left."""
         await self._dispatcher.finish()
         self._settle()
-        return lane.ended(self._dispatcher, batches=self._told())
+        return last_of(self._dispatcher, batches=self._told())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""

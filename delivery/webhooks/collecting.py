@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, Outcome, OutcomeKind, Record
-from delivery.webhooks import envelope, intake, lane, matching, message, routing, segment
+from delivery.webhooks import envelope, intake, matching, message, routing, segment
+from delivery.webhooks.results import Results
 
 _home_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
@@ -49,7 +50,7 @@ class Collected:
     """What came of some records."""
 
     rows: list[Row] = field(default_factory=list)
-    results: lane.Results = field(default_factory=lane.Results)
+    results: Results = field(default_factory=Results)
 
 
 class Collector:
@@ -95,7 +96,7 @@ class Collector:
         for endpoint_id, collected in self._lots.items():
             if collected.open.items:
                 lots.setdefault(_home_of(endpoint_id, self._shards), []).append(collected.open)
-        return Collected(rows=list(self._rows(lots)), results=lane.Results(receipts=self._intake.receipts()))
+        return Collected(rows=list(self._rows(lots)), results=Results(receipts=self._intake.receipts()))
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:
         endpoint = match.endpoint

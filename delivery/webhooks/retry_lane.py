@@ -37,8 +37,9 @@ from delivery.model import (
     SkipReason,
     Subscription,
 )
-from delivery.webhooks import batch_message, circuit, intake, lane, limits, message, parcel, parting, retry, routing, segment
+from delivery.webhooks import batch_message, circuit, intake, limits, message, parcel, parting, retry, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery
+from delivery.webhooks.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Sender(Protocol):
 class Ended(NamedTuple):
     """What came of turns that have ended."""
 
-    results: lane.Results
+    results: Results
     reports: list[parcel.Report]
 
 
@@ -85,7 +86,7 @@ class _UnderWay:
     refused: int = 0
     hold: str | None = None
     retry_after_s: float | None = None
-    results: lane.Results = field(default_factory=lane.Results)
+    results: Results = field(default_factory=Results)
     task: asyncio.Task[None] | None = None
 
     @property
@@ -194,7 +195,7 @@ class RetryLane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _told(self) -> Ended:
-        told = Ended(lane.Results(most_in_flight=self._most_in_flight, gone=frozenset(self._gone)), [])
+        told = Ended(Results(most_in_flight=self._most_in_flight, gone=frozenset(self._gone)), [])
         self._gone.clear()
         for one in self._ended:
             told.results.outcomes += one.results.outcomes

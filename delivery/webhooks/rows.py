@@ -30,7 +30,7 @@ from delivery.model import (
 )
 from delivery.webhooks import batch_message, chunks, envelope, message, parcel, segment
 from delivery.webhooks.intake import Receipt, Rejection
-from delivery.webhooks.lane import Results
+from delivery.webhooks.results import Results
 
 MAX_REJECTED_BYTES = 64 * 1024
 """How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""

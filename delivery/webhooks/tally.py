@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from delivery.model import Attempt, OutcomeKind
 from delivery.webhooks.batch_message import REJECTED
-from delivery.webhooks.lane import Results
+from delivery.webhooks.results import Results
 
 NONE = "none"
 """The label of what has no reason or error class: a success."""

@@ -24,13 +24,13 @@ from delivery.webhooks import (
     batch_lane,
     circuit,
     collecting,
+    direct_lane,
     dispatch,
     egress,
     envelope,
     guard,
     handover,
     journal,
-    lane,
     limits,
     retry,
     retry_lane,
@@ -39,6 +39,7 @@ from delivery.webhooks import (
     sender,
     transport,
 )
+from delivery.webhooks.results import Results
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
@@ -115,7 +116,7 @@ class Worker:
         source: routing.Source,
         held: frozenset[EndpointId] = frozenset(),
         ended: journal.Ended = frozenset(),
-    ) -> Iterator[lane.Results]:
+    ) -> Iterator[Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
         What is due to `held` goes to the retry lane. Called from the task's thread, by one task at a time. While it reads the
@@ -147,7 +148,7 @@ class Worker:
         source: routing.Source,
         held: frozenset[EndpointId] = frozenset(),
         ended: journal.Ended = frozenset(),
-    ) -> Iterator[lane.Results]:
+    ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
         begun = self._wait_for(self._begin_batches(source, held, ended))
         try:
@@ -171,8 +172,8 @@ class Worker:
         yield self._wait_for(retries.settle(settle_s))
 
     def _results_of(
-        self, work: Coroutine[Any, Any, lane.Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, lane.Results]]
-    ) -> Iterator[lane.Results]:
+        self, work: Coroutine[Any, Any, Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, Results]]
+    ) -> Iterator[Results]:
         """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -187,15 +188,15 @@ class Worker:
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _learned_from(self, results: lane.Results) -> lane.Results:
+    def _learned_from(self, results: Results) -> Results:
         """Forget what the circuits know, when it was our own network that failed: it says nothing of the endpoints."""
         if egress.is_ours(results.asked, results.unreachable):
             self._circuits.clear()
         return results
 
-    async def _begin(self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended) -> lane.Lane:
+    async def _begin(self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended) -> direct_lane.DirectLane:
         hand_over = self._handover(held)
-        return lane.Lane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
+        return direct_lane.DirectLane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
 
     async def _begin_batches(
         self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended

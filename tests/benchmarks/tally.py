@@ -13,17 +13,18 @@ import time
 from collections.abc import Callable
 
 from delivery.model import Attempt, Outcome, OutcomeKind
-from delivery.webhooks import attempt_log, lane, tally
+from delivery.webhooks import attempt_log, tally
+from delivery.webhooks.results import Results
 from tests import builders
 
 DELIVERIES = 10_000
 ROUNDS = 15
 
 
-def results() -> lane.Results:
+def results() -> Results:
     """Return the results of a batch."""
     rng = random.Random(1)
-    made = lane.Results()
+    made = Results()
     for number in range(DELIVERIES):
         attempts = tuple(
             Attempt(

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from delivery import errors, settings
 from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
 from delivery.stages import topics
-from delivery.webhooks import intake, lane, message, parcel, rows, segment
+from delivery.webhooks import intake, message, parcel, rows, segment
+from delivery.webhooks.results import Results
 from fanout import cli, dead_letters, proving, publishing, redriving, scanning
 from fanout.letters import Selection
 from tests import builders
@@ -63,7 +64,7 @@ class Platform:
         self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(one)) for one in documents))
 
     def write(self, *outcomes, without=(), **results):
-        made = rows.rows(lane.Results(outcomes=list(outcomes), **results), self.topics)
+        made = rows.rows(Results(outcomes=list(outcomes), **results), self.topics)
         self.publish(*(publishing.Message(topic=r.topic, key=r.key, value=r.value) for r in made if r.topic not in without))
 
     def outcome(self, offset, kind=OutcomeKind.DELIVERED, *, attempts=DELIVERED, endpoint="ep1", **fields):

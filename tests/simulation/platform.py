@@ -17,11 +17,11 @@ import orjson
 
 from delivery.model import Record
 from delivery.webhooks import (
+    direct_lane,
     dispatch,
     envelope,
     guard,
     handover,
-    lane,
     limits,
     parcel,
     pending,
@@ -33,6 +33,7 @@ from delivery.webhooks import (
     segment,
     sender,
 )
+from delivery.webhooks.results import Results
 from delivery.webhooks.snapshot import Snapshot
 from tests.simulation.world import World
 
@@ -58,7 +59,7 @@ class Worker:
         self.clock = loop.time
         self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
 
-    def lane(self, registry: routing.Registry, held: frozenset[Any]) -> lane.Lane:
+    def lane(self, registry: routing.Registry, held: frozenset[Any]) -> direct_lane.DirectLane:
         hand_over = handover.Handover(held, self.circuits, clock=self.clock, now_s=now_s, rng=self.rng)
         dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
             self.sender,
@@ -69,7 +70,7 @@ class Worker:
             circuits=self.circuits,
             clock=self.clock,
         )
-        return lane.Lane(registry, dispatcher, hand_over, envelope.Layout())
+        return direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
 
 
 class Shard:
@@ -187,7 +188,7 @@ class Platform:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
-    async def _delivered(self, begun: lane.Lane, records: list[Record]) -> AsyncIterator[list[rows.Row]]:
+    async def _delivered(self, begun: direct_lane.DirectLane, records: list[Record]) -> AsyncIterator[list[rows.Row]]:
         for first in range(0, len(records), 50):
             yield _rows(await begun.take(records[first : first + 50]))
         yield _rows(await begun.finish())
@@ -213,7 +214,7 @@ class Platform:
             self._handed_over.set()
 
 
-def _rows(results: lane.Results) -> list[rows.Row]:
+def _rows(results: Results) -> list[rows.Row]:
     return [*rows.rows(results, TOPICS), *rows.postponed(results, TOPICS, now_ms=now_ms())]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from delivery import logs
 from delivery.model import Attempt, Outcome, OutcomeKind
-from delivery.webhooks import attempt_log, lane
+from delivery.webhooks import attempt_log
+from delivery.webhooks.results import Results
 from tests import builders, fakes
 
 KEYS = {
@@ -22,7 +23,7 @@ def results(count, error_class=None, **fields):
     one = Attempt(
         number=1, started_at_ms=1_700_000_000_500, duration_ms=40.04, status=200, error_class=error_class, **fields
     )  # fmt: skip
-    return lane.Results(outcomes=[Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(one,))] * count)
+    return Results(outcomes=[Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(one,))] * count)
 
 
 def writer(sample, clock=None):

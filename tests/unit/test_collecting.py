@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus
-from delivery.webhooks import batch_message, collecting, envelope, intake, lane, message, routing, segment
+from delivery.webhooks import batch_message, collecting, envelope, intake, message, routing, segment
+from delivery.webhooks.results import Results
 from tests import builders
 from tests.batches import endpoint
 
@@ -29,7 +30,7 @@ def collected(snapshot, some, **options):
         registry, envelope.Layout(), **{"shards": SHARDS, "now_ms": NOW_MS, "pass_through_s": 0.5} | options
     )
     first, rest = asyncio.run(collector.take(some)), collector.finish()
-    return lane.Results(outcomes=first.results.outcomes, rejections=first.results.rejections, receipts=rest.results.receipts), [
+    return Results(outcomes=first.results.outcomes, rejections=first.results.rejections, receipts=rest.results.receipts), [
         (row.shard, one) for row in [*first.rows, *rest.rows] for one in segment.decoded(row.segment)
     ]
 

@@ -7,7 +7,8 @@ import pytest
 
 from delivery import errors
 from delivery.model import CustomerId, DeliveryMode, LeaveReason, Outcome, OutcomeKind
-from delivery.webhooks import batch_message, lane, message, parcel, rows, segment
+from delivery.webhooks import batch_message, message, parcel, rows, segment
+from delivery.webhooks.results import Results
 from fanout import letters, redriving, times
 from fanout.ledger import Place
 from fanout.letters import Selection
@@ -26,7 +27,7 @@ def written(results):
 def letter(offset=0, *, at_ms=NOW_MS - 1000, **fields):
     event = builders.event(record=builders.record(offset=offset, headers=(("trace", b"\xff1"),)), **fields)
     delivery = builders.delivery(event=event)
-    [one] = written(lane.Results(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, FAILED, "timeout")]))
+    [one] = written(Results(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, FAILED, "timeout")]))
     return read(one | {"dead_lettered_at_ms": at_ms})
 
 
@@ -36,7 +37,7 @@ def letters_of_batch(*offsets):
     failed = failed._replace(
         outcome=failed.outcome._replace(delivery=failed.outcome.delivery._replace(webhook_id=id_of(failed.outcome.delivery)))
     )
-    return failed.outcome.delivery, [read(one) for one in written(lane.Results(batches=[failed]))]
+    return failed.outcome.delivery, [read(one) for one in written(Results(batches=[failed]))]
 
 
 def id_of(delivery):
@@ -126,7 +127,7 @@ def test_what_is_no_time_is_refused_with_the_option(typed):
 def test_a_redriven_event_has_the_webhook_id_payload_and_attempts_that_it_had():
     event = builders.event(data=b'{ "a": 1 }')
     delivery = builders.delivery(event=event)
-    [one] = written(lane.Results(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, FAILED, "timeout")]))
+    [one] = written(Results(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, FAILED, "timeout")]))
     [record] = records([read(one)])
     postponed = parcel.message(record.postponed)
     assert (record.key, postponed.endpoint_id, postponed.customer_id) == (b"ep1", "ep1", CustomerId("c1"))

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying
-from delivery.webhooks import circuit, dispatch, envelope, lane, limits, message, parcel, retry, routing, rows, segment
+from delivery.webhooks import circuit, direct_lane, dispatch, envelope, limits, message, parcel, retry, routing, rows, segment
 from tests import batches, builders, fakes
 from tests.unit.test_batch_lane import deliver as deliver_batches
 
@@ -37,7 +37,7 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
         dispatcher = dispatch.Dispatcher(
             sender, limits.Limits(), retry.QuickRetry(first_wait_s=0), hand_over, paces={}, circuits=circuits, clock=clock
         )
-        begun = lane.Lane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over, envelope.Layout())
+        begun = direct_lane.DirectLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over, envelope.Layout())
         first, rest = await begun.take(records), await begun.finish()
         rest.outcomes = first.outcomes + rest.outcomes
         return rest

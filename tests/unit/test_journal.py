@@ -7,11 +7,11 @@ from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, Sk
 from delivery.webhooks import (
     batch_lane,
     batch_message,
+    direct_lane,
     dispatch,
     envelope,
     guard,
     journal,
-    lane,
     limits,
     parcel,
     retry,
@@ -20,6 +20,7 @@ from delivery.webhooks import (
     segment,
     sender,
 )
+from delivery.webhooks.results import Results
 from tests import batches, builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -44,7 +45,7 @@ def read_back(*written):
 
 
 def written(*outcomes, batches=()):
-    results = lane.Results(outcomes=list(outcomes), batches=list(batches))
+    results = Results(outcomes=list(outcomes), batches=list(batches))
     return [(row.topic, row.value) for row in rows.rows(results, TOPICS)]
 
 
@@ -149,7 +150,8 @@ def deliver(records, ended_before=frozenset()):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         hand_over, quick = fakes.handover(clock), retry.QuickRetry()
         dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick, hand_over, paces={}, circuits={}, clock=clock)
-        delivering = lane.Lane(registry, dispatcher, hand_over, envelope.Layout(topic_prefix="events."), ended_before)
+        layout = envelope.Layout(topic_prefix="events.")
+        delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
         first = await delivering.take(records)
         rest = await delivering.finish()
         return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)

@@ -2,7 +2,7 @@
 
 from delivery.stages import held, lanes, network, observer, telemetry
 from delivery.webhooks import egress, retry
-from delivery.webhooks import lane as core
+from delivery.webhooks.results import Results
 from delivery.webhooks.tally import Tally
 
 
@@ -28,16 +28,16 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     common = lanes.Common(
         held=held.Held(), network=network.Network(), disable=lambda ids, why: disabled.append((set(ids), why))
     )
-    common.told(observed(core.Results(asked=2), core.Results(asked=1)))
+    common.told(observed(Results(asked=2), Results(asked=1)))
     assert disabled == []
-    common.told(observed(core.Results(gone=frozenset({"a"})), core.Results(), core.Results(gone=frozenset({"a", "b"}))))
+    common.told(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
     assert disabled == [({"a", "b"}, retry.GONE)]
 
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network.Network()
     common = lanes.Common(held=held.Held(), network=ours, disable=lambda *_: None)
-    half = core.Results(asked=egress.MIN_ASKED // 2, unreachable=egress.MIN_ASKED // 2)
+    half = Results(asked=egress.MIN_ASKED // 2, unreachable=egress.MIN_ASKED // 2)
     common.told(observed(half))
     assert not ours.is_broken
     common.told(observed(half, half))

@@ -5,7 +5,8 @@ import itertools
 import orjson
 
 from delivery.model import Attempt, DeliveryMode, LeaveReason, Outcome, OutcomeKind, Revision
-from delivery.webhooks import batch_message, intake, lane, rows, segment
+from delivery.webhooks import batch_message, intake, rows, segment
+from delivery.webhooks.results import Results
 from fanout import ledger
 from tests import builders
 from tests.batches import endpoint
@@ -64,14 +65,14 @@ def due(offset, subscription_id="s1", topic="events.order.created", partition=0)
 
 def test_each_event_of_an_accepted_batch_is_delivered_by_its_own_subscription():
     events = [packed(1), packed(2), packed(1, partition=3), packed(7, topic="events.other")]
-    told = read(lane.Results(batches=[batch(*events, through=["s1", "s2", "s1", "s1"])]))
+    told = read(Results(batches=[batch(*events, through=["s1", "s2", "s1", "s1"])]))
     assert told.delivered == dict.fromkeys([due(1), due(2, "s2"), due(1, partition=3), due(7, topic="events.other")], 5020.0)
     assert (told.attempts, list(told.batches.values())) == (1, ["count"])
 
 
 def test_a_single_delivery_and_one_in_a_batch_are_told_alike():
     single = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(attempt(1, "timeout"), attempt(2)))
-    told = read(lane.Results(outcomes=[single], batches=[batch(packed(9))]))
+    told = read(Results(outcomes=[single], batches=[batch(packed(9))]))
     assert told.delivered == {due(7, "s1"): 10_020.0, due(9): 5020.0}
     assert (told.attempts, len(told.batches)) == (3, 1)
 
@@ -79,40 +80,40 @@ def test_a_single_delivery_and_one_in_a_batch_are_told_alike():
 def test_of_several_requests_the_first_that_was_accepted_counts():
     event = packed(1)
     told = read(
-        lane.Results(batches=[batch(event, attempts=(attempt(1, "timeout"), attempt(2)))]),
-        lane.Results(batches=[batch(event, attempts=(attempt(5),))]),
+        Results(batches=[batch(event, attempts=(attempt(1, "timeout"), attempt(2)))]),
+        Results(batches=[batch(event, attempts=(attempt(5),))]),
     )
     assert told.delivered == {due(1): 10_020.0}
 
 
 def test_a_batch_that_failed_is_given_up_event_by_event():
     failed = (attempt(1, "server_error"), attempt(2, "server_error"))
-    told = read(lane.Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.DEAD_LETTERED, attempts=failed)]))
+    told = read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.DEAD_LETTERED, attempts=failed)]))
     assert (told.delivered, told.dead(), told.attempts) == ({}, {due(1), due(2)}, 2)
 
 
 def test_what_the_answer_to_a_batch_rejects_is_a_dead_letter_as_well():
-    told = read(lane.Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
+    told = read(Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
     assert told.dead() == {due(2)}
     [letter] = told.dead_letters.values()
     assert letter["reason"] == "rejected_by_endpoint"
 
 
 def test_a_batch_that_is_skipped_is_no_request():
-    told = read(lane.Results(batches=[batch(packed(1), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_deleted")]))
+    told = read(Results(batches=[batch(packed(1), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_deleted")]))
     assert (told.skipped, told.attempts, told.batches) == ({due(1): "endpoint_deleted"}, 0, {})
 
 
 def test_what_was_postponed_has_not_ended_and_the_ledger_says_why_it_was_not_attempted():
     single = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (), "circuit_open")
-    told = read(lane.Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
+    told = read(Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
     assert (told.postponed, told.ended(), told.pending()) == ({due(7): "circuit_open"}, set(), 2)
-    read(lane.Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.POSTPONED, attempts=(), reason="gone")]), into=told)
+    read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.POSTPONED, attempts=(), reason="gone")]), into=told)
     assert told.postponed == {due(7): "circuit_open", due(1): "gone", due(2): "gone"}
 
 
 def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
-    failed = lane.Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
+    failed = Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
     told = read(failed)
     [letter] = told.dead_letters.values()
     entry = {**letter, "kind": "redriven"}
@@ -123,19 +124,19 @@ def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
 
 
 def test_what_has_not_ended_is_pending_and_a_repeated_micro_batch_makes_it_no_more():
-    collected = lane.Results(receipts=[receipt(DeliveryMode.BATCH, 1, 3, due=3)])
+    collected = Results(receipts=[receipt(DeliveryMode.BATCH, 1, 3, due=3)])
     told = read(collected, collected)
     assert told.pending() == 3
-    read(lane.Results(batches=[batch(packed(1), packed(2), rejected=[0])]), into=told)
+    read(Results(batches=[batch(packed(1), packed(2), rejected=[0])]), into=told)
     assert told.pending() == 1
-    read(lane.Results(batches=[batch(packed(3), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_paused")]), into=told)
+    read(Results(batches=[batch(packed(3), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_paused")]), into=told)
     assert told.pending() == 0
 
 
 def test_each_lane_has_its_own_place_and_revision():
     place = ledger.Place("events.order.created", 0)
     told = read(
-        lane.Results(
+        Results(
             receipts=[
                 receipt(DeliveryMode.DIRECT, 0, 9, revision=4),
                 receipt(DeliveryMode.BATCH, 0, 4, revision=3),
@@ -151,5 +152,5 @@ def test_each_lane_has_its_own_place_and_revision():
 def test_a_record_that_both_lanes_reject_is_counted_once():
     rejection = intake.Rejection(record=builders.record(value=b"?"), reason="not_json", detail="")
     other = intake.Rejection(record=builders.record(value=b"?", offset=8), reason="not_json", detail="")
-    told = read(lane.Results(rejections=[rejection, other]), lane.Results(rejections=[rejection]))
+    told = read(Results(rejections=[rejection, other]), Results(rejections=[rejection]))
     assert len(told.rejected) == 2

@@ -8,7 +8,8 @@ import pytest
 
 from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
 from delivery.model import Outcome as Ended
-from delivery.webhooks import intake, lane, parcel, rows, segment
+from delivery.webhooks import intake, parcel, rows, segment
+from delivery.webhooks.results import Results
 from fanout import evidence, reconciling
 from fanout.findings import MEANINGS, Kind
 from fanout.ledger import Place
@@ -77,7 +78,7 @@ class Told:
         self._letters = []
 
     def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
-        for row in rows.rows(lane.Results(outcomes=list(outcomes), **results), TOPICS):
+        for row in rows.rows(Results(outcomes=list(outcomes), **results), TOPICS):
             read = orjson.loads(row.value)
             if row.topic in without:
                 continue

@@ -6,7 +6,8 @@ import orjson
 
 from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
 from delivery.secret import Secret
-from delivery.webhooks import intake, lane, rows
+from delivery.webhooks import intake, rows
+from delivery.webhooks.results import Results
 from tests import builders
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -17,7 +18,7 @@ def attempt(number, error_class, **fields):
 
 
 def written(**results):
-    return [(row.topic, row.key, orjson.loads(row.value)) for row in rows.rows(lane.Results(**results), TOPICS)]
+    return [(row.topic, row.key, orjson.loads(row.value)) for row in rows.rows(Results(**results), TOPICS)]
 
 
 def test_every_attempt_is_an_entry_under_its_endpoints_key():
@@ -46,7 +47,7 @@ def test_entries_of_one_endpoint_share_rows_of_a_bounded_size_and_those_of_two_n
         )
         for n in range(60)
     ]
-    made = list(rows.rows(lane.Results(outcomes=many), TOPICS))
+    made = list(rows.rows(Results(outcomes=many), TOPICS))
     assert 4 <= len(made) < 10
     assert max(len(row.value) for row in made) < rows.MAX_ROW_BYTES + 1000
     for endpoint_id in ("ep0", "ep1"):

@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
-from delivery.webhooks import intake, lane, tally
+from delivery.webhooks import intake, tally
+from delivery.webhooks.results import Results
 from tests import builders
 
 APPENDED_AT_MS = 1_700_000_000_000
@@ -31,7 +32,7 @@ def delivered(*attempts):
 
 
 def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
-    results = lane.Results(
+    results = Results(
         outcomes=[
             delivered(attempt()),
             delivered(attempt(1, "server_error"), attempt(2)),
@@ -64,15 +65,13 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
     ],
 )
 def test_latency_is_counted_from_the_append_to_the_last_response(after_s, bound):
-    told = tally.of(lane.Results(outcomes=[delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]), cpu_s=0)
+    told = tally.of(Results(outcomes=[delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]), cpu_s=0)
     assert told.latencies == {bound: 1}
     assert told.latency_sum_s == pytest.approx(max(0.0, after_s))
 
 
 def test_only_what_was_accepted_has_a_latency():
-    told = tally.of(
-        lane.Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0
-    )
+    told = tally.of(Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0)
     assert not told.latencies
 
 
@@ -81,8 +80,8 @@ def test_the_tally_of_two_halves_is_that_of_the_whole():
         [delivered(attempt()), delivered(attempt(1, "dns"), attempt(2, after_s=4))],
         [outcome(OutcomeKind.SKIPPED, reason=SkipReason.QUARANTINED), delivered(attempt())],
     ]
-    whole = tally.of(lane.Results(outcomes=halves[0] + halves[1]), cpu_s=3.0)
-    first, second = (tally.of(lane.Results(outcomes=half), cpu_s=1.5) for half in halves)
+    whole = tally.of(Results(outcomes=halves[0] + halves[1]), cpu_s=3.0)
+    first, second = (tally.of(Results(outcomes=half), cpu_s=1.5) for half in halves)
     assert first + second == second + first == whole
     assert whole + tally.Tally() == whole
 
@@ -93,6 +92,6 @@ def test_the_larger_peak_remains():
 
 def test_a_tally_does_not_grow_with_what_it_counts():
     def of(count):
-        return len(pickle.dumps(tally.of(lane.Results(outcomes=[delivered(attempt())] * count), cpu_s=0)))
+        return len(pickle.dumps(tally.of(Results(outcomes=[delivered(attempt())] * count), cpu_s=0)))
 
     assert of(10_000) <= of(1) + 20  # wider numbers, and nothing else

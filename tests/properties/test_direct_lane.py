@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
-from delivery.webhooks import dispatch, envelope, intake, lane, limits, parcel, retry, routing, rows
+from delivery.webhooks import direct_lane, dispatch, envelope, intake, limits, parcel, retry, routing, rows
+from delivery.webhooks.results import Results
 from tests import builders, fakes
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -81,9 +82,9 @@ def deliver(batch, layout):
         dispatcher = dispatch.Dispatcher(
             sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits={}, clock=clock
         )
-        begun = lane.Lane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
+        begun = direct_lane.DirectLane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
         first, rest = await begun.take(batch), await begun.finish()
-        return lane.Results(
+        return Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
         )
 
@@ -159,12 +160,12 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         dispatcher = dispatch.Dispatcher(
             sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits=circuits, clock=clock
         )
-        begun = lane.Lane(registry, dispatcher, hand_over, envelope.Layout())
+        begun = direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
         ]
         first, rest = await begun.take(records), await begun.finish()
-        return lane.Results(outcomes=first.outcomes + rest.outcomes)
+        return Results(outcomes=first.outcomes + rest.outcomes)
 
     async def main():
         clock.install()

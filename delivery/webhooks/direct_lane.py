@@ -6,12 +6,10 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from delivery.model import ContentMode, Delivery, DeliveryMode, EndpointId, Event, Outcome, OutcomeKind, Record
+from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks import (
-    batch_message,
     dispatch,
     envelope,
     handover,
@@ -22,27 +20,10 @@ from delivery.webhooks import (
     ordering,
     routing,
 )
+from delivery.webhooks.results import Results, last_of
 
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """What came of some records."""
-
-    outcomes: list[Outcome[Delivery]] = field(default_factory=list)
-    batches: list[batch_message.BatchOutcome] = field(default_factory=list)
-    rejections: list[intake.Rejection] = field(default_factory=list)
-    receipts: list[intake.Receipt] = field(default_factory=list)
-    most_in_flight: int = 0
-    """Requests under way at once."""
-    asked: int = 0
-    """Endpoints to which requests were made."""
-    unreachable: int = 0
-    """Those of them to which there was no way at all."""
-    gone: frozenset[EndpointId] = frozenset()
-    """Endpoints that have said that they are gone for good."""
 
 
 class _Due(NamedTuple):
@@ -52,19 +33,7 @@ class _Due(NamedTuple):
     ended: list[Outcome[Delivery]]
 
 
-def ended(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
-    """Return the last results of a task, with what its dispatcher tells of the whole of it."""
-    reached = dispatcher.reached()
-    return Results(
-        most_in_flight=dispatcher.most_in_flight,
-        asked=reached.asked,
-        unreachable=reached.unreachable,
-        gone=dispatcher.gone(),
-        **fields,
-    )
-
-
-class Lane:
+class DirectLane:
     """Deliver the records of one micro-batch partition, as they are read. Used once.
 
     Every record is rejected, or each of its due deliveries is skipped, delivered, dead-lettered or postponed: what `take` has
@@ -101,7 +70,7 @@ class Lane:
     async def finish(self) -> Results:
         """Wait for all that is under way; return what is left, with the receipts."""
         await self._dispatcher.finish()
-        return ended(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
+        return last_of(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""

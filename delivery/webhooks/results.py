@@ -1,0 +1,42 @@
+"""What came of some records, in each lane.
+
+Runs in the executors. Must not import pyspark or psycopg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from delivery.model import Delivery, EndpointId, Outcome
+from delivery.webhooks import batch_message, dispatch, intake
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """What came of some records."""
+
+    outcomes: list[Outcome[Delivery]] = field(default_factory=list)
+    batches: list[batch_message.BatchOutcome] = field(default_factory=list)
+    rejections: list[intake.Rejection] = field(default_factory=list)
+    receipts: list[intake.Receipt] = field(default_factory=list)
+    most_in_flight: int = 0
+    """Requests under way at once."""
+    asked: int = 0
+    """Endpoints to which requests were made."""
+    unreachable: int = 0
+    """Those of them to which there was no way at all."""
+    gone: frozenset[EndpointId] = frozenset()
+    """Endpoints that have said that they are gone for good."""
+
+
+def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
+    """Return the last results of a task, with what its dispatcher tells of the whole of it."""
+    reached = dispatcher.reached()
+    return Results(
+        most_in_flight=dispatcher.most_in_flight,
+        asked=reached.asked,
+        unreachable=reached.unreachable,
+        gone=dispatcher.gone(),
+        **fields,
+    )
