@@ -1,4 +1,4 @@
-"""Say the Kafka settings in the two dialects that need them: Spark's Java client and the command's librdkafka.
+"""Say the Kafka settings in the two dialects that need them: Spark's Java client and librdkafka.
 
 Runs on the driver and in the command. Pure. What it returns holds the password: pass it on, never log it.
 """
@@ -13,7 +13,7 @@ from delivery.settings import Kafka
 
 
 def for_spark(kafka: Kafka) -> dict[str, str]:
-    """Return options of Spark's Kafka source and sink (Java client names with the prefix `kafka.`)."""
+    """Return options of Spark's Kafka source (Java client names with the prefix `kafka.`)."""
     options = {
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
@@ -28,8 +28,8 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in (options | _revealed(kafka.spark_options)).items()}
 
 
-def for_command(kafka: Kafka) -> dict[str, str | int | float | bool]:
-    """Return librdkafka configuration for confluent_kafka's clients."""
+def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
+    """Return librdkafka configuration for confluent_kafka's clients, of the command, the driver and the workers."""
     options: dict[str, str | int | float | bool] = {
         "log_level": 0,  # its own lines on standard error say nothing that our errors do not
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -45,7 +45,7 @@ def for_command(kafka: Kafka) -> dict[str, str | int | float | bool]:
         options["ssl.ca.location"] = kafka.ssl_ca_file
     if kafka.ssl_keystore_file:
         options |= {"ssl.certificate.location": kafka.ssl_keystore_file, "ssl.key.location": kafka.ssl_keystore_file}
-    return options | _revealed(kafka.command_options)
+    return options | _revealed(kafka.librdkafka_options)
 
 
 def _revealed(options: Mapping[str, SecretStr]) -> dict[str, str]:

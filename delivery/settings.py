@@ -90,12 +90,12 @@ class Kafka(Area):
     ssl_keystore_file: str = ""
     """PEM file with the client's key and certificates, for mutual TLS."""
     spark_options: dict[str, SecretStr] = {}
-    """Any other option of the Java client, passed through with the prefix `kafka.` (`spark_options."client.rack" = "a"`). Never
-    shown: it may be a password."""
-    command_options: dict[str, SecretStr] = {}
-    """Any other option of librdkafka, which `fanout publish`, `doctor` and `demo` use. Never shown."""
+    """Any other option of the Java client, by which Spark reads, passed through with the prefix `kafka.`
+    (`spark_options."client.rack" = "a"`). Never shown: it may be a password."""
+    librdkafka_options: dict[str, SecretStr] = {}
+    """Any other option of librdkafka, by which the workers write results and the commands work. Never shown."""
 
-    _from_text = pydantic.field_validator("spark_options", "command_options", mode="before")(_pairs)
+    _from_text = pydantic.field_validator("spark_options", "librdkafka_options", mode="before")(_pairs)
 
 
 class Source(Area):

@@ -73,7 +73,7 @@ def _jars(_: settings.Settings) -> str:
 
 def _kafka(config: settings.Settings) -> str:
     try:
-        known = AdminClient(kafka_options.for_command(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
+        known = AdminClient(kafka_options.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
             f"{config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
@@ -87,7 +87,7 @@ def _topics(config: settings.Settings) -> str:
         pattern = re.compile(config.source.topic_pattern)
     except re.error as exc:
         raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
-    known = AdminClient(kafka_options.for_command(config.kafka))
+    known = AdminClient(kafka_options.for_librdkafka(config.kafka))
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:

@@ -146,7 +146,7 @@ class Reader:
         }
         self._consumer = confluent_kafka.Consumer(
             {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
-            | kafka_options.for_command(kafka)
+            | kafka_options.for_librdkafka(kafka)
         )
         topics = self._consumer.list_topics(timeout=10).topics
         self._consumer.assign(

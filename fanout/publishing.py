@@ -51,7 +51,7 @@ class Publisher:
         self._producer = confluent_kafka.Producer(
             # Idempotent, so that a retry by the client does not publish an event twice.
             # A key has the partition that the Java client, and so the job, gives it.
-            {"linger.ms": 5, "enable.idempotence": True, "partitioner": "murmur2_random"} | kafka_options.for_command(kafka)
+            {"linger.ms": 5, "enable.idempotence": True, "partitioner": "murmur2_random"} | kafka_options.for_librdkafka(kafka)
         )
         self._on_placed = on_placed
         self._failure: confluent_kafka.KafkaError | None = None

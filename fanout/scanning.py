@@ -56,7 +56,7 @@ class Scanner:
             "isolation.level": "read_uncommitted",
             "queued.max.messages.kbytes": 32 * 1024,  # in all partitions together, so that memory does not grow with the topics
         }
-        self._consumer = confluent_kafka.Consumer(own | kafka_options.for_command(kafka))
+        self._consumer = confluent_kafka.Consumer(own | kafka_options.for_librdkafka(kafka))
 
     def names(self) -> list[str]:
         """Return the topics that there are."""

@@ -25,7 +25,7 @@ def watch(config: settings.Settings, lane: str, told: health.Watch, stop: thread
 
 
 def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
-    admin = AdminClient(kafka_options.for_command(config.kafka))
+    admin = AdminClient(kafka_options.for_librdkafka(config.kafka))
     while not stop.is_set():
         # Ticks are no events: nobody waits for one.
         ticks = {config.batch.ticks_topic, config.retry.ticks_topic}

@@ -16,7 +16,7 @@ from delivery.webhooks import batching, pending
 
 
 def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
-    """Return the results that pass through, and the batches that leave now, which have neither topic nor key."""
+    """Return the batches that leave now."""
     return state.kept(routed, Batches(horizon_ms=horizon_ms), told)
 
 

@@ -1,4 +1,4 @@
-"""Turn records into rows of results, on the executors.
+"""Deliver records, on the executors, and write what came of them.
 
 Defined on the driver, run in the executors' Python workers. Guarantee: at least once. What can repeat is what a task had sent
 and not yet written when it failed or its process was killed (docs/adr/0014); each repeat carries the same `webhook-id`.
@@ -7,7 +7,6 @@ and not yet written when it failed or its process was killed (docs/adr/0014); ea
 from __future__ import annotations
 
 import base64
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import EndpointId, Record
-from delivery.stages import arrow
+from delivery.stages import sink
 from delivery.stages.journal import Journal
-from delivery.webhooks import chunks, routing, rows, worker
+from delivery.webhooks import routing, rows, worker
 from delivery.webhooks.journal import Key
 from delivery.webhooks.results import Results
 
@@ -29,8 +28,6 @@ COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 _KINDS = ("string", "int", "long", "long", "binary", "string")
 NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
 """The columns, for the plan of a source that has no records."""
-SCHEMA = "topic string, key binary, value binary"
-_ARROW_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
 def deliver(
@@ -40,10 +37,11 @@ def deliver(
     parallelism: int,
     observe: Callable[[Results], None],
     *,
+    writing: sink.Sink,
     held: frozenset[EndpointId] = frozenset(),
     journal: Journal | None = None,
 ) -> DataFrame:
-    """Deliver `records`; return what to write to Kafka. `observe` is told, in the worker, of each Arrow batch.
+    """Return the tasks that deliver `records`. `observe` is told, in the worker, of each Arrow batch.
 
     What is due to `held` goes to the retry lane. What has ended by the `journal` is left out.
 
@@ -53,7 +51,10 @@ def deliver(
     return (
         records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(DeliverPartition(plan=plan, source=source, observe=observe, held=held, journal=journal), SCHEMA)
+        .mapInArrow(
+            DeliverPartition(plan=plan, source=source, observe=observe, writing=writing, held=held, journal=journal),
+            sink.NO_ROWS,
+        )
     )
 
 
@@ -69,21 +70,22 @@ def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverPartition:
-    """The partition function: Arrow batches of records in, Arrow batches of rows out."""
+    """The partition function: Arrow batches of records in."""
 
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[Results], None]
+    writing: sink.Sink
     held: frozenset[EndpointId] = frozenset()
     journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here, ended = worker.of(self.plan), ended_before(self.journal)
+        here, ended, out = worker.of(self.plan), ended_before(self.journal), self.writing()
         for results in here.deliver((records(batch) for batch in batches), self.source, self.held, ended):
             self.observe(results)
-            topics = self.plan.topics
-            handed_over = rows.postponed(results, topics, now_ms=round(time.time() * 1000))
-            yield from written(itertools.chain(rows.rows(results, topics), handed_over))
+            write(out, results, self.plan.topics)
+        out.finish()
+        return sink.nothing()
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:
@@ -92,13 +94,15 @@ def ended_before(journal: Journal | None) -> frozenset[Key]:
     return frozenset() if journal is None or context is None else journal.ended(context.attemptNumber())
 
 
-def written(made: Iterable[rows.Row]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow batches of SCHEMA."""
-    for chunk in chunks.of(made, lambda row: len(row.value), arrow.MAX_BATCH_BYTES):
-        topics, keys, values = zip(*chunk, strict=True)
-        arrays = [arrow.values(pa.string(), [topic.encode() for topic in topics])]
-        arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+def write(out: sink.Writing, results: Results, topics: rows.Topics) -> None:
+    """Write what came of some records, and what of it goes to the retry lane."""
+    out.write(rows.rows(results, topics))
+    out.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000)))
+
+
+def values(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield what left its shard, of Arrow batches with that one column."""
+    return (value for batch in batches for value in batch.column("value").to_pylist())
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

@@ -1,12 +1,10 @@
-"""Deliver the batches that leave, on the executors; results of routing pass through.
+"""Deliver the batches that leave, on the executors; write what came of them.
 
 Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once, as delivery.stages.deliver.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from delivery.model import EndpointId
-from delivery.stages import deliver
+from delivery.stages import deliver, sink
 from delivery.stages.journal import Journal
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import routing, worker
 from delivery.webhooks.results import Results
 
 
@@ -27,50 +25,34 @@ def deliver_batches(
     parallelism: int,
     observe: Callable[[Results], None],
     *,
+    writing: sink.Sink,
     held: frozenset[EndpointId] = frozenset(),
     journal: Journal | None = None,
 ) -> DataFrame:
-    """Deliver what left its shard; return what to write to Kafka. What is due to `held` goes to the retry lane.
+    """Return the tasks that deliver what left its shard. What is due to `held` goes to the retry lane.
 
     Coalesced, the shards of a task share one dispatcher, so that endpoints which do not answer are waited for at once, and not
     one shard after the other.
     """
-    return (
-        left.select("topic", "key", "value")
-        .coalesce(parallelism)
-        .mapInArrow(
-            DeliverBatchesPartition(plan=plan, source=source, observe=observe, held=held, journal=journal), deliver.SCHEMA
-        )
-    )
+    partition = DeliverBatchesPartition(plan=plan, source=source, observe=observe, writing=writing, held=held, journal=journal)
+    return left.select("value").coalesce(parallelism).mapInArrow(partition, sink.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverBatchesPartition:
-    """The partition function: Arrow batches of what left its shard in, Arrow batches of rows out."""
+    """The partition function: Arrow batches of what left its shard in."""
 
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[Results], None]
+    writing: sink.Sink
     held: frozenset[EndpointId] = frozenset()
     journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        passed: list[rows.Row] = []
-        here, ended = worker.of(self.plan), deliver.ended_before(self.journal)
-        for results in here.deliver_batches(_leaving(batches, passed), self.source, self.held, ended):
+        here, ended, out = worker.of(self.plan), deliver.ended_before(self.journal), self.writing()
+        for results in here.deliver_batches(deliver.values(batches), self.source, self.held, ended):
             self.observe(results)
-            topics = self.plan.topics
-            handed_over = rows.postponed(results, topics, now_ms=round(time.time() * 1000))
-            yield from deliver.written(itertools.chain(passed, rows.rows(results, topics), handed_over))
-            passed.clear()
-
-
-def _leaving(batches: Iterable[pa.RecordBatch], passed: list[rows.Row]) -> Iterator[bytes]:
-    """Yield the batches that leave; put the rows that are results already into `passed`."""
-    for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
-        for topic, key, value in zip(*columns, strict=True):
-            if topic is None:
-                yield value
-            else:
-                passed.append(rows.Row(topic, key, value))
+            deliver.write(out, results, self.plan.topics)
+        out.finish()
+        return sink.nothing()

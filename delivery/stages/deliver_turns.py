@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages import deliver
+from delivery.stages import deliver, sink
 from delivery.webhooks import routing, rows, worker
 from delivery.webhooks.results import Results
 
@@ -25,25 +25,29 @@ def deliver_turns(
     parallelism: int,
     observe: Callable[[Results], None],
     *,
+    writing: sink.Sink,
     settle_s: float,
 ) -> DataFrame:
-    """Deliver what left its shard; return what to write to Kafka, also of earlier micro-batches' turns that have ended now."""
-    partition = DeliverTurnsPartition(plan=plan, source=source, observe=observe, settle_s=settle_s)
-    return left.select("value").coalesce(parallelism).mapInArrow(partition, deliver.SCHEMA)
+    """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now."""
+    partition = DeliverTurnsPartition(plan=plan, source=source, observe=observe, writing=writing, settle_s=settle_s)
+    return left.select("value").coalesce(parallelism).mapInArrow(partition, sink.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverTurnsPartition:
-    """The partition function: Arrow batches of turns in, Arrow batches of rows out."""
+    """The partition function: Arrow batches of turns in."""
 
     plan: worker.Plan
     source: routing.Source
     observe: Callable[[Results], None]
+    writing: sink.Sink
     settle_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        turns = (turn for batch in batches for turn in batch.column("value").to_pylist())
-        for ended in worker.of(self.plan).retry(turns, self.source, self.settle_s):
+        out = self.writing()
+        for ended in worker.of(self.plan).retry(deliver.values(batches), self.source, self.settle_s):
             self.observe(ended.results)
-            told = rows.rows(ended.results, self.plan.topics), rows.reports(ended.reports, self.plan.topics)
-            yield from deliver.written(row for some in told for row in some)
+            out.write(rows.rows(ended.results, self.plan.topics))
+            out.write(rows.reports(ended.reports, self.plan.topics))
+        out.finish()
+        return sink.nothing()

@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery import health, metrics, plan, settings
+from delivery import health, kafka_options, metrics, plan, settings
 from delivery.model import EndpointId
 from delivery.stages import (
     batch,
@@ -84,7 +84,7 @@ class Direct:
         self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
     ) -> None:
         self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
-        self._plan = plan.of(config)
+        self._plan, self._sink = plan.of(config), sink.to(kafka_options.for_librdkafka(config.kafka))
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
         self._reruns = rerun.Reruns(config, spark, "direct")
 
@@ -105,8 +105,10 @@ class Direct:
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
-        results = deliver.deliver(records, self._plan, known, parallelism, self._seen.observer, held=held, journal=journal)
-        sink.write(results, self._config.kafka)
+        tasks = deliver.deliver(
+            records, self._plan, known, parallelism, self._seen.observer, writing=self._sink, held=held, journal=journal
+        )
+        sink.run(tasks)
         self._common.told(self._seen.publish())
 
 
@@ -122,7 +124,7 @@ class _Stateful:
         self._config, self._hold, self._stop, self._common = config, hold, stop, common
         self._spark = shards.session(spark, area.shards)
         self._interval_s = area.trigger_interval_s
-        self._plan = plan.of(config)
+        self._plan, self._sink = plan.of(config), sink.to(kafka_options.for_librdkafka(config.kafka))
         self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._ticker = ticks.Ticker(config, name, stop)
@@ -211,6 +213,7 @@ class Batch(_Stateful):
             self._carrier.source,
             self._config.spark.parallelism,
             self._seen.observer,
+            writing=self._sink,
             shard_keys=self._shard_keys,
             pass_through_s=self._interval_s * 2,
             rejects=self._rejects,
@@ -222,10 +225,10 @@ class Batch(_Stateful):
             raise query.StartAgain
         self._carrier.carry(known)
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
-        results = deliver_batches.deliver_batches(
-            left, self._plan, known, parallelism, self._seen.observer, held=held, journal=journal
+        tasks = deliver_batches.deliver_batches(
+            left, self._plan, known, parallelism, self._seen.observer, writing=self._sink, held=held, journal=journal
         )
-        sink.write(results, self._config.kafka)
+        sink.run(tasks)
         self._common.told(self._seen.publish())
         self._waits()
 
@@ -262,8 +265,10 @@ class Retry(_Stateful):
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
         parallelism = self._config.spark.parallelism
-        results = deliver_turns.deliver_turns(left, self._plan, known, parallelism, self._seen.observer, settle_s=settle_s)
-        sink.write(results, self._config.kafka)
+        tasks = deliver_turns.deliver_turns(
+            left, self._plan, known, parallelism, self._seen.observer, writing=self._sink, settle_s=settle_s
+        )
+        sink.run(tasks)
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
             self._common.held.told(told.held)

@@ -45,7 +45,7 @@ class Reruns:
         self._spark = spark
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
         self._fresh = journal.Journal(
-            client=kafka_options.for_command(config.kafka), topics=plan.of(config).topics, since_ms=_now_ms()
+            client=kafka_options.for_librdkafka(config.kafka), topics=plan.of(config).topics, since_ms=_now_ms()
         )
         self._first: tuple[int, journal.Journal] | None = None
         self.journal = self._fresh

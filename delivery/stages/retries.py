@@ -46,7 +46,7 @@ def retries(
         records.select(*COLUMNS)
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(shard_keys=shard_keys), route.SCHEMA)
-        .select("shard", "topic", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
+        .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
     )
     return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told)
 

@@ -14,21 +14,19 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery.stages import arrow, deliver
+from delivery.stages import arrow, deliver, sink
 from delivery.webhooks import chunks, intake, routing, rows, worker
 from delivery.webhooks.results import Results
 
-SCHEMA = "shard int, topic string, key binary, value binary"
-"""`topic` and `key` are those of a result. What is for the shard has no topic, and a key where its order matters; a row of
-none of the three asks the shard to look."""
-_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
+SCHEMA = "shard int, key binary, value binary"
+"""What is for a shard, with a key where its order matters. A row of neither key nor value asks the shard to look."""
+_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
 
 
 class Row(NamedTuple):
     """A row of SCHEMA."""
 
     shard: int
-    topic: bytes | None = None
     key: bytes | None = None
     value: bytes | None = None
 
@@ -40,22 +38,29 @@ def route(
     parallelism: int,
     observe: Callable[[Results], None],
     *,
+    writing: sink.Sink,
     shard_keys: tuple[int, ...],
     pass_through_s: float,
     rejects: bool,
 ) -> DataFrame:
-    """Return what `records` are to the shards, and results; each row with the time at which the micro-batch began.
+    """Return what `records` are to the shards, each row with the time at which the micro-batch began.
 
     That time is in the offset log: a micro-batch that runs again decides by the same.
     """
     partition = RoutePartition(
-        plan=plan, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, observe=observe, rejects=rejects
+        plan=plan,
+        source=source,
+        shard_keys=shard_keys,
+        pass_through_s=pass_through_s,
+        observe=observe,
+        writing=writing,
+        rejects=rejects,
     )
     return (
         records.select(*deliver.COLUMNS)
         .coalesce(parallelism)
         .mapInArrow(partition, SCHEMA)
-        .select("shard", "topic", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
+        .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
     )
 
 
@@ -68,30 +73,28 @@ class RoutePartition:
     shard_keys: tuple[int, ...]
     pass_through_s: float
     observe: Callable[[Results], None]
+    writing: sink.Sink
     rejects: bool
     """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
         yield from written([Row(key) for key in self.shard_keys])
-        here = worker.of(self.plan)
+        here, out = worker.of(self.plan), self.writing()
         read = map(deliver.records, batches)
         for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
             if not self.rejects:
                 told = collected.results.rejections
                 collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
             self.observe(collected.results)
-            out = [Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows]
-            # Results have nothing to do with the state: they pass through whichever shard.
-            for number, result in enumerate(rows.rows(collected.results, self.plan.topics)):
-                out.append(Row(self.shard_keys[number % len(self.shard_keys)], result.topic.encode(), result.key, result.value))
-            yield from written(out)
+            out.write(rows.rows(collected.results, self.plan.topics))
+            yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
+        out.finish()
 
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow batches of SCHEMA."""
     for chunk in chunks.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
-        shards, topics, keys, values = zip(*chunk, strict=True)
-        arrays = [arrow.numbers(shards), arrow.values(pa.string(), topics)]
-        arrays += [arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+        shards, keys, values = zip(*chunk, strict=True)
+        arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

@@ -26,15 +26,13 @@ ALWAYS = {
     "spark.python.worker.reuse": "true",
     # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
-    # Of names and values; also of the options of the Kafka source and sink.
+    # Of names and values; also of the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
     # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
     # The first records are on their way while the rest is being read.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-    # What a worker has written and not sent when it is killed is made again. 64 KiB, the default, are hundreds of results.
-    "spark.buffer.size": "4096",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",

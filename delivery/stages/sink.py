@@ -1,28 +1,130 @@
-"""Write rows of results to their topics.
+"""Write rows of results to their topics, from the worker that made them, while its task goes on.
 
-Runs on the driver. Guarantee: at least once. If a topic cannot be written, the micro-batch fails and is not committed, so
-that no failure is forgotten.
+Runs in the executors' Python workers. Must not import the settings: a worker that unpickles a sink imports this module, and
+pydantic would take 11 MB of it. Guarantee: at least once. A task ends well when Kafka has confirmed each of its rows; where it
+has not, the task fails, so that its micro-batch is not committed and no failure is forgotten. What repeats then is what the
+rows do not tell (delivery.webhooks.journal). docs/adr/0015 says why the rows do not go through Spark.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery import kafka_options, settings
+from delivery import errors
+from delivery.webhooks.rows import Row
+
+if TYPE_CHECKING:
+    import confluent_kafka
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """A batch of an endpoint's largest `max_bytes` (10 MiB) that is postponed is one record of the retries topic, as it must leave
 with the same events again."""
-MAX_BLOCK_MS = "20000"
-"""How long a write waits for a missing topic or an absent broker before the micro-batch fails and is run again."""
+NO_ROWS = "nothing boolean"
+"""What a task returns to Spark that has written its results itself."""
+_FLUSH_S = 1.0
+_OPTIONS: Mapping[str, str | int | float | bool] = {
+    "enable.idempotence": True,  # acknowledged by all replicas; a retry by the client neither repeats a row nor reorders two
+    "partitioner": "murmur2_random",  # as Java clients: the rows of an endpoint stay in the partition that they have been in
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "message.max.bytes": MAX_REQUEST_BYTES,
+    "queue.buffering.max.kbytes": 65_536,  # of each process
+    "delivery.timeout.ms": 60_000,
+    "topic.metadata.propagation.max.ms": 20_000,  # how long a missing topic is waited for
+}
+Client = tuple[tuple[str, str | int | float | bool], ...]
 
 
-def write(results: DataFrame, kafka: settings.Kafka) -> None:
-    """Write all of `results`, each row to the topic that it names."""
-    options = {
-        "kafka.max.block.ms": MAX_BLOCK_MS,
-        "kafka.max.request.size": str(MAX_REQUEST_BYTES),
-        "kafka.compression.type": "lz4",
-        **kafka_options.for_spark(kafka),
-    }
-    results.select("topic", "key", "value").write.format("kafka").options(**options).save()
+class Writing(Protocol):
+    """The rows of one task."""
+
+    def write(self, made: Iterable[Row]) -> None:
+        """Hand rows over. Waits while too many are on their way."""
+
+    def finish(self) -> None:
+        """Wait until all of them are in their topics; raise KafkaUnavailable when one is not."""
+
+
+Sink = Callable[[], Writing]
+"""Begins the writing of a task, in its worker. Survives pickling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The sink of the job."""
+
+    client: Client = field(repr=False)
+    """Configuration of librdkafka, with the password."""
+
+    def __call__(self) -> Writing:
+        """As Sink. Called in the worker."""
+        return _ToKafka(_producer(self.client))
+
+
+def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
+    """Return the sink for a Kafka, by the configuration of its client (delivery.kafka_options.for_librdkafka)."""
+    return Kafka(tuple(sorted(client.items())))
+
+
+def run(tasks: DataFrame) -> None:
+    """Run tasks that write their results themselves, until all have ended."""
+    tasks.write.format("noop").mode("overwrite").save()
+
+
+def nothing() -> Iterator[pa.RecordBatch]:
+    """Return what such a task returns."""
+    return iter(())
+
+
+@functools.cache  # once for each worker process: connections outlive tasks
+def _producer(client: Client) -> confluent_kafka.Producer:
+    import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
+
+    return confluent_kafka.Producer({**_OPTIONS, **dict(client)})
+
+
+class _ToKafka:
+    def __init__(self, producer: confluent_kafka.Producer) -> None:
+        self._producer = producer
+        self._unconfirmed = 0
+        self._failure: str | None = None
+
+    def write(self, made: Iterable[Row]) -> None:
+        for row in made:
+            self._hand_over(row)
+        self._producer.poll(0)
+
+    def finish(self) -> None:
+        while self._unconfirmed and self._failure is None:
+            self._producer.flush(_FLUSH_S)  # each row is confirmed or has failed by `delivery.timeout.ms`
+        self._raise_failure()
+
+    def _hand_over(self, row: Row) -> None:
+        while True:
+            self._raise_failure()
+            try:
+                self._producer.produce(row.topic, row.value, key=row.key, on_delivery=self._ended)
+            except BufferError:  # as much as may be is on its way
+                self._producer.poll(0.1)
+            except Exception as exc:
+                raise errors.KafkaUnavailable(
+                    f"topic {row.topic} does not take a row of {len(row.value)} bytes: {exc}"
+                ) from exc
+            else:
+                self._unconfirmed += 1
+                return
+
+    def _ended(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        self._unconfirmed -= 1
+        if error is not None:
+            self._failure = f"topic {message.topic()} could not be written: {error.str()}"
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise errors.KafkaUnavailable(self._failure)

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
-from delivery.stages import deliver
 from delivery.webhooks.pending import Pending
 
 _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
@@ -43,17 +42,17 @@ class Decide(Protocol):
 
 
 def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending]) -> DataFrame:
-    """Return the results that pass through, and what leaves now, which has neither topic nor key.
+    """Return what leaves now.
 
     `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything waits or
     not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the time, and
     delivery.stages.ticks a record when something is due.
     """
     return (
-        rows.select("shard", "topic", "key", "value", "now_ms")
+        rows.select("shard", "key", "value", "now_ms")
         .groupBy("shard")
-        .transformWithState(Shard(decide, told), deliver.SCHEMA, "Append", "None")
-        .select("topic", "key", "value")
+        .transformWithState(Shard(decide, told), "value binary", "Append", "None")
+        .select("value")
     )
 
 
@@ -74,16 +73,14 @@ class Shard(StatefulProcessor):
         arrived, now_ms = [], 0
         for row in rows:
             now_ms = row.now_ms
-            if row.topic is not None:
-                yield Row(topic=row.topic, key=row.key, value=row.value)
-            elif row.value is not None:
+            if row.value is not None:
                 arrived.append((bytes(row.key or b""), bytes(row.value)))
         arrived.sort(key=operator.itemgetter(0))
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
         for left in decided.left:
-            yield Row(topic=None, key=None, value=left)
+            yield Row(value=left)
         self._told.add(decided.told)
         if decided.written is None:
             return

@@ -50,7 +50,7 @@ class Ticker:
         self._heard = 0
         _require_apart(f"{lane}.ticks_topic", self._topic, config.source.topic_pattern)
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
-        self._producer = Producer(kafka_options.for_command(config.kafka))
+        self._producer = Producer(kafka_options.for_librdkafka(config.kafka))
 
     def start(self) -> None:
         """Begin to tick, at once: what an earlier run of the job left waiting is known when the first micro-batch has told."""

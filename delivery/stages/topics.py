@@ -31,7 +31,7 @@ def ensure_all(config: settings.Settings) -> None:
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
     """Create the topics that are missing, with `config`; raise KafkaUnavailable when the broker does not answer."""
-    admin = AdminClient(kafka_options.for_command(kafka))
+    admin = AdminClient(kafka_options.for_librdkafka(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [

@@ -52,8 +52,8 @@ BATCHES_AT_ONCE = 16
 """So many are read before the results of those that have ended are written: in memory, a batch is up to some megabytes."""
 TURNS_AT_ONCE = 16
 """As many turns, for the same reason."""
-RESULTS_EVERY_S = 0.25
-"""So often results leave while their task goes on. What has left is in Kafka soon after, and is not made again when this
+RESULTS_EVERY_S = 0.05
+"""So often results leave while their task goes on. What has left is in Kafka some 10 ms later, and is not made again when this
 process is killed."""
 Returned = TypeVar("Returned")
 

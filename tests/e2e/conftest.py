@@ -131,7 +131,7 @@ class Platform:
         assert not [event_id for event_id in self.accepted() if int(event_id[1:]) >= 1000]
 
     def add_partitions(self, event_type, partitions):
-        admin = AdminClient(kafka_options.for_command(self.config.kafka))
+        admin = AdminClient(kafka_options.for_librdkafka(self.config.kafka))
         for added in admin.create_partitions([NewPartitions(f"{self.name}.{event_type}", partitions)]).values():
             added.result(10)
 
@@ -191,7 +191,7 @@ class Platform:
     def read(self, topic):
         """Return the values of all records of a topic."""
         consumer = Consumer(
-            {"group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"} | kafka_options.for_command(self.config.kafka)
+            {"group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"} | kafka_options.for_librdkafka(self.config.kafka)
         )
         consumer.subscribe([topic])
         values = []

@@ -44,7 +44,7 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     parcels = [waiting(event, through=(through,), **defaults | fields) for event in events]
     config = platform.config
     topics.ensure_all(config)
-    producer = Producer(kafka_options.for_command(config.kafka))
+    producer = Producer(kafka_options.for_librdkafka(config.kafka))
     written = parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
     producer.produce(config.delivery.retries_topic, key=endpoint.encode(), value=written)
     assert producer.flush(10) == 0

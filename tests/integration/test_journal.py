@@ -42,7 +42,7 @@ def delivered(offset):
 
 def test_it_is_what_was_written_since(connection, names):
     now_ms = int(time.time() * 1000)
-    producer = Producer(kafka_options.for_command(connection))
+    producer = Producer(kafka_options.for_librdkafka(connection))
     for offset in range(100):
         at_ms = now_ms - (10 * journal.SLACK_MS if offset < 30 else 0)
         value = orjson.dumps({"kind": "outcomes", "entries": [delivered(offset)]})
@@ -51,7 +51,7 @@ def test_it_is_what_was_written_since(connection, names):
     producer.produce(names.dead_letters, orjson.dumps(letter))
     producer.flush()
 
-    found = journal.read(kafka_options.for_command(connection), names, now_ms)
+    found = journal.read(kafka_options.for_librdkafka(connection), names, now_ms)
 
     expected = {decided.key("s1", decided.Place("t", 0, offset)) for offset in range(30, 100)}
     assert found == expected | {decided.key("s1", decided.Place("t", 0, 500))}

@@ -9,7 +9,7 @@ from delivery.model import Batching, DeliveryMode, LeaveReason
 from delivery.stages import batch, carried, observer, route, shards, snapshot, telemetry
 from delivery.webhooks import segment
 from delivery.webhooks.pending import Pending
-from tests import builders
+from tests import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 
 
-def lane(spark, source, waits, **bounds):
+def lane(spark, source, waits, folder, **bounds):
     """The plan of the lane over ten records a micro-batch; and how a micro-batch is begun."""
     endpoints = [builders.endpoint(f"ep{n}", mode=DeliveryMode.BATCH, batching=Batching(**bounds)) for n in range(3)]
     subscriptions = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}") for n in range(3)]
@@ -43,6 +43,7 @@ def lane(spark, source, waits, **bounds):
         carrier.source,
         2,
         telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
+        writing=folder,
         shard_keys=shards.keys(spark, SHARDS),
         pass_through_s=0,
         rejects=True,
@@ -56,8 +57,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        rows = rows.collect()
-        left.append(([segment.batch(bytes(row.value)) for row in rows if row.topic is None], rows, waits.value))
+        left.append(([segment.batch(bytes(row.value)) for row in rows.collect()], waits.value))
         waits.value = Pending()
 
     started = frame.writeStream.option("checkpointLocation", str(folder)).foreachBatch(handle).start()
@@ -72,13 +72,14 @@ def run(frame, begin, folder, micro_batches, waits):
 
 def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(spark, tmp_path):
     waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
-    frame, begin = lane(spark, "full", waits, max_events=15, max_wait_s=3600)
-    first = run(frame, begin, tmp_path, 3, waits)
-    assert [pending.events for _, _, pending in first[:3]] == [30, 15, 0]
-    assert {pending.shards for _, _, pending in first} == {SHARDS}
-    again = run(frame, begin, tmp_path, 3, waits)
+    (tmp_path / "rows").mkdir()
+    frame, begin = lane(spark, "full", waits, sinks.Folder(tmp_path / "rows"), max_events=15, max_wait_s=3600)
+    first = run(frame, begin, tmp_path / "checkpoint", 3, waits)
+    assert [pending.events for _, pending in first[:3]] == [30, 15, 0]
+    assert {pending.shards for _, pending in first} == {SHARDS}
+    again = run(frame, begin, tmp_path / "checkpoint", 3, waits)
     taken = collections.defaultdict(list)
-    for batches, _, _ in [*first[:3], *again]:
+    for batches, _ in [*first[:3], *again]:
         for one in batches:
             assert (len(one.packed), one.reason) == (15, LeaveReason.COUNT)
             for event in map(segment.unpacked, one.packed):
@@ -88,12 +89,14 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
         assert offsets[:15] == list(range(partition, 30, 2))
 
 
-def test_receipts_pass_through_the_shards(spark, tmp_path):
+def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(spark, tmp_path):
     waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
-    frame, begin = lane(spark, "receipts", waits, max_events=1000, max_wait_s=3600)
-    [(batches, rows, pending), *_] = run(frame, begin, tmp_path, 1, waits)
+    folder = sinks.Folder(tmp_path / "rows")
+    folder.path.mkdir()
+    frame, begin = lane(spark, "receipts", waits, folder, max_events=1000, max_wait_s=3600)
+    [(batches, pending), *_] = run(frame, begin, tmp_path / "checkpoint", 1, waits)
     assert not batches
-    assert {row.topic for row in rows} == {settings.Settings().delivery.attempts_topic}
+    assert {row.topic for row in folder.rows()} == {settings.Settings().delivery.attempts_topic}
     assert pending.events == 30
     assert pending.due_ms == pending.oldest_ms + 3_600_000
 

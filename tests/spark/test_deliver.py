@@ -6,11 +6,11 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from delivery import plan, settings
+from delivery import kafka_options, plan, settings
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import deliver, snapshot, telemetry
+from delivery.stages import deliver, sink, snapshot, telemetry, topics
 from delivery.webhooks.snapshot import SnapshotChanges
-from tests import builders
+from tests import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -42,23 +42,30 @@ def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
     )
 
 
-def written(frame):
-    return [(row["topic"], orjson.loads(bytes(row["value"]))) for row in frame.collect()]
+@pytest.fixture
+def folder(tmp_path):
+    return sinks.Folder(tmp_path)
 
 
-def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, observer):
+def written(folder, tasks):
+    return [(row.topic, orjson.loads(row.value)) for row in folder.take(tasks)]
+
+
+def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, observer, folder):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2, observer).rdd.getNumPartitions() == 2
+    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2, observer, writing=folder).rdd.getNumPartitions() == 2
 
 
-def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, observer):
+def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, observer, folder):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    rows = written(deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2, observer))
+    rows = written(
+        folder, deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2, observer, writing=folder)
+    )
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
 
 
-def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observer):
+def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observer, folder):
     """The subscription is paused, so that what is due shows without a request."""
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
@@ -66,7 +73,7 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observe
 
     def due(changes):
         of = broadcaster.source(published(paused, changes=changes, base_id="changing"), "direct")
-        rows = written(deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2, observer))
+        rows = written(folder, deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2, observer, writing=folder))
         return {entry["subscription_id"] for _, row in rows for entry in row.get("entries", ()) if entry["kind"] == "skipped"}
 
     assert due(None) == {"s1"}
@@ -83,18 +90,22 @@ def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
     assert broadcaster.source(published(base_id="b"), "direct").broadcast is not first.broadcast
 
 
-def test_workers_can_be_made_ready_without_any_record(spark, observer):
+def test_workers_can_be_made_ready_without_any_record(spark, observer, folder):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert written(deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer)) == []
+    assert written(folder, deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer, writing=folder)) == []
 
 
-def test_workers_have_returned_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer):
+def test_workers_have_written_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer, kafka):
     """They are as many as there are cores, and these modules took 60 MB of each."""
+    config = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    topics.ensure(config, topics.of_results(TOPICS), 1)
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    partition = deliver.DeliverPartition(plan=TOLD, source=of, observe=observer)
+    writing = sink.to(kafka_options.for_librdkafka(config))
+    partition = deliver.DeliverPartition(plan=TOLD, source=of, observe=observer, writing=writing)
 
     def loaded(batches):
-        assert sum(batch.num_rows for batch in partition(batches)) == 2007  # seven receipts
+        assert list(partition(batches)) == []
+        assert "confluent_kafka" in sys.modules
         names = [name for name in ("pandas", "pydantic", "psycopg") if name in sys.modules]
         yield pa.RecordBatch.from_pylist([{"module": name} for name in names], pa.schema([("module", pa.string())]))
 

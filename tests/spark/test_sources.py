@@ -9,6 +9,7 @@ from delivery import plan, settings
 from delivery.stages import deliver, lookup, snapshot, telemetry
 from fanout.local import stack
 from subscriptions_db import apply, connect, keyring, manifest, migrate
+from tests import sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -27,7 +28,7 @@ DOCUMENT = {
 }
 
 
-def test_the_same_records_end_the_same_way_through_both_sources(spark, database):
+def test_the_same_records_end_the_same_way_through_both_sources(spark, database, tmp_path):
     config = settings.Settings(database={"url": database}, keys={"ring": {"k1": stack.new_key()}})
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
@@ -43,11 +44,11 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database)
     )
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
-    written = {}
+    written, folder = {}, sinks.Folder(tmp_path)
     for kind in (snapshot.Broadcasts, lookup.Lookups):
         source = kind(config, stop=stop).source(spark.sparkContext, "direct")
-        rows = deliver.deliver(records, plan.of(config), source, 2, observer).collect()
-        values = [orjson.loads(bytes(row["value"])) for row in rows]
+        rows = folder.take(deliver.deliver(records, plan.of(config), source, 2, observer, writing=folder))
+        values = [orjson.loads(row.value) for row in rows]
         written[kind] = {
             "skipped": sorted(
                 (entry["subscription_id"], entry["event_id"])
@@ -55,7 +56,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database)
                 for entry in value.get("entries", ())
                 if entry["kind"] == "skipped"
             ),
-            "rejected": sum(row["topic"] == config.delivery.rejected_topic for row in rows),
+            "rejected": sum(row.topic == config.delivery.rejected_topic for row in rows),
             "revisions": {value["revision"] for value in values if value.get("kind") == "receipt"},
         }
     stop.set()

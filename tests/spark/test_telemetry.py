@@ -6,8 +6,8 @@ from pyspark.errors import PythonException
 
 from delivery import plan, settings
 from delivery.model import SubscriptionStatus
-from delivery.stages import deliver, snapshot, telemetry
-from tests import builders
+from delivery.stages import deliver, sink, snapshot, telemetry
+from tests import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -29,6 +29,11 @@ def source(spark):
     return snapshot.Broadcaster(spark.sparkContext).source(published, "direct")
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return sinks.Folder(tmp_path)
+
+
 def records(spark, count, partitions):
     """Every other record is no event, and every event is due to a paused subscription."""
     return spark.range(0, count, 1, partitions).selectExpr(
@@ -41,12 +46,12 @@ def records(spark, count, partitions):
     )
 
 
-def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source):
+def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, folder):
     told = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    rows = deliver.deliver(records(spark, 1000, 2), TOLD, source, 2, told.observer)
-    assert rows.rdd.getNumPartitions() == 2
-    rows.count()
+    tasks = deliver.deliver(records(spark, 1000, 2), TOLD, source, 2, told.observer, writing=folder)
+    assert tasks.rdd.getNumPartitions() == 2
+    sink.run(tasks)
 
     told.publish()
     told.publish()
@@ -59,7 +64,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source):
     assert value("fanout_cpu_seconds_total", process="driver") > 0
 
 
-def test_a_task_that_fails_takes_its_numbers_with_it(spark, source):
+def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, folder):
     """Spark runs it again, and what that run counts is what is known."""
     told = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
 
@@ -70,12 +75,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source):
 
         return observed
 
-    rows = deliver.deliver(records(spark, 10, 1), TOLD, source, 1, fail_after(told.observer))
+    tasks = deliver.deliver(records(spark, 10, 1), TOLD, source, 1, fail_after(told.observer), writing=folder)
     with pytest.raises(PythonException, match="after it was counted"):
-        rows.collect()
+        sink.run(tasks)
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    deliver.deliver(records(spark, 10, 1), TOLD, source, 1, told.observer).collect()
+    sink.run(deliver.deliver(records(spark, 10, 1), TOLD, source, 1, told.observer, writing=folder))
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

@@ -80,4 +80,4 @@ def test_every_setting_that_may_hold_a_secret_is_planted_here():
 
 def test_the_clients_get_what_is_hidden():
     assert kafka_options.for_spark(CONFIG.kafka)["kafka.ssl.key.password"] == CANARY
-    assert kafka_options.for_command(CONFIG.kafka)["ssl.key.password"] == CANARY
+    assert kafka_options.for_librdkafka(CONFIG.kafka)["ssl.key.password"] == CANARY

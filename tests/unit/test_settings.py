@@ -68,7 +68,7 @@ def test_sasl_and_tls_reach_both_clients():
         sasl_password='p"w\\',
         ssl_ca_file="/ca.pem",
         spark_options={"client.rack": "a"},
-        command_options={"client.rack": "b"},
+        librdkafka_options={"client.rack": "b"},
     )
     assert kafka_options.for_spark(kafka) == {
         "kafka.bootstrap.servers": "127.0.0.1:9092",
@@ -80,7 +80,7 @@ def test_sasl_and_tls_reach_both_clients():
         "kafka.ssl.truststore.location": "/ca.pem",
         "kafka.client.rack": "a",
     }
-    command = kafka_options.for_command(kafka)
+    command = kafka_options.for_librdkafka(kafka)
     assert (command["sasl.password"], command["ssl.ca.location"], command["client.rack"]) == ('p"w\\', "/ca.pem", "b")
 
 

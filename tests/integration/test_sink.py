@@ -1,0 +1,88 @@
+"""What a task writes is in its topics when it ends well, and a task that could not write does not end well."""
+
+import random
+import uuid
+
+import confluent_kafka
+import pytest
+
+from delivery import errors, kafka_options, settings
+from delivery.stages import sink, topics
+from delivery.webhooks.rows import Row
+from tests import sinks
+
+pytestmark = pytest.mark.integration
+READ_S = 20
+
+
+@pytest.fixture
+def connection(kafka):
+    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def topic(connection):
+    name = f"results-{uuid.uuid4().hex[:8]}"
+    topics.ensure(connection, [name], 3)
+    return name
+
+
+@pytest.fixture(params=["kafka", "folder"])
+def opened(request, connection, topic, tmp_path):
+    """A sink, and how to read what has been written to the topic."""
+    if request.param == "kafka":
+        return sink.to(kafka_options.for_librdkafka(connection)), lambda count: read(connection, topic, count)
+    folder = sinks.Folder(tmp_path)
+    return folder, lambda _: folder.rows()
+
+
+def read(connection, topic, count):
+    options = {"group.id": topic, "auto.offset.reset": "earliest", **kafka_options.for_librdkafka(connection)}
+    consumer = confluent_kafka.Consumer(options)
+    consumer.subscribe([topic])
+    messages = []
+    while len(messages) < count and (some := consumer.consume(count - len(messages), READ_S)):
+        messages += some
+    consumer.close()
+    return [Row(message.topic(), message.key(), message.value()) for message in messages]
+
+
+def test_all_rows_of_a_task_that_ended_are_there_and_those_of_a_key_in_their_order(opened, topic):
+    begin, written = opened
+    rows = [Row(topic, b"ep%d" % (number % 7), b"%d" % number) for number in range(1000)]
+    writing = begin()
+    writing.write(rows[:400])
+    writing.write(rows[400:])
+    writing.finish()
+    found = written(len(rows))
+    assert sorted(found) == sorted(rows)
+    for key in {row.key for row in rows}:
+        assert [row for row in found if row.key == key] == [row for row in rows if row.key == key]
+
+
+def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection, topic):
+    begin = sink.to(kafka_options.for_librdkafka(connection))
+    failing, other = begin(), begin()
+    failing.write([Row(topic, b"ep1", random.randbytes(2 * 1024 * 1024))])  # more than this topic takes
+    other.write([Row(topic, b"ep1", b"small")])
+    with pytest.raises(errors.KafkaUnavailable, match=f"{topic} could not be written: .*[Ll]arge"):
+        failing.finish()
+    other.finish()
+    assert read(connection, topic, 1) == [Row(topic, b"ep1", b"small")]
+
+
+def test_a_row_that_no_topic_would_take_is_refused_with_its_size(connection, topic):
+    with pytest.raises(errors.KafkaUnavailable, match=rf"{topic} does not take a row of {sink.MAX_REQUEST_BYTES + 1} bytes"):
+        sink.to(kafka_options.for_librdkafka(connection))().write([Row(topic, b"", bytes(sink.MAX_REQUEST_BYTES + 1))])
+
+
+def test_a_task_does_not_end_well_while_no_kafka_answers():
+    options = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "delivery.timeout.ms": 200, "linger.ms": 0}
+    writing = sink.to(options)()
+    writing.write([Row("attempts", b"ep1", b"{}")])
+    with pytest.raises(errors.KafkaUnavailable, match="attempts could not be written"):
+        writing.finish()
+
+
+def test_the_password_of_the_client_is_not_in_what_describes_a_sink():
+    assert "hunter2" not in repr(sink.to({"sasl.password": "hunter2"}))
