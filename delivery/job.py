@@ -2,7 +2,7 @@
 
     direct  Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
     batch   Kafka topics ─► source ─► route ─► batch (state) ─► deliver_batches ─► sink ─► the same
-    retry   retries topic ─► source ─► retry (state) ─► deliver_turns ─► sink ─► the same
+    retry   retries topic ─► source ─► retries (state) ─► deliver_turns ─► sink ─► the same
     Postgres ─► snapshot or look-up ─▲                ticks ─▲
 
 The command `fanout run` calls `run`; each name is a file in `delivery/stages/`, and `lanes` puts them together.

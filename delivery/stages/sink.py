@@ -35,7 +35,8 @@ _OPTIONS: Mapping[str, str | int | float | bool] = {
     "linger.ms": 5,
     "message.max.bytes": MAX_REQUEST_BYTES,
     "queue.buffering.max.kbytes": 65_536,  # of each process
-    "delivery.timeout.ms": 60_000,
+    # A task waits for a Kafka that is away: were it to fail, what it has sent and could not write would be sent again.
+    "delivery.timeout.ms": 600_000,
     "topic.metadata.propagation.max.ms": 20_000,  # how long a missing topic is waited for
 }
 Client = tuple[tuple[str, str | int | float | bool], ...]
