@@ -54,20 +54,22 @@ class Publisher:
             {"linger.ms": 5, "enable.idempotence": True, "partitioner": "murmur2_random"} | kafka_options.for_librdkafka(kafka)
         )
         self._on_placed = on_placed
-        self._failure: confluent_kafka.KafkaError | None = None
+        self._failure: str | None = None
 
     def publish(self, message: Message) -> None:
         """Hand over one message; waits when the client's buffer is full."""
 
         def reported(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
             if error is not None:
-                self._failure = error
+                self._failure = error.str()
+            elif (offset := record.offset()) is None:  # as delivery.stages.sink: a confirmation without an offset is none
+                self._failure = "the broker does not say where it is"
             else:
                 self._on_placed(
                     Placed(
                         message=message,
                         partition=record.partition() or 0,
-                        offset=record.offset() or 0,
+                        offset=offset,
                         appended_at_ms=record.timestamp()[1],
                     )
                 )
@@ -87,7 +89,7 @@ class Publisher:
         """Wait until Kafka has everything; raise KafkaUnavailable when it has not."""
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
-            raise errors.KafkaUnavailable(f"Kafka refused a record: {self._failure.str()}")
+            raise errors.KafkaUnavailable(f"Kafka refused a record: {self._failure}")
         if left:
             raise errors.KafkaUnavailable(f"{left} records are not confirmed after {FLUSH_TIMEOUT_S} s: is Kafka running?")
 

@@ -24,13 +24,13 @@ class Producer:
     def __init__(self, *offsets):
         self._offsets, self._reports = list(offsets), []
 
-    def produce(self, topic, value, key, on_delivery):
+    def produce(self, topic, _, *, on_delivery, **__):
         self._reports.append((on_delivery, Message(topic, self._offsets.pop(0))))
 
-    def poll(self, timeout):
+    def poll(self, _):
         pass
 
-    def flush(self, timeout):
+    def flush(self, _):
         for report, message in self._reports:
             report(None, message)
         self._reports.clear()
