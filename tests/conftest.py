@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +28,9 @@ def kafka(jars, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    server = local_postgres.EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data")
-    server.start()
-    yield server
-    server.stop()
+def postgres():
+    with _postgres() as server:
+        yield server
 
 
 @pytest.fixture
@@ -41,9 +42,17 @@ def database(postgres):
 
 
 @pytest.fixture
-def own_postgres(tmp_path):
+def own_postgres():
     """A Postgres of this test's own, for what it does to it."""
-    server = local_postgres.EmbeddedPostgres(tmp_path / "postgres")
-    server.start()
-    yield server
-    server.stop()
+    with _postgres() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _postgres():
+    """Start one on a folder of its own: another run of pytest shuts Postgres, another user, out of what is below pytest's."""
+    with tempfile.TemporaryDirectory(prefix="fanout-postgres-", ignore_cleanup_errors=True) as folder:
+        server = local_postgres.EmbeddedPostgres(Path(folder) / "data")
+        server.start()
+        yield server
+        server.stop()

@@ -14,7 +14,7 @@ import uuid
 import orjson
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from delivery import kafka_options, plan, settings
 from delivery.stages import topics
@@ -23,7 +23,7 @@ from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-JOB_TIMEOUT_S = 120
+JOB_TIMEOUT_S = 240
 
 
 def assert_eventually(value, holds, *, within_s=60.0):
@@ -134,6 +134,12 @@ class Platform:
         admin = AdminClient(kafka_options.for_librdkafka(self.config.kafka))
         for added in admin.create_partitions([NewPartitions(f"{self.name}.{event_type}", partitions)]).values():
             added.result(10)
+
+    def set_topic(self, topic, name, value):
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin = AdminClient(kafka_options.for_librdkafka(self.config.kafka))
+        admin.incremental_alter_configs([changed])[changed].result(10)
 
     def publish(self, count, *, event_type="order", first=0, **fields):
         """Publish events `e<first>` and on; return their ids."""

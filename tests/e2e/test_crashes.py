@@ -7,7 +7,7 @@ import signal
 import orjson
 import pytest
 
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 SMALL = {"source": {"max_events_per_batch": 300}}
@@ -42,7 +42,7 @@ def kill_driver(platform, job):
 
 def kill_jvm(platform, job):
     os.kill(platform.jvm_of(job), signal.SIGKILL)
-    assert job.wait(60) != 0
+    assert job.wait(JOB_TIMEOUT_S) != 0
 
 
 def kill_workers(platform, job):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from delivery.stages import topics
 from delivery.webhooks import parcel
 from subscriptions_db import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S
@@ -16,15 +17,16 @@ pytestmark = pytest.mark.e2e
 
 def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platform):
     platform.migrate()
-    platform.statuses["ep2"] = 500
+    platform.statuses |= {"ep2": 500, "ep3": 500}
     platform.register(
         [
             {"tenants": ["t1"], "everything": False},
-            # One event: the failures of two would open the endpoint's circuit, and the second would be postponed.
+            # An event each: the failures of two would open an endpoint's circuit, and the second would be postponed.
             {"endpoint": "ep2", "filter": {"data": {"amount": [{"numeric": [">=", 9]}]}}},
+            {"endpoint": "ep3", "filter": {"data": {"amount": [8]}}},
             {"status": "paused"},
         ],
-        endpoints=("ep1", "ep2"),
+        endpoints=("ep1", "ep2", "ep3"),
     )
     ids = [platform.publish(1, first=n, amount=n)[0] for n in range(10)]
     platform.publish(5, first=10, tenant_id="t2", amount=0)
@@ -46,16 +48,16 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
         "tombstone",
         "unknown_tenant",
     ]
-    assert sorted(told.dead_letters) == [("e9", "s1")]
+    assert sorted(told.dead_letters) == [("e8", "s2"), ("e9", "s1")]
     letter = told.dead_letters["e9", "s1"]
     assert [(a["attempt"], a["status"], a["error_class"]) for a in letter["attempts"]] == [
         (n, 500, "server_error") for n in (1, 2, 3)
     ]
     assert base64.b64decode(letter["payload_base64"]) == b'{"id":"e9","tenant_id":"t1","amount":9}'
     # All attempts of one delivery carry one id.
-    assert len({one.webhook_id for one in platform.received if one.path == "/ep2"}) == 1
-    # 11 delivered, a dead letter of 3 attempts.
-    assert (told.attempts, len(told.delivered)) == (11 + 3, 11)
+    assert len({one.webhook_id for one in platform.received if one.path in {"/ep2", "/ep3"}}) == 2
+    # 11 delivered, 2 dead letters of 3 attempts each.
+    assert (told.attempts, len(told.delivered)) == (11 + 6, 11)
 
 
 def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
@@ -96,11 +98,13 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     platform.statuses["ep1"] = 500
     platform.register([{}])
     [event_id] = platform.publish(1)
-    refused = {"kafka": {"spark_options": {"max.request.size": "300"}}, "spark": {"master": "local[2]"}}
-    assert platform.start("--once", **refused).wait(120) != 0
+    dead_letters = platform.config.delivery.dead_letter_topic
+    topics.ensure(platform.config.kafka, [dead_letters], 1, {"max.message.bytes": "300"})
+    assert platform.start("--once", spark={"master": "local[2]"}).wait(JOB_TIMEOUT_S) != 0
     assert not platform.ledger().dead_letters
     assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
 
+    platform.set_topic(dead_letters, "max.message.bytes", "1048576")
     platform.run_once()
 
     assert list(platform.ledger().dead_letters) == [(event_id, "s0")]

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.unit.test_documents import blocks
 
 pytestmark = pytest.mark.e2e
@@ -73,29 +73,33 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert outside.probe("/healthz") == (200, "holding: the registry was not read yet")
 
     platform.migrate()
-    platform.statuses["ep2"] = 500
-    platform.register(
-        [{}, {"endpoint": "ep2", "event_type": "user"}, {"event_type": "user", "status": "paused"}], endpoints=("ep1", "ep2")
-    )
+    platform.statuses |= {"ep2": 500, "ep3": 500}
+    users = [
+        {"endpoint": "ep2", "event_type": "user", "filter": {"data": {"amount": [2]}}},
+        {"endpoint": "ep3", "event_type": "user", "filter": {"data": {"amount": [3]}}},
+        {"event_type": "user", "status": "paused"},
+    ]
+    platform.register([{}, *users], endpoints=("ep1", "ep2", "ep3"))
     assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=90)
     platform.publish(50)
-    platform.publish(1, event_type="user", first=50)
+    platform.publish(1, event_type="user", first=50, amount=2)
+    platform.publish(1, event_type="user", first=51, amount=3)
     platform.publish_raw("order", b"not JSON")
-    # 50 orders to ep1; a user, due to ep2 and to a paused subscription; a record that is no event. The failures of two users
-    # would open the circuit of ep2.
-    assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 52)
+    # 50 orders to ep1; 2 users, each due to an endpoint of its own (the failures of two would open a circuit) and to a paused
+    # subscription; a record that is no event.
+    assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 53)
     accepted = len(platform.accepted())
     assert outside.sum("fanout_deliveries_total", outcome="delivered") == accepted == 50
-    assert outside.sum("fanout_deliveries_total", outcome="dead_lettered", reason="server_error") == 1
-    assert outside.sum("fanout_deliveries_total", outcome="skipped", reason="subscription_paused") == 1
+    assert outside.sum("fanout_deliveries_total", outcome="dead_lettered", reason="server_error") == 2
+    assert outside.sum("fanout_deliveries_total", outcome="skipped", reason="subscription_paused") == 2
     assert outside.sum("fanout_rejected_total", reason="not_json") == 1
-    assert outside.sum("fanout_attempts_total") == len(platform.received) == 50 + 3
-    assert outside.sum("fanout_retries_total") == 2
+    assert outside.sum("fanout_attempts_total") == len(platform.received) == 50 + 2 * 3
+    assert outside.sum("fanout_retries_total") == 4
     assert outside.sum("fanout_latency_seconds_count") == 50
     assert outside.sum("fanout_latency_seconds_bucket", le="1800.0") == 50
     assert outside.sum("fanout_in_flight_peak") <= 256
     assert outside.sum("fanout_micro_batch_seconds_count") >= 1
-    assert outside.sum("fanout_registry_rows", kind="subscriptions") == 3
+    assert outside.sum("fanout_registry_rows", kind="subscriptions") == 4
     assert all(outside.sum("fanout_cpu_seconds_total", process=one) > 0 for one in ("workers", "jvm", "driver"))
     assert_eventually(lambda: outside.sum("fanout_lag_records", topic=f"{platform.name}.order"), lambda lag: lag == 0)
     assert outside.sum("fanout_source_up") == outside.sum("fanout_ready") == 1
@@ -122,7 +126,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert len({tuple(line) for line in attempted}) == 1
     assert (
         sum(line["records"] for line in lines if line["event"] == "micro-batch committed" and line["lane"] == "direct")
-        == 52 + 3
+        == 53 + 3
     )
 
 
@@ -140,7 +144,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     offsets.write_text("in the way")
 
     platform.publish(1, first=1)
-    assert job.wait(60) == 1
+    assert job.wait(JOB_TIMEOUT_S) == 1
     assert platform.accepted() == ["e0"]
     assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
 
@@ -151,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
 
     newest = max(offsets.glob("[0-9]*"), key=lambda path: int(path.name))
     newest.write_text("")
-    assert platform.start("--once").wait(120) == 1
+    assert platform.start("--once").wait(JOB_TIMEOUT_S) == 1
     assert platform.accepted() == ["e0", "e1"]
 
     [cure] = [block for block in blocks("docs/operations.md", "sh") if "newest" in block]
