@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from delivery import errors
-from delivery.webhooks import chunks, flow, parcel, pending, retry, shelf, waiting, wheel, window
+from delivery.webhooks import chunks, flow, parcel, pending, retry, shelf, versioned, waiting, wheel, window
 from delivery.webhooks.parcel import Parcel
 from delivery.webhooks.waiting import Waiting
 
@@ -66,18 +65,14 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 def encoded(index: Index) -> bytes:
     """Return the index as it is kept."""
-    return bytes((VERSION,)) + _encoder.encode(index)
+    return versioned.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
     """Return the index of a shard; an empty one for a shard that has none yet."""
     if not written:
         return Index()
-    if written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"what waits in the retry lane was indexed in format {written[0]} by a newer version; this one knows {VERSION}"
-        )
-    return _decoder.decode(memoryview(written)[1:])
+    return _decoder.decode(versioned.read(written, VERSION, "an index of the retry lane"))
 
 
 def decide(
