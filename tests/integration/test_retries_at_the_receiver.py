@@ -7,21 +7,18 @@ import pytest
 from standardwebhooks import Webhook
 
 from delivery.model import Retrying
-from delivery.webhooks import parcel, rows, worker
+from delivery.webhooks import parcel
 from tests import builders
-from tests.integration.test_batches_at_the_receiver import OPEN, Customers
-from tests.integration.test_limits_at_the_receiver import Source
+from tests.integration.customers import Keeping, Source, working
 from tests.turns import turn, waiting
 
 pytestmark = pytest.mark.integration
-TOPICS = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
 
 
 @pytest.fixture
 def here():
-    made = worker.Worker(worker.Plan(topics=TOPICS, guard=OPEN, attempt_timeout_s=0.1))
-    yield made
-    made.close()
+    with working(attempt_timeout_s=0.1) as made:
+        yield made
 
 
 def source(**urls):
@@ -37,7 +34,7 @@ def micro_batch(here, known, *turns, settle_s=0.3):
 
 def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attempt(here):
     event = builders.event()
-    with Customers() as customers:
+    with Keeping() as customers:
         known = source(ep1=f"{customers.url}/ep1")
         reports = micro_batch(here, known, turn(waiting(event, through=("s-ep1",))), settle_s=5)
     [(_, headers, body)] = customers.received
@@ -48,7 +45,7 @@ def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attem
 
 
 def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here):
-    with Customers() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
+    with Keeping() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
         known = source(ep1=f"{customers.url}/ep1", hangs=f"http://127.0.0.1:{silent.getsockname()[1]}/")
         of_hangs = turn(waiting(through=("s-hangs",)), endpoint="hangs")
         reports = micro_batch(here, known, of_hangs, turn(waiting(through=("s-ep1",))))
