@@ -100,7 +100,6 @@ class RetryLane:
             has_room = not turn.number or await self._has_room(turn, settle_s)
             one = TurnUnderWay(turn, await registry.destination(turn.endpoint_id), self._clock() + TURN_S)
             if not turn.number:
-                # Its shard has forgotten it already: what cannot be told of it fails the task, and the micro-batch runs again.
                 one.begin(self._now_ms())
                 self._ended.append(one)
             elif has_room:
@@ -136,6 +135,7 @@ class RetryLane:
         for one in self._ended:
             told.results.outcomes += one.results.outcomes
             told.results.batches += one.results.batches
+            told.results.rejections += one.results.rejections
             if one.turn.number:
                 told.reports.append(one.report())
                 self._forget(one)

@@ -242,7 +242,7 @@ def _letter(
 
 
 def _rejected(rejection: Rejection) -> dict[str, Any]:
-    record = rejection.record
+    record, max_bytes = rejection.record, None if rejection.is_only_copy else MAX_REJECTED_BYTES
     value = record.value
     return {
         "reason": rejection.reason,
@@ -251,9 +251,9 @@ def _rejected(rejection: Rejection) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "appended_at_ms": record.appended_at_ms,
-        "headers": _headers(record, MAX_REJECTED_BYTES),
+        "headers": _headers(record, max_bytes),
         "value_bytes": None if value is None else len(value),
-        "value_base64": None if value is None else base64.b64encode(value[:MAX_REJECTED_BYTES]).decode(),
+        "value_base64": None if value is None else base64.b64encode(value[:max_bytes]).decode(),
     }
 
 

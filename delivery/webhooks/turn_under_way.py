@@ -28,6 +28,7 @@ from delivery.model import (
     EndpointStatus,
     Outcome,
     OutcomeKind,
+    Record,
     Scope,
     SkipReason,
     Subscription,
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 PUT_OFF_S = 300.0
 """When a parcel is tried again that met a fault in our own code."""
+NOWHERE = "(retry lane)"
+"""The topic of what is set apart: it stands in none. No topic of Kafka has such a name."""
 _HOLDS = {EndpointStatus.PAUSED: retry.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry.ENDPOINT_DISABLED}
 _REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
 
@@ -85,7 +88,7 @@ class TurnUnderWay:
 
         1. The endpoint is paused or disabled: all come back, and nothing is attempted.
         2. The parcel's endpoint or subscriptions are gone, paused or quarantined: skipped.
-        3. The turn is given up: dead letters.
+        3. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
         4. Otherwise it is attempted.
         """
         turn, endpoint = self.turn, self.destination.endpoint
@@ -102,15 +105,18 @@ class TurnUnderWay:
             if None in parts and turn.given_up is None:
                 self.waiting.append(place)
                 continue
-            try:
-                for reason, places in parts.items():
+            for reason, places in parts.items():
+                try:
                     if reason is None:
                         unsent = self._unsent(waits, places)
                         self._tell(Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
                     else:
                         self._skip(waits, places, reason)
-            except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
-                self.put_off(place, fault, now_ms)
+                except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
+                    if turn.number:
+                        self.put_off(place, fault, now_ms)
+                        break
+                    self._set_apart(waits, places, fault)
 
     def turn_away(self, now_ms: int) -> None:
         """Let all come back unattempted: there is no room for them here."""
@@ -120,8 +126,6 @@ class TurnUnderWay:
 
     def put_off(self, place: int, fault: Exception, now_ms: int) -> None:
         """Let a parcel come back much later that met a fault of ours, as events that cannot be read; the others go on."""
-        if not self.turn.number:
-            raise fault
         log.error("a parcel failed in an unforeseen way", exc_info=fault, extra={"endpoint_id": self.turn.endpoint_id})
         # As an attempt that failed through a fault of ours: what was not attempted would stand in front, before the others.
         waits = self.turn.parcels[place]
@@ -220,6 +224,23 @@ class TurnUnderWay:
         else:
             self.results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
+    def _set_apart(self, waits: parcel.Parcel, places: list[int], fault: Exception) -> None:
+        """Give what can neither wait any longer nor have a dead letter to the operator: the events as they were kept."""
+        log.error(
+            "a parcel that is given up failed in an unforeseen way",
+            exc_info=fault,
+            extra={"endpoint_id": self.turn.endpoint_id},
+        )
+        for place in places:
+            detail = (
+                f"waited for endpoint {self.turn.endpoint_id} of customer {self.turn.customer_id}, by subscription "
+                f"{parting.through(waits, place)}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
+            )
+            record = Record(NOWHERE, -1, -1, waits.since_ms, waits.packed[place])
+            self.results.rejections.append(
+                intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
+            )
+
     def _parts(self, waits: parcel.Parcel) -> dict[SkipReason | None, list[int]]:
         return parting.parted(waits, self.turn.endpoint_id, self.turn.customer_id, _mode(waits), self.destination)
 
@@ -228,7 +249,6 @@ class TurnUnderWay:
         turn, endpoint = self.turn, self.destination.endpoint
         if endpoint is None or endpoint.customer_id != turn.customer_id:  # what the log names is left
             endpoint = Endpoint(endpoint_id=turn.endpoint_id, customer_id=turn.customer_id, url="", mode=_mode(waits))
-        # Events that cannot be read have no dead letter: the turn fails, and they stay in the lane's state.
         events = [segment.unpacked(waits.packed[place]) for place in places]
         through = [parting.through(waits, place) for place in places]
         if waits.left_by is not None:

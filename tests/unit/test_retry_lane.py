@@ -54,10 +54,11 @@ def deliver(registry, *turns, sender=None, **bounds):
 
 
 def together(*ended):
-    results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[])
+    results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for one in ended:
         results.outcomes += one.results.outcomes
         results.batches += one.results.batches
+        results.rejections += one.results.rejections
     return retry_lane.Ended(results, [report for one in ended for report in one.reports])
 
 
@@ -220,11 +221,12 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     assert "unforeseen" in caplog.text
 
 
-def test_events_that_cannot_be_read_and_are_given_up_fail_the_task_because_nothing_could_be_told_of_them(monkeypatch):
+def test_events_that_cannot_be_read_and_are_given_up_do_not_fail_the_task_again_and_again(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    with pytest.raises(ZeroDivisionError):
-        deliver(registry(), turn(broken, number=0, given_up=retry.EXPIRED))
+    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry.EXPIRED), turn(number=2))
+    assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
+    assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
 
 def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monkeypatch, caplog):

@@ -1,7 +1,9 @@
 """What the registry says now, and the answers, decide what becomes of each parcel of a turn; the report says it all."""
 
+import base64
 import itertools
 
+import msgspec
 import orjson
 import pytest
 
@@ -194,6 +196,28 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
     assert (carried.report.failed, len(carried.results.outcomes)) == (0, 2)
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
+def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the_others_go_on(caplog, subscriptions):
+    """Such a parcel failed the task of its lane for ever: its shard had forgotten it, and nothing could be told of it."""
+    broken = b"\xc1" * 2 * rows.MAX_REJECTED_BYTES  # no event
+    given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry.EXPIRED)
+    carried = Carried(registry(*subscriptions), given_up)
+    assert len(carried.results.outcomes) == 2
+    [row] = carried.written()["rejected"]
+    assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
+    assert base64.b64decode(row["value_base64"]) == broken
+    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry.EXPIRED))
+    assert "unforeseen" in caplog.text
+
+
+def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
+    good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
+    broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
+    carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry.NO_ROOM))
+    assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
+    assert [rejection.record.value for rejection in carried.results.rejections] == [b"\xc1"]
 
 
 def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
