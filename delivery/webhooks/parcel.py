@@ -135,6 +135,8 @@ class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     given_up: str | None
     """Set: they are not attempted any more and become dead letters for this reason, retry.NO_ROOM or retry.EXPIRED."""
     parcels: list[Parcel]
+    is_probe: bool = False
+    """Whether the endpoint was failing when it was last heard of: that there is no way to it says nothing new."""
 
 
 _encoder = msgspec.msgpack.Encoder()

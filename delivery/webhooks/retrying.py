@@ -240,13 +240,15 @@ class _Deciding:
 
     def _send_turn(self, key: str, order_key: str | None, most: int) -> int:
         """Let the turn of a flow leave, if its first parcel may; return how many leave."""
-        line = self._open[key].flows[order_key]
+        one = self._open[key]
+        line = one.flows[order_key]
         leaving = line.ready(self._shelf, most, self._now_ms)
         if leaving:
             self._index.turns += 1
             line.turn, line.away, line.left_ms = self._index.turns, len(leaving), self._now_ms
             self._room -= sum(each.size for each in leaving)
-            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None)
+            is_probe = one.window.is_ill
+            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None, is_probe=is_probe)
         return len(leaving)
 
     def _leave_for_good(self, key: str, order_key: str | None, parcels: list[Parcel], reason: str) -> None:

@@ -169,7 +169,9 @@ class Worker:
         written = iter(turns)
         while some := list(itertools.islice(written, TURNS_AT_ONCE)):
             yield self._wait_for(retries.take(some, registry, settle_s))
-        yield self._wait_for(retries.settle(settle_s))
+        ended = self._wait_for(retries.settle(settle_s))
+        self._learned_from(ended.results)
+        yield ended
 
     def _results_of(
         self, work: Coroutine[Any, Any, Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, Results]]

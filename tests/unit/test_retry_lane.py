@@ -5,6 +5,7 @@ import collections
 import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from delivery.model import Attempt, Retrying, SubscriptionStatus
 from delivery.webhooks import limits, parcel, retry, retry_lane, routing, segment
@@ -86,6 +87,52 @@ def test_what_is_given_up_is_not_sent_and_has_no_report():
     sender = Sender()
     ended = deliver(registry(), turn(waiting(), number=0, given_up=retry.EXPIRED), sender=sender)
     assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
+
+
+def answering(**error_classes):
+    """A sender to whose endpoints there is no way, or who accept; and the turns to each of them."""
+    endpoints = [builders.endpoint(name, retrying=Retrying()) for name in error_classes]
+    subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name) for name in error_classes]
+    known = routing.WholeRegistry("base", builders.snapshot(*endpoints, *subscriptions))
+    lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
+
+    async def micro_batch(*turns):
+        first = await lane.take(map(parcel.encoded, turns), known, 10)
+        assert (first.results.asked, first.results.unreachable) == (0, 0)
+        last = await lane.settle(10)
+        return last.results.asked, last.results.unreachable
+
+    return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
+
+
+def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_way():
+    """The judgement of our own network heard nothing of what went through this lane."""
+    micro_batch, to = answering(down="connect", unknown="dns", slow="timeout", fine=None, unset="configuration")
+
+    async def main():
+        assert await micro_batch(*to.values(), replace(to["fine"], order_key="k")) == (4, 3)
+        assert await micro_batch() == (0, 0)
+        assert await micro_batch(to["fine"]) == (1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("known_by", ["the shard", "its last attempt"])
+def test_an_endpoint_to_which_there_is_still_no_way_says_nothing_of_our_network_and_one_that_answers_does(known_by):
+    """Ten dead endpoints, probed in one micro-batch, would make all lanes hold."""
+    micro_batch, to = answering(**{f"dead{n}": "connect" for n in range(10)}, back=None)
+    probes = {
+        name: replace(one, is_probe=True)
+        if known_by == "the shard"
+        else replace(one, parcels=[replace(one.parcels[0], reason="timeout")])
+        for name, one in to.items()
+    }
+
+    async def main():
+        assert await micro_batch(*(probes[name] for name in probes if name != "back")) == (0, 0)
+        assert await micro_batch(*probes.values()) == (1, 0)
+
+    asyncio.run(main())
 
 
 def test_in_order_means_one_after_the_other_and_none_after_one_that_fails():
