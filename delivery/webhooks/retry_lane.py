@@ -53,8 +53,8 @@ class RetryLane:
     """Deliver turns. Not safe between threads.
 
     `clock` is monotonic, in seconds; `now_s` gives seconds since the epoch. `paces` are those of the worker's other lanes too:
-    an endpoint's rate is one. Guarantee: each turn that is taken ends in one report that `take` or `settle` returns, with the
-    results of all its attempts, unless the process ends.
+    an endpoint's rate is one. Guarantee: each turn that is taken ends in one report that `take`, `settle` or `ended` returns,
+    with the results of all its attempts, unless the process ends.
     """
 
     def __init__(
@@ -126,6 +126,10 @@ class RetryLane:
         told = self._told()
         told.results.asked, told.results.unreachable = self._heard()
         return told
+
+    def ended(self) -> Ended | None:
+        """Return what has ended since anything was told; None: nothing has. Waits for nothing."""
+        return self._told() if self._ended or self._gone else None
 
     async def close(self) -> None:
         """Break off what is under way."""

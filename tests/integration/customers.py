@@ -22,7 +22,7 @@ class Customers:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self.ended = asyncio.Event()
-        """For answers that never come: the server is closing."""
+        """For answers that come late, or never: the server is closing."""
 
     async def answer(self, request: web.Request) -> web.Response:
         raise NotImplementedError
@@ -34,8 +34,12 @@ class Customers:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Let the answers come that wait for it."""
         self._loop.call_soon_threadsafe(self.ended.set)
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

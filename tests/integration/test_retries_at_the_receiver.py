@@ -4,12 +4,13 @@ import base64
 import socket
 
 import pytest
+from aiohttp import web
 from standardwebhooks import Webhook
 
 from delivery.model import Retrying
 from delivery.webhooks import parcel
 from tests import builders
-from tests.integration.customers import Keeping, Source, working
+from tests.integration.customers import Customers, Keeping, Source, working
 from tests.turns import turn, waiting
 
 pytestmark = pytest.mark.integration
@@ -57,3 +58,26 @@ def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here)
     [attempt] = back.attempts
     assert attempt.error_class == "timeout"
     assert attempt.duration_ms >= 3000
+
+
+class Late(Customers):
+    """Answers when it is told to."""
+
+    async def answer(self, _):
+        await self.ended.wait()
+        return web.Response()
+
+
+def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_lane_any_more(here):
+    """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
+    assert here.ended_turns() is None
+    with Late() as customers:
+        assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), turn(waiting(through=("s-ep1",)))) == {}
+        assert here.ended_turns() is None
+        customers.end()
+        late = None
+        while late is None:
+            late = here.ended_turns()
+    assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
+    assert len(late.results.outcomes) == 1
+    assert here.ended_turns() is None

@@ -202,6 +202,22 @@ def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_i
     asyncio.run(main())
 
 
+def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
+    async def main():
+        hanging = Hanging()
+        await hanging.micro_batch(turn())
+        assert hanging.lane.ended() is None
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        late = hanging.lane.ended()
+        assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
+        assert len(late.results.outcomes) == 1
+        assert hanging.lane.ended() is None
+        assert (await hanging.micro_batch()).reports == []
+
+    asyncio.run(main())
+
+
 def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
     async def main():
         hanging = Hanging()
