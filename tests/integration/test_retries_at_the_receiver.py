@@ -8,7 +8,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from delivery.model import Retrying
-from delivery.webhooks import parcel
+from delivery.webhooks import circuit, parcel
 from tests import builders
 from tests.integration.customers import Customers, Keeping, Source, working
 from tests.turns import turn, waiting
@@ -81,3 +81,15 @@ def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_la
     assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
     assert len(late.results.outcomes) == 1
     assert here.ended_turns() is None
+
+
+def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_circuits_know_is_forgotten(here):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+        known = source(**{f"ep{n}": nobody for n in range(10)})
+        here._circuits["ep1"] = circuit.Circuit()
+        turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}") for n in range(10)]
+        ended = list(here.retry([parcel.encoded(one) for one in turns], known, 5.0))
+    assert [(one.results.asked, one.results.unreachable) for one in ended] == [(0, 0), (10, 10)]
+    assert here._circuits == {}
