@@ -13,7 +13,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     │   ├── FilterError          … in a filter pattern
     │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
-    ├── StateUnreadable          what a lane keeps was written by a newer version; nothing of it is touched
+    ├── StateUnreadable          what a lane keeps was written by another version; nothing of it is touched
     ├── RecordUnreadable         a record in a topic of the job's is not what the job writes there
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
@@ -96,7 +96,7 @@ class SealError(FanoutError):
 
 
 class StateUnreadable(FanoutError):
-    """What a lane keeps between micro-batches was written by a newer version. Start that one again."""
+    """What a lane keeps between micro-batches was written by another version. Start that one again."""
 
 
 class RecordUnreadable(FanoutError):

@@ -5,42 +5,62 @@ Runs in the command.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from delivery import errors
-from fanout import terminal
+from fanout import letters, terminal
 from fanout.terminal import AsJson
 
 app = typer.Typer(help="What was given up: find it, show it, export it, deliver it again.", no_args_is_help=True)
 
-Endpoint = Annotated[str | None, typer.Option("--endpoint", help="Only of this endpoint.")]
-Type = Annotated[str | None, typer.Option("--type", help="Only events of this type; order.* is all that begin so.")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Only events of this tenant.")]
-Reason = Annotated[str | None, typer.Option("--reason", help="Only what was given up for this reason, such as timeout.")]
-Since = Annotated[str | None, typer.Option("--since", help="Only what was given up since: 24h, or 2026-05-01T10:00Z.")]
-Until = Annotated[str | None, typer.Option("--until", help="Only what was given up before.")]
+SELECTION = {
+    "endpoint_id": Annotated[str | None, typer.Option("--endpoint", help="Only of this endpoint.")],
+    "event_type": Annotated[str | None, typer.Option("--type", help="Only events of this type; order.* is all that begin so.")],
+    "tenant_id": Annotated[str | None, typer.Option("--tenant", help="Only events of this tenant.")],
+    "reason": Annotated[str | None, typer.Option("--reason", help="Only what was given up for this reason, such as timeout.")],
+    "since": Annotated[str | None, typer.Option("--since", help="Only what was given up since: 24h, or 2026-05-01T10:00Z.")],
+    "until": Annotated[str | None, typer.Option("--until", help="Only what was given up before.")],
+}
+
+
+def selecting(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which dead letters are meant, in the place of its parameter `wanted`."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        wanted = letters.Selection.of(**{name: given.pop(name) for name in SELECTION})
+        command(**given, wanted=wanted)
+
+    parameters: list[inspect.Parameter] = []
+    for own in inspect.signature(command, eval_str=True).parameters.values():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        if own.name == "wanted":
+            parameters += [inspect.Parameter(name, kind, default=None, annotation=one) for name, one in SELECTION.items()]
+        else:
+            parameters.append(own.replace(kind=kind))
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_options
 
 
 @app.command("list")
+@selecting
 def list_(
     context: typer.Context,
-    endpoint: Endpoint = None,
-    event_type: Type = None,
-    tenant: Tenant = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
+    wanted: letters.Selection,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first."""
-    from fanout import dead_letters, letters  # noqa: PLC0415
+    from fanout import dead_letters  # noqa: PLC0415
 
-    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         found = dead_letters.find(reader, wanted, limit)
     if as_json:
@@ -67,21 +87,16 @@ def show(
 
 
 @app.command()
+@selecting
 def export(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Where to; `-` is standard output.")],
-    endpoint: Endpoint = None,
-    event_type: Type = None,
-    tenant: Tenant = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
+    wanted: letters.Selection,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
 ) -> None:
     """Write dead letters to FILE as JSON, one a line, as they are in their topic."""
-    from fanout import dead_letters, letters  # noqa: PLC0415
+    from fanout import dead_letters  # noqa: PLC0415
 
-    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         if str(file) == "-":
             dead_letters.export(reader, wanted, sys.stdout.buffer, limit)
@@ -95,14 +110,10 @@ def export(
 
 
 @app.command()
+@selecting
 def redrive(
     context: typer.Context,
-    endpoint: Endpoint = None,
-    event_type: Type = None,
-    tenant: Tenant = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
+    wanted: letters.Selection,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All dead letters: without it, one of the options above is needed.")
@@ -114,9 +125,8 @@ def redrive(
 
     They go to the retry lane, which must run. What was redriven before is left out, unless it was given up again since.
     """
-    from fanout import dead_letters, letters  # noqa: PLC0415
+    from fanout import dead_letters  # noqa: PLC0415
 
-    wanted = letters.Selection.of(endpoint, event_type, tenant, reason, since=since, until=until)
     if wanted.is_everything and not everything:
         raise errors.SettingsError("say which: --endpoint, --type, --tenant, --reason, --since or --until; or --all")
     config = terminal.settings_of(context)

@@ -94,6 +94,7 @@ def _topics(config: settings.Settings) -> str:
         raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
     if own := [name for name in topics.of_results(config.delivery) if pattern.fullmatch(name)]:
         raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
+    topics.require_room(config.kafka, config.delivery.retries_topic)
     return f"{sum(bool(pattern.fullmatch(name)) for name in names)} match {config.source.topic_pattern}"
 
 

@@ -168,6 +168,8 @@ class Evidence:
 
     def take_rejected(self, row: dict[str, Any]) -> None:
         """Take a row of the topic of rejected records."""
+        if row["reason"] == intake.UNREADABLE:
+            return  # it waited in the retry lane, and nobody knows which record it was
         state = REJECTED_BY_A_LANE if row["reason"] in intake.BY_THE_LANE else REJECTED
         self._add(_place_of(row["topic"], row["partition"]), row["offset"], 0, state)
 

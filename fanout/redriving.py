@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from delivery.model import DeliveryMode, LeaveReason, Retrying
-from delivery.webhooks import chunks, parcel, retry, segment
+from delivery.webhooks import chunks, parcel, retry, rows, segment
 from fanout.ledger import Place
 from fanout.letters import Letter, Selection
 
 NOTE = "redriven"
 """The header of a record of the retries topic with the note of what it hands over."""
-MAX_ROW_BYTES = 256 * 1024
+MAX_REQUEST_BYTES = 256 * 1024
+"""Of letters of one batch that go in one request again."""
 NOTE_BYTES, STORY_BYTES = 1024, 1024 + 256
 """About what a note takes, and an attempt in a story."""
 
@@ -132,7 +133,7 @@ class Record(NamedTuple):
 
 def records(requests: Iterable[Sequence[Letter]], *, now_ms: int) -> Iterator[Record]:
     """Yield what is written of letters of one endpoint; those that go in one request stand together."""
-    for chunk in chunks.of(requests, _size, MAX_ROW_BYTES):
+    for chunk in chunks.of(requests, _size, rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
         parcels = [parcel_of(together, now_ms=now_ms) for together in chunk]
@@ -143,8 +144,8 @@ def records(requests: Iterable[Sequence[Letter]], *, now_ms: int) -> Iterator[Re
 
 
 def requests_of(batch: Iterable[Letter]) -> Iterator[list[Letter]]:
-    """Yield letters of one batch as they go in requests: all in one, if Kafka takes them in one record."""
-    return chunks.of(batch, lambda letter: _size([letter]), MAX_ROW_BYTES)
+    """Yield letters of one batch as they go in requests: all in one, up to a bound that Kafka takes in one record."""
+    return chunks.of(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
 
 
 def _size(together: Sequence[Letter]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -13,6 +14,9 @@ from load_tests import batch as batch_scenario
 from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
 from load_tests import isolation as isolation_scenario
+from load_tests import stage
+
+S = TypeVar("S")
 
 app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
@@ -36,7 +40,7 @@ def direct(
 ) -> None:
     """Deliver single events to 100 endpoints at full speed, then at a steady pace."""
     scenario = direct_scenario.Scenario(events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s)
-    _finish(direct_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+    _run(direct_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()
@@ -64,7 +68,7 @@ def batch(
         steady_s=steady_s,
         hot=hot,
     )
-    _finish(batch_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+    _run(batch_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()
@@ -79,7 +83,7 @@ def isolation(
 ) -> None:
     """Let one endpoint of 1,000 hang, with 5 % of the events, and see how long the others wait."""
     scenario = isolation_scenario.Scenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
-    _finish(isolation_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+    _run(isolation_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()
@@ -94,24 +98,28 @@ def crash(
 ) -> None:
     """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
     scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
-    _finish(crash_scenario.run(scenario, _say, folder=folder, overrides=_overrides(replaced)), json_file)
+    _run(crash_scenario.run, scenario, json_file, folder, replaced)
 
 
-def _overrides(replaced: list[str] | None) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in replaced or ())
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
-def _finish(figures: dict[str, object], json_file: Path | None) -> None:
+def _run(
+    run: Callable[[S, stage.Terms], dict[str, Any]],
+    scenario: S,
+    json_file: Path | None,
+    folder: Path | None,
+    replaced: list[str] | None,
+) -> None:
+    overrides = dict(pair.split("=", 1) for pair in replaced or ())
+    figures = run(scenario, stage.Terms(say=_say, folder=folder, overrides=overrides))
     document = orjson.dumps(figures, option=orjson.OPT_INDENT_2)
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
         json_file.write_bytes(document)
     if figures["lost"] or figures["unexpected"] or figures["unverified"]:
         raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
 
 
 app(prog_name="python -m load_tests")

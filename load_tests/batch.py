@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from load_tests import figures, platform, receiver, traffic
+from load_tests import figures, platform, stage, traffic
 
 SETTINGS = {"spark.master": "local[2,4]", "spark.parallelism": "2", "source.max_events_per_batch": "100000"}
 """Of the job, for two cores that broker and receiver share with it."""
@@ -41,33 +40,28 @@ class Scenario:
     seed: int = 1
 
 
-def run(
-    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
-    chosen = SETTINGS | dict(overrides or {})
-    say("starting Kafka, Postgres and the receiver …")
-    with platform.started(folder) as stage, receiver.Receiver() as customers:
-        bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}
-        registered = traffic.Customers(endpoints=scenario.endpoints, fields={"mode": "batch", "batch": bounds})
-        stage.register(registered.registry(customers.url))
-        sent = traffic.Traffic(registered, stage.config, scenario.seed)
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}
+    taken = terms.stage(endpoints=scenario.endpoints, seed=scenario.seed, mode="batch", batch=bounds)
+    with taken as (servers, customers, sent):
         patience_s = IDLE_S + scenario.max_wait_s
 
         def wait_for_all(job: platform.Job, what: str) -> float:
             return job.wait_until(lambda: customers.count >= len(sent.due), within_s=patience_s, what=what)
 
-        with stage.job("batch", chosen) as job:
+        with servers.job("batch", chosen) as job:
             ready_s = job.wait_until_ready()
-            say(f"ready after {ready_s:.1f} s")
+            terms.say(f"ready after {ready_s:.1f} s")
             sent.publish(COLD_EVENTS)
             cold_s = job.wait_until(lambda: customers.count > 0, within_s=patience_s, what="the first batch") - ready_s
-            say(f"first batch {cold_s:.1f} s later")
+            terms.say(f"first batch {cold_s:.1f} s later")
             wait_for_all(job, "what was sent first")
         filled = sent.publish(scenario.warm_up + scenario.events)
-        say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
-        with stage.job("batch", chosen) as job:
-            throughput = job.work_off(customers, scenario.warm_up, filled.stop, say)
+        terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
+        with servers.job("batch", chosen) as job:
+            throughput = job.work_off(customers, scenario.warm_up, filled.stop, terms.say)
             phases = {"even": sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)}
             wait_for_all(job, "the steady deliveries")
             if scenario.hot:

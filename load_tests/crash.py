@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from load_tests import figures, platform, receiver, traffic
+from load_tests import figures, platform, receiver, stage
 
 SETTINGS: Mapping[str, str] = {}
 KINDS = ("driver", "jvm", "worker")
@@ -37,31 +36,25 @@ class Scenario:
     seed: int = 1
 
 
-def run(
-    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
-    chosen = {**SETTINGS, **(overrides or {})}
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
     rng = random.Random(scenario.seed)
     kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
     left = list(kinds)
     killed_at: list[int] = []
-    say("starting Kafka, Postgres and the receiver …")
-    with platform.started(folder) as stage, receiver.Receiver() as customers:
-        registered = traffic.Customers(endpoints=scenario.endpoints)
-        stage.register(registered.registry(customers.url))
-        sent = traffic.Traffic(registered, stage.config, scenario.seed)
+    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
         enough = threading.Event()
         publisher = threading.Thread(target=sent.publish_until, args=(enough, scenario.per_s), name="publisher")
         publisher.start()
         try:
             while left:
-                with stage.job("direct,retry", chosen) as job:
+                with servers.job("direct,retry", chosen) as job:
                     while left and not job.has_ended():
-                        killed_at.append(_kill_at_work(job, left.pop(0), customers, rng, say))
+                        killed_at.append(_kill_at_work(job, left.pop(0), customers, rng, terms.say))
             enough.set()
             publisher.join()
-            with stage.job("direct,retry", chosen) as job:
+            with servers.job("direct,retry", chosen) as job:
                 job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
         finally:
             enough.set()

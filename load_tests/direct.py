@@ -8,12 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from load_tests import figures, platform, receiver, traffic
+from load_tests import figures, stage, traffic
 
 SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
 """Of the job, for two cores that broker and receiver share with it: one worker, so that the JVM has the other core (two workers
@@ -35,20 +33,14 @@ class Scenario:
     seed: int = 1
 
 
-def run(
-    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
-    chosen = SETTINGS | dict(overrides or {})
-    say("starting Kafka, Postgres and the receiver …")
-    with platform.started(folder) as stage, receiver.Receiver() as customers:
-        registered = traffic.Customers(endpoints=scenario.endpoints)
-        stage.register(registered.registry(customers.url))
-        sent = traffic.Traffic(registered, stage.config, scenario.seed)
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
         filled = sent.publish(scenario.warm_up + scenario.events)
-        say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
-        with stage.job("direct", chosen) as job:
-            throughput = job.work_off(customers, scenario.warm_up, len(filled), say)
+        terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
+        with servers.job("direct", chosen) as job:
+            throughput = job.work_off(customers, scenario.warm_up, len(filled), terms.say)
             sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the steady deliveries")
             job.meter.read()

@@ -10,12 +10,10 @@ Both of the phases that are compared are in one run, because figures of two runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from load_tests import figures, platform, receiver, traffic
+from load_tests import figures, platform, receiver, stage, traffic
 
 SETTINGS = {"spark.master": "local[4,4]", "retry.max_probe_interval_s": "5"}
 """Of the job: task slots for each of the two lanes, as an operator would give them, so that neither waits for the other's; and
@@ -39,24 +37,18 @@ class Scenario:
     seed: int = 1
 
 
-def run(
-    scenario: Scenario, say: Callable[[str], None], *, folder: Path | None = None, overrides: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Run it, with settings of the job (`area.field`) replaced by `overrides`, and return the figures."""
-    chosen = SETTINGS | dict(overrides or {})
-    say("starting Kafka, Postgres and the receiver …")
-    with platform.started(folder) as stage, receiver.Receiver() as customers:
-        registered = traffic.Customers(endpoints=scenario.endpoints)
-        stage.register(registered.registry(customers.url))
-        sent = traffic.Traffic(registered, stage.config, scenario.seed)
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
         sent.publish(scenario.warm_up)
-        with stage.job("direct,retry", chosen) as job:
+        with servers.job("direct,retry", chosen) as job:
 
             def wait_for_all(within_s: float, what: str) -> float:
                 return job.wait_until(lambda: customers.count >= len(sent.due), within_s=within_s, what=what)
 
             warm_s = wait_for_all(platform.WORK_TIMEOUT_S, "the warm-up")
-            say(f"warm after {warm_s:.1f} s")
+            terms.say(f"warm after {warm_s:.1f} s")
             healthy = sent.publish_steadily(scenario.per_s, scenario.seconds, hot=scenario.share)
             wait_for_all(IDLE_S, "the deliveries while all answer")
             customers.hang(traffic.HOT_ENDPOINT)
@@ -64,7 +56,7 @@ def run(
             waiting = sum(sent.due[number] == traffic.HOT_ENDPOINT for number in hanging)
             others = len(sent.due) - waiting
             job.wait_until(lambda: customers.count >= others, within_s=IDLE_S, what="the deliveries to the others")
-            say(f"the others have theirs; {waiting} events wait for the endpoint that hangs")
+            terms.say(f"the others have theirs; {waiting} events wait for the endpoint that hangs")
             customers.hang(None)
             answers_s = job.elapsed_s()
             recovered_s = wait_for_all(RECOVERY_S, "the deliveries to the endpoint that hung") - answers_s

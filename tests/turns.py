@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from delivery.model import CustomerId, EndpointId, Event, LeaveReason, SubscriptionId
+from delivery.model import (
+    Batching,
+    CustomerId,
+    DeliveryMode,
+    EndpointId,
+    Event,
+    LeaveReason,
+    Retrying,
+    Subscription,
+    SubscriptionId,
+)
 from delivery.webhooks import parcel, segment
+from delivery.webhooks.snapshot import Snapshot
 from tests import builders
 
+NOW_MS = 1_700_000_000_000
 LATER_MS = 2**60
+
+
+def registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
+    """One endpoint with a schedule, and what leads to it."""
+    endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
+    return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
+
+
+def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
+    """The same, of an endpoint that takes batches."""
+    return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
 
 
 def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> parcel.Parcel:

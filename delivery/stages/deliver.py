@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.model import EndpointId, Record
 from delivery.stages import sink
 from delivery.stages.journal import Journal
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import retry_lane, routing, rows, worker
 from delivery.webhooks.journal import Key
 from delivery.webhooks.results import Results
 
@@ -84,6 +84,7 @@ class DeliverPartition:
         for results in here.deliver((records(batch) for batch in batches), self.source, self.held, ended):
             self.observe(results)
             write(out, results, self.plan.topics)
+        write_late(out, here, self.observe, self.plan.topics)
         out.finish()
         return sink.nothing()
 
@@ -98,6 +99,22 @@ def write(out: sink.Writing, results: Results, topics: rows.Topics) -> None:
     """Write what came of some records, and what of it goes to the retry lane."""
     out.write(rows.rows(results, topics))
     out.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000)))
+
+
+def write_late(out: sink.Writing, here: worker.Worker, observe: Callable[[Results], None], topics: rows.Topics) -> None:
+    """Write what the retry lane has begun in this process and what has ended since.
+
+    It may be long before the process gets a task of that lane again, and a turn that nobody reports leaves once more.
+    """
+    if (late := here.ended_turns()) is not None:
+        write_ended(out, late, observe, topics)
+
+
+def write_ended(out: sink.Writing, ended: retry_lane.Ended, observe: Callable[[Results], None], topics: rows.Topics) -> None:
+    """Write what came of turns: their reports say what of them waits again."""
+    observe(ended.results)
+    out.write(rows.rows(ended.results, topics))
+    out.write(rows.reports(ended.reports, topics))
 
 
 def values(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:

@@ -54,5 +54,6 @@ class DeliverBatchesPartition:
         for results in here.deliver_batches(deliver.values(batches), self.source, self.held, ended):
             self.observe(results)
             deliver.write(out, results, self.plan.topics)
+        deliver.write_late(out, here, self.observe, self.plan.topics)
         out.finish()
         return sink.nothing()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from delivery.stages import deliver, sink
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import routing, worker
 from delivery.webhooks.results import Results
 
 
@@ -46,8 +46,6 @@ class DeliverTurnsPartition:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         out = self.writing()
         for ended in worker.of(self.plan).retry(deliver.values(batches), self.source, self.settle_s):
-            self.observe(ended.results)
-            out.write(rows.rows(ended.results, self.plan.topics))
-            out.write(rows.reports(ended.reports, self.plan.topics))
+            deliver.write_ended(out, ended, self.observe, self.plan.topics)
         out.finish()
         return sink.nothing()

@@ -1,7 +1,8 @@
 """Disable endpoints that are gone, or have failed for days, in the registry.
 
-Runs on the driver, on a thread of its own, so that a slow or absent Postgres never holds up a micro-batch. Guarantee: what it
-was told is written once Postgres is there, for as long as the job runs; a job that starts again is told again by the endpoint.
+Runs on the driver, on a thread of its own, so that a slow or absent Postgres never holds up a micro-batch. Guarantee: what is
+still told when Postgres is there is written. What was told last STALE_S before is not: the endpoint may be well by now, or an
+operator may have seen to it. One that is gone or failing as before is told again, also to a job that starts again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import cachetools
 import tenacity
@@ -28,8 +30,17 @@ LOOK_S = 1.0
 EFFECT_S = 60.0
 """What is told of an endpoint so soon after it was disabled comes from requests made before the workers knew. Were it written,
 it would undo what an operator has enabled meanwhile."""
+STALE_S = 300.0
+"""What was told last so long ago is not written. Longer than it takes to be told again: the retry lane asks an endpoint
+that fails at least once in `retry.max_probe_interval_s`, a minute."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
+
+
+class _Told(NamedTuple):
+    reason: str
+    at: float
+    """When it was told last."""
 
 
 class Disabling:
@@ -46,7 +57,8 @@ class Disabling:
         self._write = write or functools.partial(_write, config.database)
         self._stop = stop
         self._told = threading.Condition()
-        self._waiting: dict[EndpointId, str] = {}
+        self._clock = clock
+        self._waiting: dict[EndpointId, _Told] = {}
         self._written: cachetools.TTLCache[EndpointId, None] = cachetools.TTLCache(100_000, EFFECT_S, timer=clock)
         self._thread = threading.Thread(target=self._run, name="disabling", daemon=True)
         self._thread.start()
@@ -56,7 +68,8 @@ class Disabling:
         with self._told:
             for endpoint_id in endpoint_ids:
                 if endpoint_id not in self._written:
-                    self._waiting.setdefault(endpoint_id, reason)
+                    known = self._waiting.get(endpoint_id)
+                    self._waiting[endpoint_id] = _Told(known.reason if known else reason, self._clock())
             self._told.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -84,9 +97,15 @@ class Disabling:
 
     def _write_all(self) -> None:
         with self._told:
+            oldest = self._clock() - STALE_S
+            stale = [endpoint_id for endpoint_id, told in self._waiting.items() if told.at < oldest]
+            for endpoint_id in stale:
+                del self._waiting[endpoint_id]
             waiting = dict(self._waiting)
-        for reason in sorted(set(waiting.values())):
-            told = [endpoint_id for endpoint_id, why in waiting.items() if why == reason]
+        if stale:
+            log.warning("%d endpoints are not disabled: that was told too long ago", len(stale))
+        for reason in sorted({told.reason for told in waiting.values()}):
+            told = [endpoint_id for endpoint_id, one in waiting.items() if one.reason == reason]
             disabled = list(self._write(told, reason))
             with self._told:
                 for endpoint_id in told:

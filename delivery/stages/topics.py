@@ -6,15 +6,18 @@ Runs on the driver and in the command. A missing topic would show only when the 
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import time
 from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # public, but not said so
 from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors, kafka_options, settings
 from delivery.stages import sink
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
 RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
@@ -23,10 +26,11 @@ may stand still."""
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create the topics that the job writes and that are missing."""
+    """Create the topics that the job writes and that are missing; raise where one that is there cannot take what it writes."""
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
     ensure(config.kafka, of_results(config.delivery), partitions)
+    require_room(config.kafka, config.delivery.retries_topic)
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
@@ -41,10 +45,37 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
-        raise errors.KafkaUnavailable(
-            f"Kafka at {kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
-            "start it, or set kafka.bootstrap_servers"
-        ) from exc
+        raise _unavailable(kafka, exc) from exc
+
+
+def require_room(kafka: settings.Kafka, name: str) -> None:
+    """Raise SettingsError when the retries topic `name` is there and takes no records as large as a postponed batch.
+
+    It would show when the first such batch has failed: its micro-batch cannot be written, and is sent again and again.
+    """
+    topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
+    admin = AdminClient(kafka_options.for_command(kafka))
+    try:
+        [found] = admin.describe_configs([topic]).values()
+        takes, needed = int(found.result(TIMEOUT_S)[option].value), int(RETRIES[option])
+    except KafkaException as exc:
+        code = exc.args[0].code()
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            log.warning("whether %s takes large records cannot be seen: grant DescribeConfigs on it to the job", name)
+        elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # which the job will make
+            raise _unavailable(kafka, exc) from exc
+        return
+    if takes < needed:
+        raise errors.SettingsError(
+            f"{name} takes records of {takes} bytes, and a postponed batch may have {needed}: kafka-configs --alter "
+            f"--entity-type topics --entity-name {name} --add-config {option}={needed}"
+        )
+
+
+def _unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnavailable:
+    return errors.KafkaUnavailable(
+        f"Kafka at {kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
+    )
 
 
 def _await_creation(created: concurrent.futures.Future[None]) -> None:

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from delivery import errors
 from delivery.model import LeaveReason
-from delivery.webhooks import generations, segment
+from delivery.webhooks import generations, segment, versioned
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
@@ -93,18 +92,14 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 def encoded(index: Index) -> bytes:
     """Return the index as it is kept."""
-    return bytes((VERSION,)) + _encoder.encode(index)
+    return versioned.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
     """Return the index of a shard; an empty one for a shard that has none yet."""
     if not written:
         return Index()
-    if written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"a shard's index was written in format {written[0]}, by a newer version; this one knows {VERSION}"
-        )
-    return _decoder.decode(memoryview(written)[1:])
+    return _decoder.decode(versioned.read(written, VERSION, "an index of the batch lane"))
 
 
 def decide(index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, horizon_ms: int) -> Decision:

@@ -17,25 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
 
-from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks import circuit, handover, limits, retry
+from delivery.webhooks import circuit, egress, handover, limits, retry
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
 """With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
 yet takes no memory, and is in the processor's cache when it is sent."""
-
-_NO_WAY_THERE = frozenset(
-    {
-        errors.LocalFailure.error_class,
-        errors.DnsFailed.error_class,
-        errors.ConnectFailed.error_class,
-        errors.TlsFailed.error_class,
-        errors.AttemptTimedOut.error_class,
-        errors.ConnectionLost.error_class,
-    }
-)
-"""Nothing came from the endpoint. When that is so for most of them, the fault is ours (delivery.webhooks.egress)."""
 
 
 class Reached(NamedTuple):
@@ -309,7 +296,7 @@ class Dispatcher(Generic[Sent]):
             self._end(Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
             return
         queue.was_reached |= attempt.status is not None
-        queue.had_no_way_there |= error_class in _NO_WAY_THERE
+        queue.had_no_way_there |= error_class in egress.NO_WAY_THERE
         if error_class == retry.GONE:
             self._gone.add(queue.endpoint_id)
         known = queue.circuit

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delivery import errors
+
 MIN_ASKED = 10
 """Of fewer endpoints, all may be dead by themselves."""
 SHARE = 0.8
 """Of the endpoints that were asked. Half of them may be in one data centre that is away."""
 FIRST_HOLD_S, MAX_HOLD_S = 5.0, 60.0
+NO_WAY_THERE = frozenset(
+    {
+        errors.LocalFailure.error_class,
+        errors.DnsFailed.error_class,
+        errors.ConnectFailed.error_class,
+        errors.TlsFailed.error_class,
+        errors.AttemptTimedOut.error_class,
+        errors.ConnectionLost.error_class,
+    }
+)
+"""Nothing came from the endpoint. When that is so for most of them, the fault is ours."""
 
 
 def is_ours(asked: int, unreachable: int) -> bool:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
 """The reason of a rejection that is a fault of ours."""
+UNREADABLE = "unreadable"
+"""The reason of a rejection that is what waited in the retry lane, is given up, and cannot be read: nobody knows which event it
+was, so there is no dead letter."""
 BY_THE_LANE = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
 """Reasons that lie in a lane's registry, or in what it does. For the others every lane rejects the same records."""
 
@@ -31,6 +34,8 @@ class Rejection:
     record: Record
     reason: str
     detail: str
+    is_only_copy: bool = False
+    """Whether it is found nowhere else: it is kept whole."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from delivery import errors
 from delivery.model import (
     KEPT_RESPONSE_BYTES,
     Again,
@@ -27,7 +26,7 @@ from delivery.model import (
     Outcome,
     SubscriptionId,
 )
-from delivery.webhooks import segment
+from delivery.webhooks import segment, versioned
 from delivery.webhooks.batch_message import BatchDelivery
 
 VERSION = 1
@@ -136,6 +135,8 @@ class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     given_up: str | None
     """Set: they are not attempted any more and become dead letters for this reason, retry.NO_ROOM or retry.EXPIRED."""
     parcels: list[Parcel]
+    is_probe: bool = False
+    """Whether the endpoint was failing when it was last heard of: that there is no way to it says nothing new."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -192,23 +193,14 @@ def as_kept(attempt: Attempt) -> Attempt:
 
 def encoded(message: Postponed | Report | Turn) -> bytes:
     """Return it as it is written."""
-    return bytes((VERSION,)) + _encoder.encode(message)
+    return versioned.marked(VERSION, _encoder.encode(message))
 
 
 def message(written: bytes) -> Postponed | Report:
     """Return a record of the retries topic."""
-    return _messages.decode(_checked(written))
+    return _messages.decode(versioned.read(written, VERSION, "a record of the retries topic"))
 
 
 def turn(written: bytes) -> Turn:
     """Return a turn that left its shard."""
-    return _turns.decode(_checked(written))
-
-
-def _checked(written: bytes) -> memoryview:
-    if not written or written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"what waits in the retry lane was written in format {written[:1].hex() or 'none'} by another version; this one "
-            f"knows {VERSION}: start that version again"
-        )
-    return memoryview(written)[1:]
+    return _turns.decode(versioned.read(written, VERSION, "a turn of the retry lane"))

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from delivery import errors
-from delivery.webhooks import chunks, flow, parcel, pending, retry, shelf, waiting, wheel, window
+from delivery.webhooks import chunks, flow, parcel, pending, retry, shelf, versioned, waiting, wheel, window
 from delivery.webhooks.parcel import Parcel
 from delivery.webhooks.waiting import Waiting
 
@@ -66,18 +65,14 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 def encoded(index: Index) -> bytes:
     """Return the index as it is kept."""
-    return bytes((VERSION,)) + _encoder.encode(index)
+    return versioned.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
     """Return the index of a shard; an empty one for a shard that has none yet."""
     if not written:
         return Index()
-    if written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"what waits in the retry lane was indexed in format {written[0]} by a newer version; this one knows {VERSION}"
-        )
-    return _decoder.decode(memoryview(written)[1:])
+    return _decoder.decode(versioned.read(written, VERSION, "an index of the retry lane"))
 
 
 def decide(
@@ -245,13 +240,15 @@ class _Deciding:
 
     def _send_turn(self, key: str, order_key: str | None, most: int) -> int:
         """Let the turn of a flow leave, if its first parcel may; return how many leave."""
-        line = self._open[key].flows[order_key]
+        one = self._open[key]
+        line = one.flows[order_key]
         leaving = line.ready(self._shelf, most, self._now_ms)
         if leaving:
             self._index.turns += 1
             line.turn, line.away, line.left_ms = self._index.turns, len(leaving), self._now_ms
             self._room -= sum(each.size for each in leaving)
-            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None)
+            is_probe = one.window.is_ill
+            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None, is_probe=is_probe)
         return len(leaving)
 
     def _leave_for_good(self, key: str, order_key: str | None, parcels: list[Parcel], reason: str) -> None:

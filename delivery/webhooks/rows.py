@@ -38,6 +38,10 @@ MAX_REJECTED_BYTES = 64 * 1024
 MAX_ROW_BYTES = 256 * 1024
 """How much of the log shares a row: far below Kafka's 1 MiB, and more than enough to share the costs of one."""
 
+MAX_POSTPONED_BYTES = 64 * 1024
+"""How many parcels share a row; one that is larger has a row alone. The retry lane can bound a micro-batch in rows only
+(delivery.stages.source), so it is this that bounds it in bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
@@ -103,7 +107,7 @@ def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]
             to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
             parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of_batch(batch, packed, now_ms=now_ms))
     for endpoint_id, (customer_id, of_endpoint) in parcels.items():
-        for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_ROW_BYTES):
+        for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
             yield Row(topics.retries, endpoint_id.encode(), parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk)))
 
 
@@ -238,7 +242,7 @@ def _letter(
 
 
 def _rejected(rejection: Rejection) -> dict[str, Any]:
-    record = rejection.record
+    record, max_bytes = rejection.record, None if rejection.is_only_copy else MAX_REJECTED_BYTES
     value = record.value
     return {
         "reason": rejection.reason,
@@ -247,9 +251,9 @@ def _rejected(rejection: Rejection) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "appended_at_ms": record.appended_at_ms,
-        "headers": _headers(record, MAX_REJECTED_BYTES),
+        "headers": _headers(record, max_bytes),
         "value_bytes": None if value is None else len(value),
-        "value_base64": None if value is None else base64.b64encode(value[:MAX_REJECTED_BYTES]).decode(),
+        "value_base64": None if value is None else base64.b64encode(value[:max_bytes]).decode(),
     }
 
 

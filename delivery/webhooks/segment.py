@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 import orjson
 
-from delivery import errors
 from delivery.model import (
     Batching,
     CustomerId,
@@ -31,6 +30,7 @@ from delivery.model import (
     SubTenantId,
     TenantId,
 )
+from delivery.webhooks import versioned
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
@@ -259,12 +259,12 @@ def _encoded(lots: list[Lot], places: dict[int, int]) -> bytes:
                 [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
             )
         )
-    return bytes((VERSION,)) + _encoder.encode(written)
+    return versioned.marked(VERSION, _encoder.encode(written))
 
 
 def decoded(written: bytes) -> list[Lot]:
     """Return the lots of a segment."""
-    read = _segments.decode(_checked(written))
+    read = _segments.decode(versioned.read(written, VERSION, "a segment of the batch lane"))
     items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
     return [
         Lot(
@@ -294,18 +294,9 @@ def batch_of(lot: Lot, reason: LeaveReason) -> bytes:
         [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
         [one.packed for one in lot.items],
     )
-    return bytes((VERSION,)) + _encoder.encode(batch)
+    return versioned.marked(VERSION, _encoder.encode(batch))
 
 
 def batch(written: bytes) -> Batch:
     """Return a batch that left."""
-    return _batches.decode(_checked(written))
-
-
-def _checked(written: bytes) -> memoryview:
-    if written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"events that wait for their batch were written in format {written[0]} by a newer version, and this one knows "
-            f"{VERSION}: start that version again"
-        )
-    return memoryview(written)[1:]
+    return _batches.decode(versioned.read(written, VERSION, "a batch that left its shard"))

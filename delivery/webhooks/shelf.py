@@ -17,8 +17,7 @@ from typing import NamedTuple
 import cachetools
 import msgspec
 
-from delivery import errors
-from delivery.webhooks import chunks, generations
+from delivery.webhooks import chunks, generations, versioned
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
@@ -191,8 +190,8 @@ class Shelf:
             self._stock.next_number += 1
             size = sum(self._fresh_bytes[piece.number] for _, piece in together)
             self._stock.segments[number] = generations.Stored(run, generation, size, size)
-            append[number] = bytes((VERSION,)) + _encoder.encode(
-                [(home, self._fresh.pop(piece.number)) for home, piece in together]
+            append[number] = versioned.marked(
+                VERSION, _encoder.encode([(home, self._fresh.pop(piece.number)) for home, piece in together])
             )
             for place, (_, piece) in enumerate(together):
                 piece.number, piece.place, piece.first = number, place, 0
@@ -200,9 +199,4 @@ class Shelf:
 
 
 def _decoded(written: bytes) -> _Segment:
-    if written[0] != VERSION:
-        raise errors.StateUnreadable(
-            f"what waits in the retry lane was kept in format {written[0]} by a newer version, and this one knows {VERSION}: "
-            "start that version again"
-        )
-    return _Segment(len(written), _decoder.decode(memoryview(written)[1:]))
+    return _Segment(len(written), _decoder.decode(versioned.read(written, VERSION, "a segment of the retry lane")))

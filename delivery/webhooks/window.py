@@ -102,6 +102,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Until when other lanes are to leave the endpoint to the retry lane."""
         return self.hold_until_ms if self.is_open else NEVER_MS
 
+    @property
+    def is_ill(self) -> bool:
+        """Tell whether the endpoint was failing when it was last heard of, or was held and is not wholly back."""
+        return self.failing_since_ms is not None or not self.is_open
+
     def is_failing(self, policy: Policy, now_ms: int) -> bool:
         """Tell whether nothing has been accepted for so long that the endpoint is to be disabled.
 

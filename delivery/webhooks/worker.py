@@ -169,7 +169,22 @@ class Worker:
         written = iter(turns)
         while some := list(itertools.islice(written, TURNS_AT_ONCE)):
             yield self._wait_for(retries.take(some, registry, settle_s))
-        yield self._wait_for(retries.settle(settle_s))
+        ended = self._wait_for(retries.settle(settle_s))
+        self._learned_from(ended.results)
+        yield ended
+
+    def ended_turns(self) -> retry_lane.Ended | None:
+        """Return what has come of turns of earlier `retry` calls that have ended by now; None: there is none. Does not wait.
+
+        For tasks of the other lanes: this process may get none of the retry lane's for long, and a turn that is not reported
+        within `away_s` leaves again and repeats. Called as `deliver` is. What is returned is told here only: the task writes
+        its rows and reports as one of the retry lane does; nothing of it is handed over by `rows.postponed`, since the reports
+        say what comes back.
+        """
+        return None if self._retries is None else self._wait_for(self._ended_turns(self._retries))
+
+    async def _ended_turns(self, retries: retry_lane.RetryLane) -> retry_lane.Ended | None:
+        return retries.ended()
 
     def _results_of(
         self, work: Coroutine[Any, Any, Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, Results]]

@@ -1,62 +1,23 @@
 """Batches as their receiver sees them: records in, collected, decided, sent by a real worker over real connections."""
 
-import asyncio
 import base64
 import gzip
-import threading
 
 import orjson
 import pytest
-from aiohttp import web
 from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
 
 from delivery.model import Batching, ContentMode
-from delivery.webhooks import guard, rows, segment, tally, worker
+from delivery.webhooks import segment, tally
 from tests import builders
 from tests.batches import endpoint
-from tests.integration.test_limits_at_the_receiver import Source
+from tests.integration.customers import Keeping, Source, working
 from tests.shards import Shard
 
 pytestmark = pytest.mark.integration
-OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 WEBHOOK = Webhook(base64.b64encode(builders.KEY.secret.reveal()).decode())
 SHARDS = 4
-
-
-class Customers:
-    """A server that keeps what came, by path, and answers what it is told."""
-
-    def __init__(self, answer=b"ok"):
-        self.received, self._answer_body = [], answer
-        self._loop = asyncio.new_event_loop()
-
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self):
-        app = web.Application(client_max_size=10**8)
-        app.router.add_post("/{name}", self._take)
-        runner = web.AppRunner(app, auto_decompress=False)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner
-
-    async def _take(self, request):
-        self.received.append(
-            (request.match_info["name"], {name.lower(): value for name, value in request.headers.items()}, await request.read())
-        )
-        return web.Response(body=self._answer_body)
 
 
 def bring(count, *endpoints):
@@ -66,8 +27,7 @@ def bring(count, *endpoints):
     ]
     source = Source(builders.snapshot(*endpoints, *subscriptions))
     records = [builders.record(offset=n, value=b'{"id": "e%d",  "tenant_id": "t1"}' % n, partition=n % 3) for n in range(count)]
-    here = worker.Worker(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"), guard=OPEN))
-    try:
+    with working() as here:
         collected = list(
             here.collect([records[: count // 2], records[count // 2 :]], source, shards=SHARDS, pass_through_s=0.5)
         )
@@ -80,13 +40,11 @@ def bring(count, *endpoints):
         told = tally.Tally()
         for results in here.deliver_batches(iter(left), source):
             told += tally.of(results, cpu_s=0)
-    finally:
-        here.close()
     return told, [segment.batch(one) for one in left]
 
 
 def test_every_event_reaches_every_endpoint_once_in_verified_batches_of_its_own():
-    with Customers() as customers:
+    with Keeping() as customers:
         to = [endpoint(f"ep{n}", url=f"{customers.url}/ep{n}", batching=Batching(max_events=40)) for n in range(3)]
         told, _ = bring(250, *to)
     assert told.deliveries == {("delivered", "none"): 750}
@@ -99,7 +57,7 @@ def test_every_event_reaches_every_endpoint_once_in_verified_batches_of_its_own(
 
 
 def test_a_compressed_batch_of_cloudevents_is_read_and_verified_by_the_public_libraries():
-    with Customers() as customers:
+    with Keeping() as customers:
         asked = Batching(is_gzipped=True, max_wait_s=0.5)
         [to] = [endpoint(url=f"{customers.url}/a", batching=asked, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED)]
         bring(20, to)
@@ -113,6 +71,6 @@ def test_a_compressed_batch_of_cloudevents_is_read_and_verified_by_the_public_li
 
 
 def test_what_the_receiver_rejects_of_a_batch_is_dead_lettered_alone():
-    with Customers(answer=b'{"rejected":[{"index":2,"reason":"unknown order"}]}') as customers:
+    with Keeping(answer=b'{"rejected":[{"index":2,"reason":"unknown order"}]}') as customers:
         told, _ = bring(10, endpoint(url=f"{customers.url}/a"))
     assert told.deliveries == {("delivered", "none"): 9, ("dead_lettered", "rejected_by_endpoint"): 1}

@@ -19,10 +19,10 @@ from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks import guard, resolver, target, transport
 from tests import addresses, builders
+from tests.integration.serving import OPEN
 
 pytestmark = pytest.mark.integration
 CLOSED = guard.Guard(allow_http=True, allow_ports=())
-OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 PUBLIC, INSIDE, INSIDE_V6 = "127.0.0.1", "127.0.0.2", "::1"
 ONE_IS_PUBLIC = guard.Guard(allow_networks=(f"{PUBLIC}/32",), allow_http=True, allow_ports=())
 NAME = "hooks.example.com"

@@ -1,72 +1,38 @@
 """An endpoint that hangs, as the others' receivers see it: it costs one micro-batch an attempt, and later ones nothing."""
 
-import asyncio
 import collections
-import contextlib
 import socket
-import threading
 import time
 
 import orjson
 import pytest
 from aiohttp import web
 
-from delivery.webhooks import guard, retry, routing, rows, worker
+from delivery.webhooks import retry
 from tests import builders
+from tests.integration.customers import Customers, Source, working
 
 pytestmark = pytest.mark.integration
-OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 TIMEOUT_S = 3.0
 ENDPOINTS = [f"ep{n}" for n in range(40)]
 EVENTS = 5
 """To each endpoint, in a micro-batch."""
 
 
-class Customers:
-    """A server of many endpoints, of which some never answer. Remembers when each request came, by its endpoint."""
+class SomeHang(Customers):
+    """Of some endpoints none ever answers. Remembers when each request came, by its endpoint."""
 
     def __init__(self, *hanging):
+        super().__init__()
         self.arrivals = collections.defaultdict(list)
         self._hanging = hanging
-        self._loop = asyncio.new_event_loop()
 
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._ended.set)
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self):
-        app = web.Application()
-        app.router.add_post("/{endpoint}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self._ended = asyncio.Event()
-        return runner
-
-    async def _answer(self, request):
-        name = request.match_info["endpoint"]
+    async def answer(self, request):
+        name = request.match_info["name"]
         self.arrivals[name].append(time.monotonic())
         if name in self._hanging:
-            await self._ended.wait()
+            await self.ended.wait()
         return web.Response()
-
-
-class Source:
-    def __init__(self, snapshot):
-        self._snapshot = snapshot
-
-    def registry(self, last):
-        return last or routing.WholeRegistry("isolation", self._snapshot)
 
 
 def records():
@@ -92,12 +58,8 @@ def registry(url):
 
 @pytest.fixture
 def platform():
-    topics = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
-    with Customers("ep7") as customers:
-        source = registry(customers.url)
-        plan = worker.Plan(topics=topics, guard=OPEN, attempt_timeout_s=TIMEOUT_S)
-        with contextlib.closing(worker.Worker(plan)) as here:
-            yield customers, here, source
+    with SomeHang("ep7") as customers, working(attempt_timeout_s=TIMEOUT_S) as here:
+        yield customers, here, registry(customers.url)
 
 
 def test_one_of_many_that_hangs_costs_one_micro_batch_the_time_of_an_attempt_and_later_ones_nothing(platform):

@@ -6,22 +6,13 @@ import dataclasses
 import pytest
 
 from delivery import plan, settings
-from delivery.webhooks import routing, worker
+from delivery.webhooks import worker
 from tests import builders
 from tests.integration import serving
+from tests.integration.customers import Source
 
 pytestmark = pytest.mark.integration
 PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
-
-
-class Known:
-    """A registry that does not change."""
-
-    def __init__(self, url):
-        self._snapshot = builders.snapshot(builders.endpoint(url=url), builders.subscription())
-
-    def registry(self, _):
-        return routing.WholeRegistry("base", self._snapshot)
 
 
 def test_results_leave_while_an_endpoint_does_not_answer():
@@ -37,7 +28,9 @@ def test_results_leave_while_an_endpoint_does_not_answer():
 
         async with serving.serve(answer) as server:
             here = worker.Worker(PLAN)
-            results = here.deliver([records], Known(server.url()))
+            results = here.deliver(
+                [records], Source(builders.snapshot(builders.endpoint(url=server.url()), builders.subscription()))
+            )
             left = 0
             while left < 5:
                 left += len((await asyncio.to_thread(next, results)).outcomes)

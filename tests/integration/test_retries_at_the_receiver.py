@@ -4,24 +4,22 @@ import base64
 import socket
 
 import pytest
+from aiohttp import web
 from standardwebhooks import Webhook
 
 from delivery.model import Retrying
-from delivery.webhooks import parcel, rows, worker
+from delivery.webhooks import circuit, parcel
 from tests import builders
-from tests.integration.test_batches_at_the_receiver import OPEN, Customers
-from tests.integration.test_limits_at_the_receiver import Source
+from tests.integration.customers import Customers, Keeping, Source, working
 from tests.turns import turn, waiting
 
 pytestmark = pytest.mark.integration
-TOPICS = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
 
 
 @pytest.fixture
 def here():
-    made = worker.Worker(worker.Plan(topics=TOPICS, guard=OPEN, attempt_timeout_s=0.1))
-    yield made
-    made.close()
+    with working(attempt_timeout_s=0.1) as made:
+        yield made
 
 
 def source(**urls):
@@ -37,7 +35,7 @@ def micro_batch(here, known, *turns, settle_s=0.3):
 
 def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attempt(here):
     event = builders.event()
-    with Customers() as customers:
+    with Keeping() as customers:
         known = source(ep1=f"{customers.url}/ep1")
         reports = micro_batch(here, known, turn(waiting(event, through=("s-ep1",))), settle_s=5)
     [(_, headers, body)] = customers.received
@@ -48,7 +46,7 @@ def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attem
 
 
 def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here):
-    with Customers() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
+    with Keeping() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
         known = source(ep1=f"{customers.url}/ep1", hangs=f"http://127.0.0.1:{silent.getsockname()[1]}/")
         of_hangs = turn(waiting(through=("s-hangs",)), endpoint="hangs")
         reports = micro_batch(here, known, of_hangs, turn(waiting(through=("s-ep1",))))
@@ -60,3 +58,38 @@ def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here)
     [attempt] = back.attempts
     assert attempt.error_class == "timeout"
     assert attempt.duration_ms >= 3000
+
+
+class Late(Customers):
+    """Answers when it is told to."""
+
+    async def answer(self, _):
+        await self.ended.wait()
+        return web.Response()
+
+
+def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_lane_any_more(here):
+    """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
+    assert here.ended_turns() is None
+    with Late() as customers:
+        assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), turn(waiting(through=("s-ep1",)))) == {}
+        assert here.ended_turns() is None
+        customers.end()
+        late = None
+        while late is None:
+            late = here.ended_turns()
+    assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
+    assert len(late.results.outcomes) == 1
+    assert here.ended_turns() is None
+
+
+def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_circuits_know_is_forgotten(here):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+        known = source(**{f"ep{n}": nobody for n in range(10)})
+        here._circuits["ep1"] = circuit.Circuit()
+        turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}") for n in range(10)]
+        ended = list(here.retry([parcel.encoded(one) for one in turns], known, 5.0))
+    assert [(one.results.asked, one.results.unreachable) for one in ended] == [(0, 0), (10, 10)]
+    assert here._circuits == {}

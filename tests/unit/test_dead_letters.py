@@ -160,9 +160,9 @@ def test_a_batch_that_is_larger_than_a_record_goes_in_several():
 
 
 def test_letters_of_one_endpoint_share_records_that_kafka_takes():
-    made = records(*[[letter(offset, data=b'"%s"' % (b"x" * 20_000))] for offset in range(40)])
+    made = records(*[[letter(offset, data=b'"%s"' % (b"x" * 2_000))] for offset in range(40)])
     assert 1 < len(made) < 20
-    assert max(len(record.postponed) + len(record.note) for record in made) < 500_000
+    assert max(len(record.postponed) + len(record.note) for record in made) < rows.MAX_POSTPONED_BYTES
     parcels = list(itertools.chain(*(parcel.message(record.postponed).parcels for record in made)))
     assert [segment.unpacked(one.packed[0]).offset for one in parcels] == list(range(40))
 

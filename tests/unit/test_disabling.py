@@ -67,6 +67,32 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_forgotten(disabler
     assert registry.wait() == (["ep1"], "gone")
 
 
+def test_what_was_told_while_the_registry_was_away_for_long_is_told_again_or_not_written(disabler, now):
+    """Written hours later it would disable an endpoint that is well, or that an operator has enabled."""
+    away, is_back = threading.Event(), threading.Event()
+
+    class Away(Registry):
+        def __call__(self, endpoint_ids, reason):
+            if not is_back.is_set():
+                away.set()
+                is_back.wait(20)
+                raise errors.RegistryUnavailable("away")
+            return super().__call__(endpoint_ids, reason)
+
+    registry = Away()
+    disabler_ = disabler(registry)
+    disabler_.disable(["well again", "failing still"], "gone")
+    assert away.wait(20)
+    now[0] = disabling.STALE_S
+    disabler_.disable(["failing still"], "gone")
+    now[0] = disabling.STALE_S + 1
+    is_back.set()
+    assert registry.wait() == (["failing still"], "gone")
+    disabler_.disable(["another"], "gone")
+    assert registry.wait() == (["another"], "gone")
+    assert len(registry.written) == 2
+
+
 def test_one_that_was_enabled_and_fails_again_is_disabled_again_but_not_by_what_is_late(disabler, now):
     registry = Registry()
     disabler_ = disabler(registry)

@@ -327,6 +327,13 @@ def test_what_only_one_lane_rejected_is_held_against_neither():
     assert told.account().holds
 
 
+def test_what_the_retry_lane_could_not_read_stands_for_no_record_and_is_missed_where_it_was_postponed():
+    unreadable = rejection(3, intake.UNREADABLE)
+    told = Told().write(postponed(7), rejections=[unreadable], receipts=[receipt(0, 9, due=1)])
+    assert told.account().holds
+    assert kinds(told.account(now_ms=2**50)) == {"overdue": (7, 7, 1)}
+
+
 def test_what_waits_in_the_retry_lane_for_longer_than_it_may_is_named():
     told = Told().write(postponed(7), receipts=[receipt(0, 9, due=1)])
     max_age_ms = round(builders.endpoint().retrying.max_age_s * 1000)

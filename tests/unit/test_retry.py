@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from delivery import errors
 from delivery.model import Retrying
 from delivery.webhooks import retry
+from tests import fakes
 
 NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
 SAYING_WHEN = 1.0
@@ -166,11 +167,6 @@ def test_of_several_headers_none_is_broken(headers, wait_s):
     assert retry.longest_retry_after_s(headers, NOW) == wait_s
 
 
-class Middle:
-    def uniform(self, a, b):
-        return (a + b) / 2
-
-
 @pytest.mark.parametrize(
     ("attempt_number", "wait_s"),
     [
@@ -182,7 +178,7 @@ class Middle:
 )
 def test_the_wait_doubles_until_the_attempts_are_used_up(attempt_number, wait_s):
     policy = retry.QuickRetry(max_attempts=4, first_wait_s=0.2)
-    assert policy.wait_s(attempt_number, retry.SERVER_ERROR, rng=Middle()) == (
+    assert policy.wait_s(attempt_number, retry.SERVER_ERROR, rng=fakes.Middle()) == (
         None if wait_s is None else pytest.approx(wait_s)
     )
 
@@ -207,7 +203,7 @@ def test_waits_are_spread_by_a_fifth_to_both_sides():
 )
 def test_a_retry_after_is_the_least_wait_and_what_the_lane_has_no_time_for_is_not_tried_again(retry_after_s, wait_s):
     policy = retry.QuickRetry(first_wait_s=0.2, max_wait_s=3.0)
-    found = policy.wait_s(1, retry.UNAVAILABLE, retry_after_s, Middle())
+    found = policy.wait_s(1, retry.UNAVAILABLE, retry_after_s, fakes.Middle())
     assert found == (None if wait_s is None else pytest.approx(wait_s))
 
 
@@ -228,6 +224,13 @@ def test_a_retry_after_makes_no_more_attempts_than_there_are():
 
 DEFAULT = Retrying()
 NEVER_MS = 10**15
+
+
+def again(error_class, used=0, *, by=DEFAULT, **fields):
+    """When it is attempted again after `used` waits of the schedule, counted from 0; nothing is spread."""
+    return retry.again(by, error_class, used, **{"now_ms": 0, "expires_ms": NEVER_MS, "rng": fakes.Middle()} | fields)
+
+
 AGAIN = [
     # class                            used up   waits, s     used up after it
     ("server_error",                   0,        5,           1),
@@ -256,18 +259,16 @@ AGAIN = [
 
 @pytest.mark.parametrize(("error_class", "used", "wait_s", "used_after"), AGAIN)
 def test_each_class_of_failure_has_its_wait_of_the_schedule(error_class, used, wait_s, used_after):
-    found = retry.again(DEFAULT, error_class, used, now_ms=0, expires_ms=NEVER_MS, rng=Middle())
-    assert found == (None if wait_s is None else (wait_s * 1000, used_after))
+    assert again(error_class, used) == (None if wait_s is None else (wait_s * 1000, used_after))
 
 
 @pytest.mark.parametrize("error_class", ["server_error", "refused", "local", "gone"])
 def test_without_a_schedule_what_fails_is_given_up(error_class):
-    assert retry.again(Retrying(schedule_s=()), error_class, 0, now_ms=0, expires_ms=NEVER_MS) is None
+    assert again(error_class, by=Retrying(schedule_s=())) is None
 
 
 def test_the_only_wait_of_a_schedule_is_not_left_out():
-    only = Retrying(schedule_s=(5,))
-    assert retry.again(only, retry.REFUSED, 0, now_ms=0, expires_ms=NEVER_MS, rng=Middle()) == (5000, 1)
+    assert again(retry.REFUSED, by=Retrying(schedule_s=(5,))) == (5000, 1)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +281,7 @@ def test_the_only_wait_of_a_schedule_is_not_left_out():
     ],
 )
 def test_what_the_endpoint_asked_for_is_the_least_wait(retry_after_s, wait_s):
-    found = retry.again(DEFAULT, retry.THROTTLED, 0, now_ms=0, expires_ms=NEVER_MS, retry_after_s=retry_after_s, rng=Middle())
-    assert found == (round(wait_s * 1000), 1)
+    assert again(retry.THROTTLED, retry_after_s=retry_after_s) == (round(wait_s * 1000), 1)
 
 
 @given(
@@ -295,9 +295,7 @@ def test_an_attempt_is_never_sooner_than_was_asked_for_nor_after_its_delivery_ex
     error_class, used, retry_after_s, lasts_ms, rng
 ):
     now_ms = 1_700_000_000_000
-    found = retry.again(
-        DEFAULT, error_class, used, now_ms=now_ms, expires_ms=now_ms + lasts_ms, retry_after_s=retry_after_s, rng=rng
-    )
+    found = again(error_class, used, now_ms=now_ms, expires_ms=now_ms + lasts_ms, retry_after_s=retry_after_s, rng=rng)
     if found is not None:
         assert now_ms + 1000 * (retry_after_s or 0) - 1 <= found.at_ms <= now_ms + lasts_ms
         assert used <= found.retries <= len(DEFAULT.schedule_s)
@@ -305,13 +303,11 @@ def test_an_attempt_is_never_sooner_than_was_asked_for_nor_after_its_delivery_ex
 
 def test_waits_of_the_schedule_are_spread_by_a_fifth_to_both_sides():
     rng = random.Random(1)
-    waits = [
-        retry.again(DEFAULT, retry.SERVER_ERROR, 1, now_ms=0, expires_ms=NEVER_MS, rng=rng).at_ms / 1000 for _ in range(1000)
-    ]
+    waits = [again(retry.SERVER_ERROR, 1, rng=rng).at_ms / 1000 for _ in range(1000)]
     assert 240 <= min(waits) < 241
     assert 359 < max(waits) <= 360
 
 
 def test_a_wait_that_does_not_fit_before_the_delivery_expires_is_not_begun():
-    assert retry.again(DEFAULT, retry.SERVER_ERROR, 0, now_ms=0, expires_ms=5000, rng=Middle()) == (5000, 1)
-    assert retry.again(DEFAULT, retry.SERVER_ERROR, 0, now_ms=0, expires_ms=4999, rng=Middle()) is None
+    assert again(retry.SERVER_ERROR, expires_ms=5000) == (5000, 1)
+    assert again(retry.SERVER_ERROR, expires_ms=4999) is None

@@ -1,30 +1,24 @@
-"""A turn is delivered by what the registry says now, and its report says what came of each of its parcels."""
+"""Turns are taken as endpoints, slots and memory allow; no micro-batch waits for late answers, and each turn has one report."""
 
 import asyncio
 import collections
 import dataclasses
-import itertools
 
-import orjson
 import pytest
+from msgspec.structs import replace
 
-from delivery import errors
-from delivery.model import Attempt, Batching, DeliveryMode, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
-from delivery.webhooks import limits, message, parcel, retry, retry_lane, routing, rows, segment, tally
+from delivery.model import Attempt, Retrying, SubscriptionStatus
+from delivery.webhooks import limits, parcel, retry, retry_lane, routing, segment
 from tests import builders, fakes
-from tests.turns import LATER_MS, turn, waiting
-
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
-NOW_MS = 1_700_000_000_000
-FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class="server_error")
+from tests.turns import NOW_MS, registry, turn, waiting
 
 
 class Sender:
     """Answers as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
 
-    def __init__(self, answer=lambda _: None, retry_after_s=None):
+    def __init__(self, answer=lambda _: None):
         self.sent, self.in_flight, self.most = [], collections.Counter(), collections.Counter()
-        self._answer, self._retry_after_s = answer, retry_after_s
+        self._answer = answer
 
     async def attempt(self, delivery, number, timeout_s=None):
         endpoint_id = delivery.endpoint.endpoint_id
@@ -37,7 +31,7 @@ class Sender:
             await error_class.wait()
             error_class = None
         self.in_flight[endpoint_id] -= 1
-        return Attempt(number, NOW_MS, 5.0, None, error_class, retry_after_s=error_class and self._retry_after_s)
+        return Attempt(number, NOW_MS, 5.0, None, error_class)
 
     def ids(self):
         return [delivery.event.event_id for delivery, _, _ in self.sent]
@@ -61,28 +55,12 @@ def deliver(registry, *turns, sender=None, **bounds):
 
 
 def together(*ended):
-    results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[])
+    results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for one in ended:
         results.outcomes += one.results.outcomes
         results.batches += one.results.batches
+        results.rejections += one.results.rejections
     return retry_lane.Ended(results, [report for one in ended for report in one.reports])
-
-
-def registry(*subscriptions, **fields):
-    endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
-    return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
-
-
-def batch_registry(*subscriptions, **fields):
-    return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
-
-
-def written(ended):
-    told = [*rows.rows(ended.results, TOPICS), *rows.reports(ended.reports, TOPICS)]
-    return {
-        topic: [row.value if topic == "retries" else orjson.loads(row.value) for row in of]
-        for topic, of in itertools.groupby(sorted(told, key=lambda row: row.topic), key=lambda row: row.topic)
-    }
 
 
 def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_now():
@@ -91,7 +69,7 @@ def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_
     retrying = Retrying(timeout_s=7.5)
     [report] = deliver(
         registry(url="https://moved.example.com/", retrying=retrying),
-        turn(waiting(event, attempts=3, story=(FAILED,))),
+        turn(waiting(event, attempts=3)),
         sender=sender,
     ).reports
     [(delivery, number, timeout_s)] = sender.sent
@@ -100,139 +78,61 @@ def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_
     assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 1, 0, None, [])
 
 
-def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_story():
-    ended = deliver(registry(), turn(waiting(attempts=1, retries=7, story=(FAILED,))), sender=Sender(lambda _: "server_error"))
-    told = written(ended)
-    [entry] = told["attempts"][0]["entries"]
-    assert (entry["kind"], entry["attempt"]) == ("attempt", 2)
-    [letter] = told["dead"]
-    assert (letter["reason"], [attempt["attempt"] for attempt in letter["attempts"]]) == ("server_error", [1, 2])
-    assert ended.reports[0].back == []
-    assert ended.reports[0].failed == 1
-    counted = tally.of(ended.results, cpu_s=0)
-    assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
-
-
-def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of_now():
-    retrying = Retrying(schedule_s=(1, 100, 1000))
-    sender = Sender(lambda _: "unavailable", retry_after_s=500.0)
-    ended = deliver(registry(retrying=retrying), turn(waiting(attempts=2, retries=1)), sender=sender)
-    [report] = ended.reports
-    [back] = report.back
-    assert (back.place, back.reason, back.again.retries) == (0, "unavailable", 2)
-    assert back.again.at_ms >= NOW_MS + 500_000
-    assert [attempt.number for attempt in back.attempts] == [3]
-    assert (report.delivered, report.failed, report.retry_after_s) == (0, 1, 500.0)
-    assert [outcome.kind for outcome in ended.results.outcomes] == [OutcomeKind.POSTPONED]
-
-
-def test_what_would_come_back_after_it_expires_is_a_dead_letter_now():
-    ended = deliver(registry(), turn(waiting(expires_ms=NOW_MS + 10)), sender=Sender(lambda _: "timeout"))
-    assert [outcome.kind for outcome in ended.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
-
-
-@pytest.mark.parametrize("error_class", ["refused", "redirect"])
-def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpoint_that_is_ill(error_class):
-    [report] = deliver(registry(), turn(), sender=Sender(lambda _: error_class)).reports
-    assert (report.delivered, report.failed, report.refused) == (0, 0, 1)
-
-
 def test_an_endpoint_that_says_that_it_is_gone_is_told_to_whoever_disables_it():
     ended = deliver(registry(), turn(), sender=Sender(lambda _: "gone"))
     assert (ended.results.gone, ended.reports[0].failed) == ({"ep1"}, 1)
 
 
-def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
-    [report] = deliver(registry(), turn(), sender=Sender(lambda _: errors.LocalFailure.error_class)).reports
-    assert (report.failed, len(report.back)) == (0, 1)
-
-
-ELSEWHERE = builders.subscription(endpoint_id="ep2")
-
-
-@pytest.mark.parametrize("of", [1, 2])
-@pytest.mark.parametrize(
-    ("snapshot", "reason"),
-    [
-        (lambda _: builders.snapshot(), "endpoint_deleted"),
-        (lambda made: made(customer_id="c2"), "endpoint_deleted"),
-        (lambda made: builders.snapshot(*made().endpoints.values()), "subscription_deleted"),
-        (
-            lambda made: builders.snapshot(*made().endpoints.values(), builders.endpoint("ep2"), ELSEWHERE),
-            "subscription_deleted",
-        ),
-        (lambda made: made(builders.subscription(status=SubscriptionStatus.PAUSED)), "subscription_paused"),
-        (lambda made: made(fault="a secret that does not open"), "quarantined"),
-        (lambda made: made(fault="a refused URL", status=EndpointStatus.PAUSED), "quarantined"),
-    ],
-)
-@pytest.mark.parametrize("given_up", [{}, {"given_up": retry.EXPIRED, "number": 0}])
-def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, snapshot, reason, given_up):
+def test_what_is_given_up_is_not_sent_and_has_no_report():
     sender = Sender()
-    made = registry if of == 1 else batch_registry
-    ended = deliver(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up), sender=sender)
-    assert sender.sent == []
-    assert tally.of(ended.results, cpu_s=0).deliveries == {("skipped", reason): of}
-    assert [(report.back, report.delivered) for report in ended.reports] == ([] if given_up else [([], 0)])
-    [entry] = written(ended)["attempts"][0]["entries"]
-    assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
+    ended = deliver(registry(), turn(waiting(), number=0, given_up=retry.EXPIRED), sender=sender)
+    assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
 
 
-@pytest.mark.parametrize(
-    ("status", "hold"), [(EndpointStatus.PAUSED, retry.ENDPOINT_PAUSED), (EndpointStatus.DISABLED, retry.ENDPOINT_DISABLED)]
-)
-def test_of_a_paused_or_disabled_endpoint_all_come_back_unattempted(status, hold):
-    sender = Sender()
-    ended = deliver(registry(status=status), turn(waiting(retries=2), waiting(retries=0)), sender=sender)
-    [report] = ended.reports
-    assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
-    assert [(back.place, back.reason, back.again.retries, back.attempts) for back in report.back] == [
-        (0, hold, 2, ()),
-        (1, hold, 0, ()),
-    ]
-    assert (sender.sent, ended.results.outcomes) == ([], [])
+def answering(**error_classes):
+    """A sender to whose endpoints there is no way, or who accept; and the turns to each of them."""
+    endpoints = [builders.endpoint(name, retrying=Retrying()) for name in error_classes]
+    subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name) for name in error_classes]
+    known = routing.WholeRegistry("base", builders.snapshot(*endpoints, *subscriptions))
+    lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
+
+    async def micro_batch(*turns):
+        first = await lane.take(map(parcel.encoded, turns), known, 10)
+        assert (first.results.asked, first.results.unreachable) == (0, 0)
+        last = await lane.settle(10)
+        return last.results.asked, last.results.unreachable
+
+    return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
 
 
-@pytest.mark.parametrize("status", list(EndpointStatus))
-@pytest.mark.parametrize("reason", [retry.NO_ROOM, retry.EXPIRED])
-def test_what_is_given_up_is_a_dead_letter_with_its_story_and_no_report(status, reason):
-    sender = Sender()
-    ended = deliver(
-        registry(status=status), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason), sender=sender
-    )
-    assert (ended.reports, sender.sent) == ([], [])
-    told = written(ended)
-    assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
-    assert [entry["kind"] for entry in told["attempts"][0]["entries"]] == ["dead_lettered"]
+def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_way():
+    """The judgement of our own network heard nothing of what went through this lane."""
+    micro_batch, to = answering(down="connect", unknown="dns", slow="timeout", fine=None, unset="configuration")
+
+    async def main():
+        assert await micro_batch(*to.values(), replace(to["fine"], order_key="k")) == (4, 3)
+        assert await micro_batch() == (0, 0)
+        assert await micro_batch(to["fine"]) == (1, 0)
+
+    asyncio.run(main())
 
 
-def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_names_are_dead_letters():
-    of = [builders.event() for _ in range(3)]
+@pytest.mark.parametrize("known_by", ["the shard", "its last attempt"])
+def test_an_endpoint_to_which_there_is_still_no_way_says_nothing_of_our_network_and_one_that_answers_does(known_by):
+    """Ten dead endpoints, probed in one micro-batch, would make all lanes hold."""
+    micro_batch, to = answering(**{f"dead{n}": "connect" for n in range(10)}, back=None)
+    probes = {
+        name: replace(one, is_probe=True)
+        if known_by == "the shard"
+        else replace(one, parcels=[replace(one.parcels[0], reason="timeout")])
+        for name, one in to.items()
+    }
 
-    class Rejecting(Sender):
-        async def attempt(self, delivery, number, timeout_s=None):
-            attempt = await super().attempt(delivery, number, timeout_s)
-            return attempt._replace(response=b'{"rejected": [{"index": 1, "reason": "no such order"}]}')
+    async def main():
+        assert await micro_batch(*(probes[name] for name in probes if name != "back")) == (0, 0)
+        assert await micro_batch(*probes.values()) == (1, 0)
 
-    sender = Rejecting()
-    ended = deliver(batch_registry(), turn(waiting(*of, attempts=1, story=(FAILED,))), sender=sender)
-    [(batch, number, _)] = sender.sent
-    assert (number, [one["id"] for one in orjson.loads(batch.body)]) == (2, [event.event_id for event in of])
-    assert batch.webhook_id.startswith("batch_")
-    [letter] = written(ended)["dead"]
-    assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
-    assert letter["webhook_id"] == message.webhook_id(of[1], "s1")
-    assert [(report.delivered, report.back) for report in ended.reports] == [(1, [])]
-
-
-def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
-    of = [builders.event() for _ in range(3)]
-    parcels = waiting(*of, through=("s1", "gone", "s1"))
-    failed = deliver(batch_registry(), turn(parcels), sender=Sender(lambda _: "server_error"))
-    assert tally.of(failed.results, cpu_s=0).deliveries == {("postponed", "server_error"): 2}
-    [back] = failed.reports[0].back
-    ended = deliver(batch_registry(), turn(parcels.returned(back)))
-    assert tally.of(ended.results, cpu_s=0).deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
+    asyncio.run(main())
 
 
 def test_in_order_means_one_after_the_other_and_none_after_one_that_fails():
@@ -298,6 +198,22 @@ def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_i
         assert {(report.endpoint_id, report.delivered) for report in late.reports} == {("ep1", 1), ("ep2", 1)}
         assert len(late.results.outcomes) == 2
         assert (await hanging.micro_batch()).results.outcomes == []
+
+    asyncio.run(main())
+
+
+def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
+    async def main():
+        hanging = Hanging()
+        await hanging.micro_batch(turn())
+        assert hanging.lane.ended() is None
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        late = hanging.lane.ended()
+        assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
+        assert len(late.results.outcomes) == 1
+        assert hanging.lane.ended() is None
+        assert (await hanging.micro_batch()).reports == []
 
     asyncio.run(main())
 
@@ -368,11 +284,12 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     assert "unforeseen" in caplog.text
 
 
-def test_events_that_cannot_be_read_and_are_given_up_fail_the_task_because_nothing_could_be_told_of_them(monkeypatch):
+def test_events_that_cannot_be_read_and_are_given_up_do_not_fail_the_task_again_and_again(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    with pytest.raises(ZeroDivisionError):
-        deliver(registry(), turn(broken, number=0, given_up=retry.EXPIRED))
+    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry.EXPIRED), turn(number=2))
+    assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
+    assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
 
 def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monkeypatch, caplog):
@@ -395,10 +312,3 @@ def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monke
 
     surprised = []
     asyncio.run(main())
-
-
-def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
-    monkeypatch.setattr(message, "content", lambda *_: 1 / 0)
-    ended = deliver(registry(), turn(waiting(expires_ms=LATER_MS)))
-    assert tally.of(ended.results, cpu_s=0).deliveries == {("dead_lettered", "unforeseen"): 1}
-    assert "unforeseen" in caplog.text

@@ -1,0 +1,52 @@
+"""Deliveries through a dispatcher, with bounds of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from delivery.model import Delivery, Outcome
+from delivery.webhooks import circuit, dispatch, limits, retry
+from tests import builders, fakes
+
+
+def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Delivery]:
+    """As many to one endpoint."""
+    endpoint = builders.endpoint(endpoint_id, **fields)
+    return [builders.delivery(endpoint=endpoint) for _ in range(count)]
+
+
+def dispatcher_of(
+    sender: dispatch.Sender,
+    clock: Callable[[], float],
+    *,
+    paces: limits.Paces | None = None,
+    circuits: circuit.Circuits | None = None,
+    **bounds: Any,
+) -> dispatch.Dispatcher[Delivery]:
+    kept = {} if circuits is None else circuits
+    return dispatch.Dispatcher(
+        sender,
+        limits.Limits(**bounds),
+        retry.QuickRetry(first_wait_s=0.001),
+        fakes.handover(clock, circuits=kept),
+        paces={} if paces is None else paces,
+        circuits=kept,
+        clock=clock,
+    )
+
+
+def run(
+    sender: dispatch.Sender, submitted: Iterable[Delivery], clock: Callable[[], float], **bounds: Any
+) -> list[Outcome[Delivery]]:
+    """Deliver one micro-batch; return the outcomes."""
+
+    async def main() -> list[Outcome[Delivery]]:
+        dispatcher = dispatcher_of(sender, clock, **bounds)
+        for delivery in submitted:
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.ended()
+
+    return asyncio.run(main())
