@@ -54,7 +54,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     It would show when the first such batch has failed: its micro-batch cannot be written, and is sent again and again.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
-    admin = AdminClient(kafka_options.for_command(kafka))
+    admin = AdminClient(kafka_options.for_librdkafka(kafka))
     try:
         [found] = admin.describe_configs([topic]).values()
         takes, needed = int(found.result(TIMEOUT_S)[option].value), int(RETRIES[option])

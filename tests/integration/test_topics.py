@@ -29,7 +29,7 @@ def test_the_topics_are_made_as_they_have_to_be(config):
     assert doctor(config).is_fine  # what is missing will be made
     topics.ensure_all(config)
     topics.ensure_all(config)
-    known = AdminClient(kafka_options.for_command(config.kafka)).list_topics(timeout=30).topics
+    known = AdminClient(kafka_options.for_librdkafka(config.kafka)).list_topics(timeout=30).topics
     assert set(topics.of_results(config.delivery)) <= set(known)
     assert doctor(config).is_fine
 
