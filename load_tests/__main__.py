@@ -114,7 +114,7 @@ def _run(
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
         json_file.write_bytes(document)
-    if figures["lost"] or figures["unexpected"] or figures["unverified"]:
+    if figures["lost"] or figures["unexpected"] or figures["unverified"] or not figures["reconciled"]["holds"]:
         raise typer.Exit(1)
 
 

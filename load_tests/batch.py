@@ -69,6 +69,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
                 wait_for_all(job, "the deliveries with a hot endpoint")
             job.meter.read()
         report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
     requests = list(figures.requests(report))
     even, hot = phases["even"], phases.get("hot", range(0))
     return {
@@ -92,6 +93,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         if hot
         else None,
         **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
         "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
         "settings": chosen,
         "receiver": figures.of_receiver(report),

@@ -45,12 +45,14 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the steady deliveries")
             job.meter.read()
         report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
     steady = [age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number >= len(filled)]
     return {
         "scenario": "direct",
         **throughput.document(),
         "latency_ms": {"at_per_s": scenario.steady_per_s, **figures.percentiles(steady)},
         **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
         "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
         "settings": chosen,
         "receiver": figures.of_receiver(report),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fanout import reconciling
 from load_tests import receiver, usage
 
 
@@ -85,6 +86,20 @@ def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
         "duplicates": sum(times) - (len(times) - lost),
         "unexpected": unexpected,
         "unverified": report.unverified,
+    }
+
+
+def reconciled(account: reconciling.Account, report: receiver.Report) -> dict[str, Any]:
+    """Return what the topics say themselves, and whether the receiver says the same."""
+    lanes = account.lanes.values()
+    delivered = sum(lane.counts.delivered for lane in lanes)
+    return {
+        "holds": account.holds and delivered == len(set(report.numbers)),
+        "delivered": delivered,
+        "pending": sum(lane.counts.pending for lane in lanes),
+        "dead_lettered": sum(lane.counts.dead_lettered for lane in lanes),
+        "repeated": sum(lane.counts.repeated for lane in lanes),
+        "findings": dict(account.findings.by_kind),
     }
 
 

@@ -62,6 +62,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             recovered_s = wait_for_all(RECOVERY_S, "the deliveries to the endpoint that hung") - answers_s
             job.meter.read()
         report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
     of_healthy, of_hanging = (_ages_of_others(report, phase) for phase in (healthy, hanging))
     return {
         "scenario": "isolation",
@@ -71,6 +72,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         "waited_for_the_one": waiting,
         "recovered_s": round(recovered_s, 1),
         **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
         "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
         "settings": chosen,
     }

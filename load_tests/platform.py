@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from delivery import errors, plan, settings
-from fanout import registering
+from fanout import proving, reconciling, registering
 from fanout.local import job as local_job
 from fanout.local import stack
 from load_tests import figures, receiver, usage
@@ -40,6 +40,10 @@ class Platform:
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
+
+    def account(self) -> reconciling.Account:
+        """Return what `fanout reconcile` says of the topics, once no job runs."""
+        return proving.reconcile(self.config, settle_s=0).account
 
     @contextlib.contextmanager
     def job(self, lanes: str, overrides: Mapping[str, str]) -> Iterator[Job]:

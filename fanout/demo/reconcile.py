@@ -76,12 +76,15 @@ class Account:
     unverified: int
     unexpected: tuple[Pair, ...]
     """What was delivered, dead-lettered or skipped and was not due, or not so."""
+    findings: tuple[str, ...]
+    """What `fanout reconcile` finds in the topics, which knows neither what was due nor what the receivers got."""
     wall_s: float
 
     @property
     def holds(self) -> bool:
-        """Tell whether nothing is lost, everything was verified, and nobody got what was not due."""
-        return not (self.unexpected or self.unverified or any(lane.lost or lane.pending for lane in self.lanes.values()))
+        """Tell whether nothing is lost, everything was verified, nobody got what was not due, and the topics add up."""
+        is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
+        return not (self.unexpected or self.unverified or self.findings or is_open)
 
     def document(self) -> dict[str, Any]:
         """Return the account for machines."""
@@ -92,6 +95,7 @@ class Account:
             "rejected": self.rejected,
             "unverified": self.unverified,
             "unexpected": len(self.unexpected),
+            "findings": list(self.findings),
             "lanes": lanes,
             "batches": self.batches,
             "wall_s": round(self.wall_s, 1),
@@ -116,6 +120,7 @@ def account(
     recorded: ledger.Ledger,
     received: Iterable[receiver.Received],
     *,
+    findings: Iterable[str],
     wall_s: float,
 ) -> Account:
     """Return the account.
@@ -142,6 +147,7 @@ def account(
         batches=dict(collections.Counter(recorded.batches.values())),
         unverified=sum(not request.is_verified for request in requests),
         unexpected=tuple(sorted(otherwise)) + strangers,
+        findings=tuple(findings),
         wall_s=wall_s,
     )
 

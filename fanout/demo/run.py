@@ -22,7 +22,7 @@ import rich.table
 
 from delivery import errors, plan, settings
 from delivery.stages import topics
-from fanout import ledger, publishing, receiver, registering
+from fanout import ledger, proving, publishing, receiver, registering
 from fanout.demo import reconcile, scenario
 from fanout.local import job as local_job
 from fanout.local import stack
@@ -130,7 +130,16 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
                 raise errors.LocalStackError(f"the job ended with code {job.returncode}; see {JOB_LOG}")
             while scene.reader.poll(timeout_s=1.0):
                 pass
-        result = reconcile.account(scene.placed, scene.history, scene.reader.ledger, received, wall_s=time.monotonic() - began)
+        console.print("[bold]6[/] holding what was due against receivers and topics: fanout reconcile")
+        proof = proving.reconcile(scene.config, settle_s=0).account
+        result = reconcile.account(
+            scene.placed,
+            scene.history,
+            scene.reader.ledger,
+            received,
+            findings=[finding.text() for finding in proof.findings.kept],
+            wall_s=time.monotonic() - began,
+        )
     _show(console, result)
     return result
 
@@ -228,6 +237,7 @@ def _show(console: rich.console.Console, result: reconcile.Account) -> None:
         ("signatures that did not verify", result.unverified),
         ("delivered though not due", len(result.unexpected)),
         ("bad records, kept for the operator", result.rejected),
+        ("findings of fanout reconcile", len(result.findings)),
     ]
     for name, counts in rows:
         cells = [*counts, sum(counts)] if isinstance(counts, list) else [*([""] * len(lanes)), counts]
@@ -241,6 +251,8 @@ def _show(console: rich.console.Console, result: reconcile.Account) -> None:
     console.print(f"whole demo {result.wall_s:.0f} s")
     for pair in [*(pair for lane in lanes for pair in lane.lost), *result.unexpected][:10]:
         console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
+    for finding in result.findings[:10]:
+        console.print(f"[red]does not add up:[/] {finding}", markup=True)
     verdict = (
         "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
     )

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from delivery import kafka_options, plan, settings
 from delivery.stages import topics
-from fanout import ledger, publishing, receiver, registering
+from fanout import ledger, proving, publishing, receiver, registering
 from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
 
@@ -212,6 +212,11 @@ class Platform:
             while reader.poll(1.0):
                 pass
             return reader.ledger
+
+    def assert_adds_up(self):
+        """What `fanout reconcile` says, once no job runs: each due delivery has ended or waits, and the topics bear it out."""
+        account = proving.reconcile(self.config, settle_s=0).account
+        assert account.holds, [finding.text() for finding in account.findings.kept]
 
     def accepted(self, endpoint="ep1"):
         """The event ids that the endpoint took, in the order in which they came."""

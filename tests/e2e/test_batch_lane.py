@@ -90,6 +90,7 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     ids += platform.publish(2, first=3)
     platform.run_once()
     assert [sorted(batch) for batch in batches(platform)] == [sorted(ids)]
+    platform.assert_adds_up()
 
 
 def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform):
@@ -120,6 +121,7 @@ def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform):
     standardwebhooks.Webhook(another).verify(took["resigned"].body, took["resigned"].headers)
     counts = {(entry["kind"], entry.get("reason")): entry["count"] for entry in log(platform)}
     assert (counts["batch_postponed", "endpoint_paused"], counts["batch_skipped", "endpoint_deleted"]) == (3, 3)
+    platform.assert_adds_up()
 
 
 def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcast_anew(platform):
@@ -144,3 +146,4 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     assert "lane batch is planned anew" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
     assert len(platform.ledger().rejected) == 1
+    platform.assert_adds_up()

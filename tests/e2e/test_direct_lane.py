@@ -58,6 +58,7 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     assert len({one.webhook_id for one in platform.received if one.path in {"/ep2", "/ep3"}}) == 2
     # 11 delivered, 2 dead letters of 3 attempts each.
     assert (told.attempts, len(told.delivered)) == (11 + 6, 11)
+    platform.assert_adds_up()
 
 
 def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
@@ -108,6 +109,7 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     platform.run_once()
 
     assert list(platform.ledger().dead_letters) == [(event_id, "s0")]
+    platform.assert_adds_up()
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path):

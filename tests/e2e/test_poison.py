@@ -96,6 +96,7 @@ def test_poison_is_set_apart_with_its_bytes_and_every_healthy_event_beside_it_is
             row = told.rejected[one.message.topic, one.partition, one.offset]
             assert row["reason"] == poison[one.message]
             assert_keeps(row, one.message)
+    platform.assert_adds_up()
 
 
 def message_to(topic, value, headers=()):

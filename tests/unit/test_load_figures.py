@@ -6,7 +6,9 @@ import types
 
 import pytest
 
+from fanout import ledger, reconciling
 from fanout.demo import oracle, scenario
+from fanout.findings import Finding, Kind
 from load_tests import figures, receiver, traffic
 
 DUE = array.array("l", [5, 5, 6, 7])
@@ -74,3 +76,15 @@ def test_a_receiver_of_the_demo_rejects_some_events_at_one_endpoint():
     named = [scenario.receiver.Named("/demo", f"event-{n}") for n in range(100)]
     assert sum(scenario.rejects(f"/{scenario.REJECTING_ENDPOINT}", one) for one in named) == 10
     assert not any(scenario.rejects("/endpoint-1", one) for one in named)
+
+
+@pytest.mark.parametrize(
+    ("requests", "lost", "holds"), [([(5, [0, 1, 1])], 0, True), ([(5, [0])], 0, False), ([(5, [0, 1])], 1, False)]
+)
+def test_the_topics_hold_when_they_add_up_and_say_what_the_receiver_says(requests, lost, holds):
+    of_lane = reconciling.LaneAccount(counts=reconciling.Counts(delivered=2, lost=lost))
+    account = reconciling.Account({"direct": of_lane})
+    if lost:
+        account.findings.add(Finding(Kind.LOST, "direct", ledger.Place("t", 0), 2, 2, lost))
+    found = figures.reconciled(account, report(*requests))
+    assert (found["holds"], found["delivered"], found["findings"]) == (holds, 2, {Kind.LOST: 1} if lost else {})

@@ -60,8 +60,8 @@ def recorded(*, delivered=(1, 2), revision=1, lanes=reconcile.LANES):
     return told
 
 
-def account(received, told=None, history=((1, DOCUMENT),)):
-    return reconcile.account(EVENTS, history, told or recorded(), received, wall_s=1.0)
+def account(received, told=None, history=((1, DOCUMENT),), findings=()):
+    return reconcile.account(EVENTS, history, told or recorded(), received, findings=findings, wall_s=1.0)
 
 
 ALL = (single(1), single(2), batch(1, 2))
@@ -119,6 +119,12 @@ def test_what_was_not_due_there_is_unexpected(stranger):
     result = account((*ALL, stranger))
     assert not result.holds
     assert len(result.unexpected) == 1
+
+
+def test_what_the_topics_do_not_bear_out_breaks_the_account():
+    result = account(ALL, findings=["a run has fewer outcomes than were due"])
+    assert not result.holds
+    assert result.document()["findings"] == ["a run has fewer outcomes than were due"]
 
 
 def test_a_signature_that_does_not_verify_breaks_the_account():
