@@ -17,13 +17,13 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     platform.migrate()
     platform.register([{}])
     ids = platform.publish(3000)
-    job = platform.start(**SMALL)
+    job = platform.start("--lanes", "direct", **SMALL)
     assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
     platform.kill(job)
     before = len(platform.accepted())
     assert before < 3000
 
-    platform.run_once(**SMALL)
+    platform.run_once("--lanes", "direct", **SMALL)
 
     counts = collections.Counter(platform.accepted())
     assert sorted(counts) == sorted(ids)
@@ -88,12 +88,12 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     platform.migrate()
     platform.register([{}])
     ids = platform.publish(3000)
-    job = platform.start(**SMALL)
+    job = platform.start("--lanes", "direct", **SMALL)
     assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
     assert platform.stop(job) == 0, platform.log()
     assert len(platform.accepted()) < 3000
 
-    platform.run_once()
+    platform.run_once("--lanes", "direct")
 
     assert collections.Counter(platform.accepted()) == collections.Counter(ids)
     platform.assert_adds_up()

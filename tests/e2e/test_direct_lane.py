@@ -101,12 +101,12 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     [event_id] = platform.publish(1)
     dead_letters = platform.config.delivery.dead_letter_topic
     topics.ensure(platform.config.kafka, [dead_letters], 1, {"max.message.bytes": "300"})
-    assert platform.start("--once", spark={"master": "local[2]"}).wait(JOB_TIMEOUT_S) != 0
+    assert platform.start("--once", "--lanes", "direct", spark={"master": "local[2]"}).wait(JOB_TIMEOUT_S) != 0
     assert not platform.ledger().dead_letters
     assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
 
     platform.set_topic(dead_letters, "max.message.bytes", "1048576")
-    platform.run_once()
+    platform.run_once("--lanes", "direct")
 
     assert list(platform.ledger().dead_letters) == [(event_id, "s0")]
     platform.assert_adds_up()

@@ -18,7 +18,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
     """
     platform.create_topic("order")
-    job = platform.start()
+    job = platform.start("--lanes", "direct")
     assert_eventually(platform.log, lambda log: "fanout db migrate" in log)
     assert not platform.received
 
@@ -44,7 +44,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     platform.migrate()
     platform.register([{}])
     platform.publish(1)
-    job = platform.start(snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
+    job = platform.start("--lanes", "direct", snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
 
     own_postgres.kill()

@@ -13,7 +13,7 @@ def test_a_job_that_looks_up_delivers_and_follows_changes_within_the_time_to_liv
         [{}, {"endpoint": "ep2", "event_type": "*", "everything": False, "tenants": ["t1"]}], endpoints=("ep1", "ep2")
     )
     platform.publish(3)
-    job = platform.start(snapshot={"source": "lookup", "lookup_ttl_s": 0.5})
+    job = platform.start("--lanes", "direct", snapshot={"source": "lookup", "lookup_ttl_s": 0.5})
     assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=90)
     assert_eventually(lambda: sorted(platform.accepted("ep2")), lambda got: got == ["e0", "e1", "e2"])
 

@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     platform.migrate()
     platform.register([{}])
     platform.publish(1)
-    job = platform.start(metrics=outside.settings)
+    job = platform.start("--lanes", "direct", metrics=outside.settings)
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
     assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 1)
     checkpoint = Path(platform.settings()["spark"]["checkpoint"])
@@ -150,16 +150,16 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
 
     offsets.unlink()
     shutil.move(kept, offsets)
-    platform.run_once()
+    platform.run_once("--lanes", "direct")
     assert platform.accepted() == ["e0", "e1"]
 
     newest = max(offsets.glob("[0-9]*"), key=lambda path: int(path.name))
     newest.write_text("")
-    assert platform.start("--once").wait(JOB_TIMEOUT_S) == 1
+    assert platform.start("--once", "--lanes", "direct").wait(JOB_TIMEOUT_S) == 1
     assert platform.accepted() == ["e0", "e1"]
 
     [cure] = [block for block in blocks("docs/operations.md", "sh") if "newest" in block]
     subprocess.run(["/bin/sh", "-ec", cure.replace("/var/lib/fanout/checkpoint", str(checkpoint))], check=True)
-    platform.run_once()
+    platform.run_once("--lanes", "direct")
     assert platform.accepted() == ["e0", "e1", "e1"]
     assert len({one.webhook_id for one in platform.received}) == 2
