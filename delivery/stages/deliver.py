@@ -1,27 +1,22 @@
 """Deliver records, on the executors, and write what came of them.
 
-Defined on the driver, run in the executors' Python workers. Guarantee: at least once. What can repeat is what a task had sent
-and not yet written when it failed or its process was killed (docs/adr/0014); each repeat carries the same `webhook-id`.
+Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: as delivery.stages.tasks.
 """
 
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import EndpointId, Record
-from delivery.stages import sink
+from delivery.stages import tasks
 from delivery.stages.journal import Journal
-from delivery.webhooks import retry_lane, routing, rows, worker
-from delivery.webhooks.journal import Key
-from delivery.webhooks.results import Results
+from delivery.webhooks import routing
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -32,30 +27,22 @@ NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMN
 
 def deliver(
     records: DataFrame,
-    plan: worker.Plan,
+    tools: tasks.Tools,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[Results], None],
     *,
-    writing: sink.Sink,
     held: frozenset[EndpointId] = frozenset(),
     journal: Journal | None = None,
 ) -> DataFrame:
-    """Return the tasks that deliver `records`. `observe` is told, in the worker, of each Arrow batch.
+    """Return the tasks that deliver `records`.
 
     What is due to `held` goes to the retry lane. What has ended by the `journal` is left out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
     several Kafka partitions one after another, and there are as many tasks as can run at once.
     """
-    return (
-        records.select(*COLUMNS)
-        .coalesce(parallelism)
-        .mapInArrow(
-            DeliverPartition(plan=plan, source=source, observe=observe, writing=writing, held=held, journal=journal),
-            sink.NO_ROWS,
-        )
-    )
+    partition = DeliverPartition(tools=tools, source=source, held=held, journal=journal)
+    return records.select(*COLUMNS).coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 
 
 def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
@@ -72,54 +59,16 @@ def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
 class DeliverPartition:
     """The partition function: Arrow batches of records in."""
 
-    plan: worker.Plan
+    tools: tasks.Tools
     source: routing.Source
-    observe: Callable[[Results], None]
-    writing: sink.Sink
     held: frozenset[EndpointId] = frozenset()
     journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here, ended, out = worker.of(self.plan), ended_before(self.journal), self.writing()
-        for results in here.deliver((records(batch) for batch in batches), self.source, self.held, ended):
-            self.observe(results)
-            write(out, results, self.plan.topics)
-        write_late(out, here, self.observe, self.plan.topics)
-        out.finish()
-        return sink.nothing()
-
-
-def ended_before(journal: Journal | None) -> frozenset[Key]:
-    """Return which deliveries have ended in an earlier run of this task. Called in the task."""
-    context = TaskContext.get()
-    return frozenset() if journal is None or context is None else journal.ended(context.attemptNumber())
-
-
-def write(out: sink.Writing, results: Results, topics: rows.Topics) -> None:
-    """Write what came of some records, and what of it goes to the retry lane."""
-    out.write(rows.rows(results, topics))
-    out.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000)))
-
-
-def write_late(out: sink.Writing, here: worker.Worker, observe: Callable[[Results], None], topics: rows.Topics) -> None:
-    """Write what the retry lane has begun in this process and what has ended since.
-
-    It may be long before the process gets a task of that lane again, and a turn that nobody reports leaves once more.
-    """
-    if (late := here.ended_turns()) is not None:
-        write_ended(out, late, observe, topics)
-
-
-def write_ended(out: sink.Writing, ended: retry_lane.Ended, observe: Callable[[Results], None], topics: rows.Topics) -> None:
-    """Write what came of turns: their reports say what of them waits again."""
-    observe(ended.results)
-    out.write(rows.rows(ended.results, topics))
-    out.write(rows.reports(ended.reports, topics))
-
-
-def values(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield what left its shard, of Arrow batches with that one column."""
-    return (value for batch in batches for value in batch.column("value").to_pylist())
+        task, ended = self.tools.begin(), tasks.ended_before(self.journal)
+        for results in task.worker.deliver(map(records, batches), self.source, self.held, ended):
+            task.write(results)
+        return task.finish()
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

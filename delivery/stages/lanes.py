@@ -35,6 +35,7 @@ from delivery.stages import (
     shards,
     sink,
     source,
+    tasks,
     telemetry,
     ticks,
 )
@@ -84,8 +85,8 @@ class Direct:
         self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
     ) -> None:
         self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
-        self._plan, self._sink = plan.of(config), sink.to(kafka_options.for_librdkafka(config.kafka))
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
+        self._tools = _tools(config, self._seen)
         self._reruns = rerun.Reruns(config, spark, "direct")
 
     def warm(self, known: routing.RefreshedSource) -> None:
@@ -105,10 +106,7 @@ class Direct:
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
-        tasks = deliver.deliver(
-            records, self._plan, known, parallelism, self._seen.observer, writing=self._sink, held=held, journal=journal
-        )
-        sink.run(tasks)
+        tasks.run(deliver.deliver(records, self._tools, known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
 
 
@@ -124,8 +122,8 @@ class _Stateful:
         self._config, self._hold, self._stop, self._common = config, hold, stop, common
         self._spark = shards.session(spark, area.shards)
         self._interval_s = area.trigger_interval_s
-        self._plan, self._sink = plan.of(config), sink.to(kafka_options.for_librdkafka(config.kafka))
         self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
+        self._tools = _tools(config, self._seen)
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._ticker = ticks.Ticker(config, name, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
@@ -209,11 +207,9 @@ class Batch(_Stateful):
     def _routed(self, records: DataFrame) -> DataFrame:
         routed = route.route(
             records,
-            self._plan,
+            self._tools,
             self._carrier.source,
             self._config.spark.parallelism,
-            self._seen.observer,
-            writing=self._sink,
             shard_keys=self._shard_keys,
             pass_through_s=self._interval_s * 2,
             rejects=self._rejects,
@@ -225,10 +221,7 @@ class Batch(_Stateful):
             raise query.StartAgain
         self._carrier.carry(known)
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
-        tasks = deliver_batches.deliver_batches(
-            left, self._plan, known, parallelism, self._seen.observer, writing=self._sink, held=held, journal=journal
-        )
-        sink.run(tasks)
+        tasks.run(deliver_batches.deliver_batches(left, self._tools, known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
         self._waits()
 
@@ -265,10 +258,7 @@ class Retry(_Stateful):
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
         parallelism = self._config.spark.parallelism
-        tasks = deliver_turns.deliver_turns(
-            left, self._plan, known, parallelism, self._seen.observer, writing=self._sink, settle_s=settle_s
-        )
-        sink.run(tasks)
+        tasks.run(deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s))
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
             self._common.held.told(told.held)
@@ -322,6 +312,12 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         thread.join()
     if failures:
         raise failures[0]
+
+
+def _tools(config: settings.Settings, seen: telemetry.Telemetry) -> tasks.Tools:
+    """Return what each task of a lane is given."""
+    writing = sink.to(kafka_options.for_librdkafka(config.kafka))
+    return tasks.Tools(plan=plan.of(config), observe=seen.observer, sink=writing)
 
 
 def _nothing(spark: SparkSession, columns: Iterable[str]) -> DataFrame:

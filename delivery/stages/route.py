@@ -6,7 +6,7 @@ each micro-batch (delivery.stages.carried).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,9 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery.stages import arrow, deliver, sink
-from delivery.webhooks import chunks, intake, routing, rows, worker
-from delivery.webhooks.results import Results
+from delivery.stages import arrow, deliver, tasks
+from delivery.webhooks import chunks, intake, routing
 
 SCHEMA = "shard int, key binary, value binary"
 """What is for a shard, with a key where its order matters. A row of neither key nor value asks the shard to look."""
@@ -33,12 +32,10 @@ class Row(NamedTuple):
 
 def route(
     records: DataFrame,
-    plan: worker.Plan,
+    tools: tasks.Tools,
     source: routing.Source,
     parallelism: int,
-    observe: Callable[[Results], None],
     *,
-    writing: sink.Sink,
     shard_keys: tuple[int, ...],
     pass_through_s: float,
     rejects: bool,
@@ -48,13 +45,7 @@ def route(
     That time is in the offset log: a micro-batch that runs again decides by the same.
     """
     partition = RoutePartition(
-        plan=plan,
-        source=source,
-        shard_keys=shard_keys,
-        pass_through_s=pass_through_s,
-        observe=observe,
-        writing=writing,
-        rejects=rejects,
+        tools=tools, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, rejects=rejects
     )
     return (
         records.select(*deliver.COLUMNS)
@@ -68,28 +59,25 @@ def route(
 class RoutePartition:
     """The partition function: Arrow batches of records in, rows for the shards out."""
 
-    plan: worker.Plan
+    tools: tasks.Tools
     source: routing.Source
     shard_keys: tuple[int, ...]
     pass_through_s: float
-    observe: Callable[[Results], None]
-    writing: sink.Sink
     rejects: bool
     """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
         yield from written([Row(key) for key in self.shard_keys])
-        here, out = worker.of(self.plan), self.writing()
+        task, shards = self.tools.begin(), len(self.shard_keys)
         read = map(deliver.records, batches)
-        for collected in here.collect(read, self.source, shards=len(self.shard_keys), pass_through_s=self.pass_through_s):
+        for collected in task.worker.collect(read, self.source, shards=shards, pass_through_s=self.pass_through_s):
             if not self.rejects:
                 told = collected.results.rejections
                 collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
-            self.observe(collected.results)
-            out.write(rows.rows(collected.results, self.plan.topics))
+            task.write(collected.results)
             yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
-        out.finish()
+        task.finish()
 
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:

@@ -9,12 +9,9 @@ rows do not tell (delivery.webhooks.journal). docs/adr/0015 says why the rows do
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from delivery import errors
 from delivery.webhooks.rows import Row
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """A batch of an endpoint's largest `max_bytes` (10 MiB) that is postponed is one record of the retries topic, as it must leave
 with the same events again."""
-NO_ROWS = "nothing boolean"
-"""What a task returns to Spark that has written its results itself."""
 _FLUSH_S = 1.0
 _OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,  # acknowledged by all replicas; a retry by the client neither repeats a row nor reorders two
@@ -71,16 +66,6 @@ class Kafka:
 def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
     """Return the sink for a Kafka, by the configuration of its client (delivery.kafka_options.for_librdkafka)."""
     return Kafka(tuple(sorted(client.items())))
-
-
-def run(tasks: DataFrame) -> None:
-    """Run tasks that write their results themselves, until all have ended."""
-    tasks.write.format("noop").mode("overwrite").save()
-
-
-def nothing() -> Iterator[pa.RecordBatch]:
-    """Return what such a task returns."""
-    return iter(())
 
 
 @functools.cache  # once for each worker process: connections outlive tasks

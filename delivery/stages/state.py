@@ -9,9 +9,10 @@ micro-batch that runs again finds the state that it found the first time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
 from pyspark import Accumulator
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
@@ -54,6 +55,11 @@ def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending]) -> DataFra
         .transformWithState(Shard(decide, told), "value binary", "Append", "None")
         .select("value")
     )
+
+
+def left(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield what has left, of the Arrow batches that come of `kept`."""
+    return (value for batch in batches for value in batch.column("value").to_pylist())
 
 
 class Shard(StatefulProcessor):

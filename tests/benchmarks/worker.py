@@ -24,11 +24,11 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 
 from delivery.model import SigningKey
 from delivery.secret import Secret
-from delivery.stages import deliver
+from delivery.stages import deliver, tasks
 from delivery.webhooks import envelope, guard, limits, routing, rows, tally, worker
 from delivery.webhooks.snapshot import Snapshot
 from load_tests import receiver, traffic
-from tests import builders
+from tests import builders, sinks
 
 ARROW_ROWS = 1_000
 CUSTOMERS = traffic.Customers(endpoints=100)
@@ -118,12 +118,10 @@ def measure(
     worker.of(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
     told: list[tally.Tally] = []
-    partition = deliver.DeliverPartition(
-        plan=plan, source=registry, observe=lambda results: told.append(tally.of(results, cpu_s=0.0))
-    )
+    tools = tasks.Tools(plan=plan, observe=lambda results: told.append(tally.of(results, cpu_s=0.0)), sink=sinks.Nowhere())
+    partition = deliver.DeliverPartition(tools=tools, source=registry)
     before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
-    for _ in partition(given):
-        pass
+    partition(given)
     after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
     count = sum(batch.num_rows for batch in given)
     if sum(told, tally.Tally()).deliveries["delivered", tally.NONE] != count:

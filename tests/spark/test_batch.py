@@ -6,7 +6,7 @@ import pytest
 
 from delivery import errors, plan, settings
 from delivery.model import Batching, DeliveryMode, LeaveReason
-from delivery.stages import batch, carried, observer, route, shards, snapshot, telemetry
+from delivery.stages import batch, carried, observer, route, shards, snapshot, tasks, telemetry
 from delivery.webhooks import segment
 from delivery.webhooks.pending import Pending
 from tests import builders, sinks
@@ -39,11 +39,13 @@ def lane(spark, source, waits, folder, **bounds):
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     routed = route.route(
         records.selectExpr(*COLUMNS),
-        plan.of(settings.Settings()),
+        tasks.Tools(
+            plan=plan.of(settings.Settings()),
+            observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
+            sink=folder,
+        ),
         carrier.source,
         2,
-        telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
-        writing=folder,
         shard_keys=shards.keys(spark, SHARDS),
         pass_through_s=0,
         rejects=True,

@@ -8,7 +8,7 @@ import pytest
 
 from delivery import kafka_options, plan, settings
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import deliver, sink, snapshot, telemetry, topics
+from delivery.stages import deliver, sink, snapshot, tasks, telemetry, topics
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders, sinks
 
@@ -43,29 +43,27 @@ def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return sinks.Folder(tmp_path)
+def tools(tmp_path, observer):
+    return tasks.Tools(plan=TOLD, observe=observer, sink=sinks.Folder(tmp_path))
 
 
-def written(folder, tasks):
-    return [(row.topic, orjson.loads(row.value)) for row in folder.take(tasks)]
+def written(tools, of):
+    return [(row.topic, orjson.loads(row.value)) for row in tools.sink.take(of)]
 
 
-def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, observer, folder):
+def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, tools):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert deliver.deliver(source_rows(spark, 500, 500), TOLD, of, 2, observer, writing=folder).rdd.getNumPartitions() == 2
+    assert deliver.deliver(source_rows(spark, 500, 500), tools, of, 2).rdd.getNumPartitions() == 2
 
 
-def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, observer, folder):
+def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, tools):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    rows = written(
-        folder, deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), TOLD, of, 2, observer, writing=folder)
-    )
+    rows = written(tools, deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), tools, of, 2))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
 
 
-def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observer, folder):
+def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, tools):
     """The subscription is paused, so that what is due shows without a request."""
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
@@ -73,7 +71,7 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, observe
 
     def due(changes):
         of = broadcaster.source(published(paused, changes=changes, base_id="changing"), "direct")
-        rows = written(folder, deliver.deliver(source_rows(spark, 100, 4), TOLD, of, 2, observer, writing=folder))
+        rows = written(tools, deliver.deliver(source_rows(spark, 100, 4), tools, of, 2))
         return {entry["subscription_id"] for _, row in rows for entry in row.get("entries", ()) if entry["kind"] == "skipped"}
 
     assert due(None) == {"s1"}
@@ -90,9 +88,9 @@ def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
     assert broadcaster.source(published(base_id="b"), "direct").broadcast is not first.broadcast
 
 
-def test_workers_can_be_made_ready_without_any_record(spark, observer, folder):
+def test_workers_can_be_made_ready_without_any_record(spark, tools):
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert written(folder, deliver.deliver(deliver.no_records(spark, 2), TOLD, of, 2, observer, writing=folder)) == []
+    assert written(tools, deliver.deliver(deliver.no_records(spark, 2), tools, of, 2)) == []
 
 
 def test_workers_have_written_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer, kafka):
@@ -101,7 +99,7 @@ def test_workers_have_written_rows_and_loaded_neither_pandas_nor_what_is_the_dri
     topics.ensure(config, topics.of_results(TOPICS), 1)
     of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
     writing = sink.to(kafka_options.for_librdkafka(config))
-    partition = deliver.DeliverPartition(plan=TOLD, source=of, observe=observer, writing=writing)
+    partition = deliver.DeliverPartition(tools=tasks.Tools(plan=TOLD, observe=observer, sink=writing), source=of)
 
     def loaded(batches):
         assert list(partition(batches)) == []

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery import plan, settings
-from delivery.stages import deliver, lookup, snapshot, telemetry
+from delivery.stages import deliver, lookup, snapshot, tasks, telemetry
 from fanout.local import stack
 from subscriptions_db import apply, connect, keyring, manifest, migrate
 from tests import sinks
@@ -45,9 +45,10 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
+    tools = tasks.Tools(plan=plan.of(config), observe=observer, sink=folder)
     for kind in (snapshot.Broadcasts, lookup.Lookups):
         source = kind(config, stop=stop).source(spark.sparkContext, "direct")
-        rows = folder.take(deliver.deliver(records, plan.of(config), source, 2, observer, writing=folder))
+        rows = folder.take(deliver.deliver(records, tools, source, 2))
         values = [orjson.loads(row.value) for row in rows]
         written[kind] = {
             "skipped": sorted(

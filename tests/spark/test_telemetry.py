@@ -6,7 +6,7 @@ from pyspark.errors import PythonException
 
 from delivery import plan, settings
 from delivery.model import SubscriptionStatus
-from delivery.stages import deliver, sink, snapshot, telemetry
+from delivery.stages import deliver, snapshot, tasks, telemetry
 from tests import builders, sinks
 
 pytestmark = [
@@ -30,8 +30,8 @@ def source(spark):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return sinks.Folder(tmp_path)
+def told_by(tmp_path):
+    return lambda observe: tasks.Tools(plan=TOLD, observe=observe, sink=sinks.Folder(tmp_path))
 
 
 def records(spark, count, partitions):
@@ -46,12 +46,12 @@ def records(spark, count, partitions):
     )
 
 
-def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, folder):
+def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, told_by):
     told = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    tasks = deliver.deliver(records(spark, 1000, 2), TOLD, source, 2, told.observer, writing=folder)
-    assert tasks.rdd.getNumPartitions() == 2
-    sink.run(tasks)
+    delivering = deliver.deliver(records(spark, 1000, 2), told_by(told.observer), source, 2)
+    assert delivering.rdd.getNumPartitions() == 2
+    tasks.run(delivering)
 
     told.publish()
     told.publish()
@@ -64,7 +64,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, fo
     assert value("fanout_cpu_seconds_total", process="driver") > 0
 
 
-def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, folder):
+def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
     """Spark runs it again, and what that run counts is what is known."""
     told = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
 
@@ -75,12 +75,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, folder):
 
         return observed
 
-    tasks = deliver.deliver(records(spark, 10, 1), TOLD, source, 1, fail_after(told.observer), writing=folder)
+    delivering = deliver.deliver(records(spark, 10, 1), told_by(fail_after(told.observer)), source, 1)
     with pytest.raises(PythonException, match="after it was counted"):
-        sink.run(tasks)
+        tasks.run(delivering)
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    sink.run(deliver.deliver(records(spark, 10, 1), TOLD, source, 1, told.observer, writing=folder))
+    tasks.run(deliver.deliver(records(spark, 10, 1), told_by(told.observer), source, 1))
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

@@ -20,8 +20,8 @@ def spread(*records):
 def test_every_shard_is_asked_to_look_and_a_record_goes_to_its_endpoints_shard():
     rows = spread((0, 5, b"ep1", b"one"), (1, 3, b"ep2", b"two"), (0, 6, None, None))
     assert [(row["shard"], row["value"]) for row in rows[:3]] == [(key, None) for key in KEYS]
-    assert [(row["shard"], row["topic"], row["value"]) for row in rows[3:]] == [
-        (KEYS[segment.shard_of(EndpointId(name), 3)], None, value) for name, value in (("ep1", b"one"), ("ep2", b"two"))
+    assert [(row["shard"], row["value"]) for row in rows[3:]] == [
+        (KEYS[segment.shard_of(EndpointId(name), 3)], value) for name, value in (("ep1", b"one"), ("ep2", b"two"))
     ]
 
 

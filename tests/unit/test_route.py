@@ -7,31 +7,35 @@ import pyarrow as pa
 import pytest
 
 from delivery import plan, settings
-from delivery.stages import arrow, deliver, route
+from delivery.stages import arrow, deliver, route, tasks
 from delivery.webhooks import routing
-from tests import builders
+from tests import builders, sinks
 
 CONFIG = settings.Settings()
 RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
 
 
 @pytest.mark.parametrize(("rejects", "told"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
-def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, told):
+def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, told, tmp_path):
     """The lanes follow the registry each for itself: what one does not know the other may deliver."""
+    seen, folder = [], sinks.Folder(tmp_path)
+
+    def observe(results):
+        seen.extend(rejection.reason for rejection in results.rejections)
+
     partition = route.RoutePartition(
-        plan=plan.of(CONFIG),
+        tools=tasks.Tools(plan=plan.of(CONFIG), observe=observe, sink=folder),
         source=routing.BroadcastSource(base_id="route", broadcast=SimpleNamespace(value=builders.snapshot()), delta=None),
         shard_keys=(1, 2),
         pass_through_s=1.0,
-        observe=lambda results: seen.extend(rejection.reason for rejection in results.rejections),
         rejects=rejects,
     )
-    seen = []
     count = len(RECORDS)
     columns = [["events.order"] * count, [0] * count, list(range(count)), [0] * count, list(RECORDS.values()), [None] * count]
     batch = pa.RecordBatch.from_pydict(dict(zip(deliver.COLUMNS, columns, strict=True)))
-    rows = [row for batch in partition([batch]) for row in batch.to_pylist()]
-    written = [orjson.loads(row["value"])["reason"] for row in rows if row["topic"] == CONFIG.delivery.rejected_topic]
+    for_shards = [row for batch in partition([batch]) for row in batch.to_pylist()]
+    assert {(row["shard"], row["value"]) for row in for_shards} == {(1, None), (2, None)}
+    written = [orjson.loads(row.value)["reason"] for row in folder.rows() if row.topic == CONFIG.delivery.rejected_topic]
     assert sorted(seen) == sorted(written) == told
 
 

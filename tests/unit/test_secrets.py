@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from delivery import kafka_options, plan, settings
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.stages import deliver, lookup, observer, snapshot
+from delivery.stages import deliver, lookup, observer, sink, snapshot, tasks
 from delivery.webhooks import guard, routing, target
 from delivery.webhooks.snapshot import SnapshotChanges
 from delivery.webhooks.tally import Tally
@@ -24,7 +24,7 @@ ENVIRON = {
     "FANOUT_KAFKA_SASL_MECHANISM": "PLAIN",
     "FANOUT_KAFKA_SASL_PASSWORD": CANARY,
     "FANOUT_KAFKA_SPARK_OPTIONS": f"ssl.key.password={CANARY}",
-    "FANOUT_KAFKA_COMMAND_OPTIONS": f"ssl.key.password={CANARY}",
+    "FANOUT_KAFKA_LIBRDKAFKA_OPTIONS": f"ssl.key.password={CANARY}",
     "FANOUT_SPARK_CONF": f"spark.hadoop.fs.s3a.secret.key={CANARY}",
 }
 ENDPOINT = builders.endpoint(
@@ -41,6 +41,7 @@ LOOK_UP = lookup.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
 OBSERVER = observer.Observer(total=Tally(), gone=frozenset(), level="INFO", format="json", attempt_sample=0.0)
+TOOLS = tasks.Tools(plan=plan.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_options.for_librdkafka(CONFIG.kafka)))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ OBSERVER = observer.Observer(total=Tally(), gone=frozenset(), level="INFO", form
         pytest.param(SOURCE, id="what a task gets"),
         pytest.param(LOOK_UP, id="what a task that looks up gets"),
         pytest.param(snapshot.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"),
-        pytest.param(deliver.DeliverPartition(plan=plan.of(CONFIG), source=SOURCE, observe=OBSERVER), id="partition function"),
+        pytest.param(deliver.DeliverPartition(tools=TOOLS, source=SOURCE), id="partition function"),
         pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),
         pytest.param(target.prepare(ENDPOINT, guard.Guard()), id="target"),
     ],

@@ -1,0 +1,81 @@
+"""What the tasks of all lanes have in common: what they are given, and how they write what came of their work.
+
+Defined on the driver, used in the executors' Python workers. Guarantee: at least once. What can repeat is what a task had sent
+and not yet written when it failed or its process was killed (docs/adr/0014, 0015); each repeat carries the same `webhook-id`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from delivery.stages import sink
+from delivery.stages.journal import Journal
+from delivery.webhooks import retry_lane, rows, worker
+from delivery.webhooks.journal import Key
+from delivery.webhooks.results import Results
+
+NO_ROWS = "nothing boolean"
+"""What a task returns to Spark that has written its results itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What each task of a lane is given. Survives pickling."""
+
+    plan: worker.Plan
+    observe: Callable[[Results], None]
+    """Told, in the worker, of all results."""
+    sink: sink.Sink
+
+    def begin(self) -> Task:
+        """Begin a task, in its worker."""
+        return Task(self, worker.of(self.plan))
+
+
+class Task:
+    """A task as it runs. Used by one thread."""
+
+    def __init__(self, tools: Tools, here: worker.Worker) -> None:
+        self.worker = here
+        self._observe, self._topics = tools.observe, tools.plan.topics
+        self._writing = tools.sink()
+
+    def write(self, results: Results) -> None:
+        """Write what came of some records, and what of it goes to the retry lane."""
+        self._observe(results)
+        self._writing.write(rows.rows(results, self._topics))
+        self._writing.write(rows.postponed(results, self._topics, now_ms=round(time.time() * 1000)))
+
+    def write_turns(self, ended: retry_lane.Ended) -> None:
+        """Write what came of turns of the retry lane: their reports say what of them waits again."""
+        self._observe(ended.results)
+        self._writing.write(rows.rows(ended.results, self._topics))
+        self._writing.write(rows.reports(ended.reports, self._topics))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Wait until all is in its topic; return NO_ROWS.
+
+        Also of turns that the retry lane has begun in this process and that have ended since: it may be long before the process
+        gets a task of that lane again, and a turn that nobody reports leaves once more.
+        """
+        if (late := self.worker.ended_turns()) is not None:
+            self.write_turns(late)
+        self._writing.finish()
+        return iter(())
+
+
+def ended_before(journal: Journal | None) -> frozenset[Key]:
+    """Return which deliveries have ended in an earlier run of this task. Called in the task."""
+    context = TaskContext.get()
+    return frozenset() if journal is None or context is None else journal.ended(context.attemptNumber())
+
+
+def run(tasks: DataFrame) -> None:
+    """Run tasks that write their results themselves, until all have ended."""
+    tasks.write.format("noop").mode("overwrite").save()
