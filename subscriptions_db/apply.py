@@ -7,6 +7,7 @@ Runs in the command. Applying the same manifest twice changes nothing. What the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from subscriptions_db import connect, endpoint_secrets, keyring, manifest, regis
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
+SCOPES_AT_ONCE = 50_000
+"""A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
+SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
 KINDS: tuple[registry.Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
 
 
@@ -298,10 +302,9 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
         cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
-        with cursor.copy(query("copy_scopes")) as copy:
-            for row in subscriptions:
-                for scope in sorted(row.scopes(), key=str):
-                    copy.write_row((row.id, _scope_kind(row), *scope))
+        scopes = ((row.id, _scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
+        while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
+            cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
         cursor.executemany(query("put_filter"), filtered)
         cursor.execute(query("delete_filters"), {"ids": [row.id for row in subscriptions if row.filter is None]})

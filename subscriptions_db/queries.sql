@@ -218,9 +218,13 @@ on conflict (subscription_id) do update set
 -- name: delete_scopes
 delete from scopes where subscription_id = any (%(ids)s);
 
--- name: copy_scopes
--- By far the most rows: thousands of subscriptions name hundreds of tenants each.
-copy scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id) from stdin;
+-- name: put_scopes
+-- By far the most rows: thousands of subscriptions name hundreds of tenants each. Not by COPY, which Postgres refuses where
+-- row-level security holds for the login.
+insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
+select * from unnest(
+    %(subscription_ids)s::text[], %(kinds)s::text[], %(effects)s::text[], %(tenant_ids)s::text[], %(sub_tenant_ids)s::text[]
+);
 
 -- name: put_filter
 insert into filters (subscription_id, pattern) values (%(id)s, %(pattern)s)
