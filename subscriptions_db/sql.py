@@ -1,6 +1,6 @@
-"""Give the statements of queries.sql by name.
+"""Give the statements of queries.sql, and of the parts' own, by name.
 
-Runs on the driver and in the command.
+Runs on the driver, in the command and in the API.
 """
 
 from __future__ import annotations
@@ -20,5 +20,9 @@ def query(name: str) -> LiteralString:
 
 @functools.cache
 def _queries() -> dict[str, str]:
-    _, *parts = _NAME.split((Path(__file__).parent / "queries.sql").read_text())
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    folder = Path(__file__).parent
+    queries: dict[str, str] = {}
+    for path in sorted(folder.rglob("queries.sql")):
+        _, *parts = _NAME.split(path.read_text())
+        queries |= zip(parts[::2], parts[1::2], strict=True)
+    return queries
