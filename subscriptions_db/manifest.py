@@ -63,13 +63,18 @@ class SubTenant(Part):
     name: Name = ""
 
 
-class Tenant(Part):
-    """An organisation whose events flow through Kafka. `sub_tenants` left out: they stay as they are."""
+class TenantFields(Part):
+    """What can be said of a tenant."""
 
-    id: Id
     name: Name = ""
     status: Literal["active", "suspended"] = "active"
     sub_tenants: list[Annotated[SubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
+
+
+class Tenant(TenantFields):
+    """An organisation whose events flow through Kafka. `sub_tenants` left out: they stay as they are."""
+
+    id: Id
 
 
 class Customer(Part):

@@ -115,4 +115,4 @@ grant select, insert, update, delete on
     tenants, sub_tenants, customers, customer_tenants, endpoints, secrets, subscriptions, scopes, filters, idempotency_keys
     to fanout_operator;
 grant select, insert on audit_log to fanout_operator;
-grant select on api_keys, revisions to fanout_operator;
+grant select on api_keys, revisions, migrations to fanout_operator;
