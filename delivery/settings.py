@@ -295,7 +295,7 @@ class Api(Area):
     request_timeout_s: Seconds = 10
     """Time for a whole request, from its first byte to the answer; who sends it more slowly is cut off."""
     max_requests_per_s: Seconds = 100
-    """At most so many requests a second of one API key, in each process; half of them may come at once."""
+    """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
 
 
 class Settings(Area):

@@ -22,7 +22,7 @@ from subscriptions_db.api.routes import Route
 KNOWN_FOR_S = 3.0
 """A key that was revoked is answered for so long at most; 5 s are promised."""
 MAX_KNOWN = 10_000
-BURST_SHARE = 0.5
+BURST_SHARE = 0.2
 BEARER = "bearer "
 
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]

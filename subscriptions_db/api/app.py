@@ -44,9 +44,9 @@ class Api:
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
         self._under_way = 0
 
-    def application(self, *around: Any) -> web.Application:
-        """Return what is served, within the middlewares `around` it."""
-        app = web.Application(middlewares=[*around, self._guarded], client_max_size=self._config.max_body_bytes)
+    def application(self) -> web.Application:
+        """Return what is served."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
         for route in table.ROUTES:
             app.router.add_route(route.method, route.path, functools.partial(self._answer, route))
         document = orjson.dumps(openapi.document(table.ROUTES))

@@ -65,7 +65,7 @@ def test_a_change_keeps_what_it_does_not_name_secrets_included(acme, served, mad
         ({}, "url"),
         (NEW | {"headers": {"Host": "evil"}}, "headers.Host"),
         (NEW | {"auth": {"kind": "basic"}}, "auth"),
-        (NEW | {"auth": {"kind": "api_key", "header": "Content-Length", "secret": "s"}}, "auth.Content-Length"),
+        (NEW | {"auth": {"kind": "api_key", "header": "Content-Length", "secret": "s"}}, "auth.headers.Content-Length"),
         (NEW | {"retry": {"schedule_s": [1, -1]}}, "retry.schedule_s[1]"),
         (NEW | {"max_in_flight": 0}, "max_in_flight"),
         (NEW | {"mode": "pigeon"}, "mode"),
