@@ -16,7 +16,7 @@ import cachetools
 
 from delivery.webhooks import limits
 from subscriptions_db.api import keys, problems
-from subscriptions_db.api.keys import Principal
+from subscriptions_db.api.principals import Principal
 from subscriptions_db.api.routes import Route
 
 KNOWN_FOR_S = 3.0

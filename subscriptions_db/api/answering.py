@@ -19,7 +19,7 @@ from delivery import errors
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import problems, routes, store
-from subscriptions_db.api.keys import Principal
+from subscriptions_db.api.principals import Principal
 from subscriptions_db.api.routes import Route
 from subscriptions_db.sql import query
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import enum
 import hashlib
 import hmac
 import re
@@ -19,32 +18,11 @@ from typing import Any, NamedTuple
 from delivery import errors
 from delivery.secret import Secret
 from subscriptions_db import connect
+from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.sql import query
 
 SECRET_BYTES = 32
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
-
-
-class Scope(enum.StrEnum):
-    """What a key may do."""
-
-    OPERATOR = "operator"
-    """Everything, of every customer."""
-    CUSTOMER_ADMIN = "customer_admin"
-    """Everything that is its customer's."""
-    READ_ONLY = "read_only"
-    """See what is its customer's, and change nothing."""
-    POLLER = "poller"
-    """Take its customer's dead letters, and nothing else."""
-
-
-class Principal(NamedTuple):
-    """Who asks."""
-
-    key_id: str
-    customer_id: str | None
-    """None: the operator."""
-    scope: Scope
 
 
 class Made(NamedTuple):

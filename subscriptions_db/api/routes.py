@@ -15,7 +15,7 @@ from pydantic import Field
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import cursors
-from subscriptions_db.api.keys import Principal, Scope
+from subscriptions_db.api.principals import Principal, Scope
 
 OPERATOR = frozenset({Scope.OPERATOR})
 ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}

@@ -48,7 +48,14 @@ async def serving(config: settings.Settings) -> AsyncIterator[int]:
         except OSError as exc:
             await runner.cleanup()
             raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
+        await asyncio.to_thread(_warn_of_rights, opened)
         try:
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+
+def _warn_of_rights(opened: store.Store) -> None:
+    with contextlib.suppress(errors.FanoutError):  # Postgres is away: the answers will say so
+        if opened.passes_by_policies():
+            log.warning("api.login passes by row-level security; each request steps down. Give it a login: api.database_url")

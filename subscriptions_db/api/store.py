@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 from delivery import settings
 from subscriptions_db import connect, migrate
-from subscriptions_db.api.keys import Principal
+from subscriptions_db.api.principals import Principal
 from subscriptions_db.sql import query
 
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from subscriptions_db.api import admission, keys, problems
-from subscriptions_db.api.keys import Principal, Scope
+from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.api.table import ROUTES
 from tests.fakes import Clock
 

@@ -7,7 +7,7 @@ from psycopg import sql
 
 from delivery import errors
 from subscriptions_db.api import keys
-from subscriptions_db.api.keys import Scope
+from subscriptions_db.api.principals import Scope
 from tests.integration.api.world import DOCUMENT
 
 pytestmark = pytest.mark.integration

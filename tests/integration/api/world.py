@@ -16,7 +16,7 @@ from delivery import settings
 from delivery.webhooks import guard
 from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db.api import keys, serving
-from subscriptions_db.api.keys import Scope
+from subscriptions_db.api.principals import Scope
 
 DOCUMENT = {
     "tenants": [{"id": "t1"}, {"id": "t2", "sub_tenants": [100]}],
