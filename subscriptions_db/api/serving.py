@@ -21,6 +21,8 @@ from subscriptions_db.api.app import Api
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 15.0
+LINGER_S = 1.0
+"""How long the rest of a body is read that was refused, so that the answer arrives before the connection ends."""
 
 
 def run(config: settings.Settings, stop: threading.Event) -> None:
@@ -40,7 +42,14 @@ async def serving(config: settings.Settings) -> AsyncIterator[int]:
     with store.Store(config) as opened, contextlib.closing(Api(config, opened)) as api:
         # The timeout ends a connection on which no whole head of a request has come for so long, however it drips.
         timeout_s = config.api.request_timeout_s
-        runner = web.AppRunner(api.application(), access_log=None, keepalive_timeout=timeout_s, shutdown_timeout=STOP_TIMEOUT_S)
+        runner = web.AppRunner(
+            api.application(),
+            access_log=None,
+            logger=_quiet(),
+            keepalive_timeout=timeout_s,
+            lingering_time=LINGER_S,
+            shutdown_timeout=STOP_TIMEOUT_S,
+        )
         await runner.setup()
         site = web.TCPSite(runner, config.api.host, config.api.port, reuse_address=True)
         try:
@@ -59,3 +68,10 @@ def _warn_of_rights(opened: store.Store) -> None:
     with contextlib.suppress(errors.FanoutError):  # Postgres is away: the answers will say so
         if opened.passes_by_policies():
             log.warning("api.login passes by row-level security; each request steps down. Give it a login: api.database_url")
+
+
+def _quiet() -> logging.Logger:
+    """Return a logger for the HTTP server, which would log what is no HTTP, quoted, with a traceback, as an error of ours."""
+    server_log = logging.getLogger(f"{__name__}.http")
+    server_log.setLevel(logging.CRITICAL)
+    return server_log

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fanout import cli
 from subscriptions_db.api import openapi
 from subscriptions_db.api.table import ROUTES
+from tests.integration.api import world
 from tests.integration.api.world import Client
 
 pytestmark = pytest.mark.integration
@@ -23,7 +24,12 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def environment(served, monkeypatch):
     ring = ",".join(f"{name}={key.get_secret_value()}" for name, key in served.config.keys.ring.items())
-    values = {"FANOUT_DATABASE_URL": served.database, "FANOUT_KEYS_RING": ring, "FANOUT_LOGS_FORMAT": "json"}
+    values = {
+        "FANOUT_DATABASE_URL": served.database,
+        "FANOUT_KEYS_RING": ring,
+        "FANOUT_API_DATABASE_URL": world.login_of(served.database),
+        "FANOUT_LOGS_FORMAT": "json",
+    }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("delivery.logs.configure", lambda *_: None)  # the runner's standard error ends with it

@@ -32,6 +32,16 @@ DOCUMENT = {
         {"id": "other-all", "endpoint": "other-orders", "event_type": "order.*", "tenants": ["t1"]},
     ],
 }  # fmt: skip
+LOGIN = """
+do $$
+begin
+    if not exists (select from pg_roles where rolname = 'fanout_serve') then
+        create role fanout_serve login in role fanout_api, fanout_operator;
+    end if;
+end
+$$
+"""
+"""As docs/operations.md has it: it owns nothing."""
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
 
@@ -110,6 +120,11 @@ class Served:
             return opened.execute("select * from audit_log where entity_id = %s order by entry_id", [entity_id]).fetchall()
 
 
+def login_of(url: str) -> str:
+    """The URL of the API's own login."""
+    return url.replace("://postgres:", "://fanout_serve:")
+
+
 @contextlib.contextmanager
 def served(postgres: Any, **api: Any) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
@@ -119,10 +134,13 @@ def served(postgres: Any, **api: Any) -> Iterator[Served]:
     config = settings.Settings(
         database=settings.Database(url=postgres.url_of(name)),
         keys=settings.Keys(ring=ring),
-        api=settings.Api(port=0, **{"max_requests_per_s": 100_000, "max_connections": 4} | api),
+        api=settings.Api(
+            port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
+        ),
     )
     with connect.connect(config.database) as opened:
         migrate.migrate(opened)
+        opened.execute(LOGIN)
         apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
         opened.execute(GRANTS)
         made = {
