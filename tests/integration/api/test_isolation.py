@@ -46,9 +46,7 @@ def everything(served):
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
-def test_another_customers_key_finds_nothing_and_is_told_what_it_would_be_of_nobodys_row(
-    served, other, method, path, operation
-):
+def test_another_customers_key_is_told_what_it_would_be_of_nobodys_row(served, other, method, path, operation):
     before = everything(served)
     answer = ask(other, method, path, operation, OF_ACME)
     if "customer_admin" not in scopes_of(operation):
