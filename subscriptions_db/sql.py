@@ -1,6 +1,6 @@
-"""Give the statements of queries.sql, and of the parts' own, by name.
+"""Give the statements of every queries.sql in this package by name.
 
-Runs on the driver, in the command and in the API.
+Runs on the driver and in the command.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ def query(name: str) -> LiteralString:
 
 @functools.cache
 def _queries() -> dict[str, str]:
-    folder = Path(__file__).parent
     queries: dict[str, str] = {}
-    for path in sorted(folder.rglob("queries.sql")):
+    for path in sorted(Path(__file__).parent.rglob("queries.sql")):
         _, *parts = _NAME.split(path.read_text())
-        queries |= zip(parts[::2], parts[1::2], strict=True)
+        queries |= dict(zip(parts[::2], parts[1::2], strict=True))
     return queries

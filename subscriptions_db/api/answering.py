@@ -49,6 +49,8 @@ class Answer:
     status: int
     document: dict[str, Any] | None
     is_repeated: bool = False
+    sending: routes.Sending | None = None
+    """What is to be sent before there is a document."""
 
 
 class Answerer:
@@ -81,6 +83,8 @@ class Answerer:
 
 def _made(route: Route, call: routes.Call) -> Answer:
     made = route.handler(call)
+    if isinstance(made, routes.Sending):
+        return Answer(status=route.status, document=None, sending=made)
     return Answer(status=route.status, document=None if made is None else made.model_dump(mode="json"))
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from delivery import errors, plan, settings
 from subscriptions_db import keyring
-from subscriptions_db.api import admission, answering, openapi, problems, store, table
+from subscriptions_db.api import admission, answering, openapi, problems, store, table, trials
 from subscriptions_db.api.routes import Route
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """The application, with the threads that do its work."""
 
-    def __init__(self, config: settings.Settings, opened: store.Store) -> None:
+    def __init__(self, config: settings.Settings, opened: store.Store, sending: trials.Trials) -> None:
         self._config = config.api
         self._store = opened
+        self._trials = sending
         self._answerer = answering.Answerer(opened, keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery))
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
@@ -70,12 +71,13 @@ class Api:
             idempotency_key=_idempotency_key(request) if route.is_change else None,
         )
         answer = await self._in_thread(functools.partial(self._answerer.answer, route, asked))
+        document = answer.document
+        if answer.sending is not None:
+            document = (await self._trials.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
-        if answer.document is None:
+        if document is None:
             return web.Response(status=answer.status, headers=headers)
-        return web.Response(
-            status=answer.status, headers=headers, body=orjson.dumps(answer.document), content_type="application/json"
-        )
+        return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
 
     async def _ready(self, _: web.Request) -> web.Response:
         try:

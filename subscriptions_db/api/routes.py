@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
 from pydantic import Field
 
+from delivery.model import Sendable
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import cursors
@@ -66,6 +67,12 @@ class Call:
         return self.query
 
 
+class Sending(NamedTuple):
+    """What a handler returns that has something sent, after its transaction; what came of it is the answer."""
+
+    delivery: Sendable
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One method on one path."""
@@ -76,7 +83,7 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | None]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | None]
     body: type[pydantic.BaseModel] | None = None
     query: type[pydantic.BaseModel] = Nothing
     answer: type[pydantic.BaseModel] | None = None

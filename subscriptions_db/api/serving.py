@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 import uvloop
 from aiohttp import web
 
-from delivery import errors, settings
-from subscriptions_db.api import store
+from delivery import errors, plan, settings
+from subscriptions_db.api import store, trials
 from subscriptions_db.api.app import Api
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,10 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: settings.Settings) -> AsyncIterator[int]:
     """Serve inside; yield the port."""
-    with store.Store(config) as opened, contextlib.closing(Api(config, opened)) as api:
+    async with contextlib.AsyncExitStack() as stack:
+        opened = stack.enter_context(store.Store(config))
+        sending = await stack.enter_async_context(trials.opened(config.delivery, plan.guard_of(config.delivery)))
+        api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
         # The timeout ends a connection on which no whole head of a request has come for so long, however it drips.
         timeout_s = config.api.request_timeout_s
         runner = web.AppRunner(

@@ -5,7 +5,7 @@ Runs in the API and in the command.
 
 from __future__ import annotations
 
-from subscriptions_db.api import audit, customers, endpoints, explain, subscriptions, tenants
+from subscriptions_db.api import audit, customers, endpoints, explain, subscriptions, tenants, trials
 from subscriptions_db.api.routes import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -14,5 +14,6 @@ ROUTES: tuple[Route, ...] = (
     *endpoints.ROUTES,
     *subscriptions.ROUTES,
     *explain.ROUTES,
+    *trials.ROUTES,
     *audit.ROUTES,
 )

@@ -34,7 +34,7 @@ def test_whatever_comes_is_answered_as_documented(served, route, mode):
         for key in ("operator", "acme"):
             # There are rules that no schema tells: whether an address is allowed, a certificate is one, a row is there.
             excluded = [positive_data_acceptance]
-            if key == "acme" and route.method != "DELETE":
+            if key == "acme" and route.method != "DELETE" and route.name != "testEndpoint":  # which would send
                 case.path_parameters = {name: KNOWN[name] for name in case.path_parameters}
                 excluded.append(negative_data_rejection)  # what was wrong may have been the path
             headers = {"Authorization": f"Bearer {served.keys[key]}"}

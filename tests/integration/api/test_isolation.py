@@ -18,6 +18,7 @@ BODIES = {
     "disableEndpoint": {"reason": "none"},
     "createSubscription": {"endpoint": "acme-orders", "event_type": "*", "everything": True},
     "updateSubscription": {"event_type": "*"},
+    "testEndpoint": {},
     "explainForEndpoint": {"event": {"type": "order.made", "tenant_id": "t1"}},
     "explainForSubscription": {"event": {"type": "order.made", "tenant_id": "t1"}},
 }

@@ -126,7 +126,7 @@ def login_of(url: str) -> str:
 
 
 @contextlib.contextmanager
-def served(postgres: Any, **api: Any) -> Iterator[Served]:
+def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: Any) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
     name = f"api_{uuid.uuid4().hex[:12]}"
     postgres.create_database(name)
@@ -134,6 +134,7 @@ def served(postgres: Any, **api: Any) -> Iterator[Served]:
     config = settings.Settings(
         database=settings.Database(url=postgres.url_of(name)),
         keys=settings.Keys(ring=ring),
+        delivery=delivery or settings.Delivery(),
         api=settings.Api(
             port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),
