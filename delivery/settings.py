@@ -294,6 +294,10 @@ class Api(Area):
     """A larger request body is refused with 413."""
     request_timeout_s: Seconds = 10
     """Time for a whole request, from its first byte to the answer; who sends it more slowly is cut off."""
+    max_endpoints_per_customer: Annotated[int, Field(gt=0)] = 1000
+    """More than so many a customer cannot make by itself."""
+    max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000
+    """As above."""
     max_requests_per_s: Seconds = 100
     """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
 

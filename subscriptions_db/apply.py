@@ -327,14 +327,17 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         )
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
-        cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
+        if subscriptions:
+            cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
         cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
         scopes = ((row.id, _scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
         while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
         cursor.executemany(query("put_filter"), filtered)
-        cursor.execute(query("delete_filters"), {"ids": [row.id for row in subscriptions if row.filter is None]})
+        unfiltered = [row.id for row in subscriptions if row.filter is None]
+        if unfiltered:
+            cursor.execute(query("delete_filters"), {"ids": unfiltered})
         for kind in ("subscription", "endpoint"):
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:

@@ -15,7 +15,7 @@ import orjson
 import pydantic
 from psycopg.types.json import Jsonb
 
-from delivery import errors
+from delivery import errors, settings
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import problems, routes, store
@@ -56,10 +56,11 @@ class Answer:
 class Answerer:
     """Answers requests. Safe between threads."""
 
-    def __init__(self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
+    def __init__(self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard, bounds: settings.Api) -> None:
         self._store = opened
         self._ring = ring
         self._guard = address_guard
+        self._bounds = bounds
 
     def answer(self, route: Route, request: Request) -> Answer:
         """Return the answer; raise Refused."""
@@ -71,6 +72,7 @@ class Answerer:
                     connection=connection,
                     ring=self._ring,
                     guard=self._guard,
+                    bounds=self._bounds,
                     path=request.path,
                     query=asked,
                     body=body,

@@ -40,7 +40,9 @@ class Api:
         self._config = config.api
         self._store = opened
         self._trials = sending
-        self._answerer = answering.Answerer(opened, keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery))
+        self._answerer = answering.Answerer(
+            opened, keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery), config.api
+        )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
         self._under_way = 0

@@ -36,6 +36,7 @@ def get(call: Call) -> shapes.Endpoint:
 
 def create(call: Call) -> shapes.MadeEndpoint:
     """Make an endpoint with a signing secret of its own."""
+    rows.require_room(call, "endpoint", call.bounds.max_endpoints_per_customer)
     document = dict(call.document)
     customer_id = rows.owner_for(call, document.pop("customer", None))
     endpoint_id = rows.id_for(call, "endpoint", document.pop("id", None), prefix="ep")

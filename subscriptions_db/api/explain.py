@@ -18,7 +18,7 @@ from subscriptions_db.api import routes, rows
 from subscriptions_db.api.routes import Call, Route
 from subscriptions_db.sql import query
 
-MAX_EXPLAINED = 200
+MAX_EXPLAINED = 100
 
 
 class ExplainedEvent(manifest.Part):
@@ -51,7 +51,7 @@ class Explanation(pydantic.BaseModel):
 
 
 class Explanations(pydantic.BaseModel):
-    """What would become of the event at each subscription, of the first 200 by their ids."""
+    """What would become of the event at each subscription, of the first 100 by their ids."""
 
     items: list[Explanation]
 

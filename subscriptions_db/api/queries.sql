@@ -89,7 +89,10 @@ update subscriptions set status = %(status)s where subscription_id = %(id)s and 
 select subscription_id as id from subscriptions where endpoint_id = %(endpoint_id)s order by subscription_id limit %(limit)s;
 
 -- name: forget_old_answers
-delete from idempotency_keys where created_at < now() - interval '1 day';
+-- What another request is about to forget is left to it: two would wait for each other.
+delete from idempotency_keys where ctid = any (array(
+    select ctid from idempotency_keys where created_at < now() - interval '1 day' for update skip locked
+));
 
 -- name: claim_idempotency_key
 -- Waits for a request with the same key that is under way.
@@ -107,3 +110,9 @@ where customer_id is not distinct from %(customer_id)s and idempotency_key = %(i
 
 -- name: login_rights
 select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
+
+-- name: count_endpoints
+select count(*) as rows from endpoints where customer_id = %(customer)s;
+
+-- name: count_subscriptions
+select count(*) as rows from subscriptions where customer_id = %(customer)s;

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import pydantic
 from pydantic import Field
 
+from delivery import settings
 from delivery.model import Sendable
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring
@@ -50,6 +51,7 @@ class Call:
     """In a transaction, with the rights of who asks."""
     ring: keyring.KeyRing
     guard: guard.Guard
+    bounds: settings.Api
     path: Mapping[str, str]
     query: pydantic.BaseModel
     body: pydantic.BaseModel

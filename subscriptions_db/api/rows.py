@@ -69,6 +69,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
+def require_room(call: Call, kind: registry.Kind, bound: int) -> None:
+    """Raise that a customer has as many as it can make by itself. Requests at the same moment may pass it by their number."""
+    own = call.principal.customer_id
+    if own is not None and call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()[0]["rows"] >= bound:
+        raise problems.Refused(409, f"you have {bound} {kind}s, the most there may be: delete some, or ask the operator")
+
+
 def owner_for(call: Call, wanted: str | None) -> str:
     """Return whose a new row is: of who asks, or of whom the operator names. Another customer is as one that there is not."""
     own = call.principal.customer_id

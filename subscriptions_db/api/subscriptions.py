@@ -12,6 +12,8 @@ from subscriptions_db.api import audit, customers, problems, routes, rows, shape
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
 
+MAX_SCOPES = 10_000
+
 
 class Which(Page):
     """Which subscriptions."""
@@ -37,8 +39,10 @@ def get(call: Call) -> shapes.Subscription:
 
 def create(call: Call) -> shapes.Subscription:
     """Make a subscription to an endpoint."""
+    rows.require_room(call, "subscription", call.bounds.max_subscriptions_per_customer)
     document = dict(call.document)
     subscription_id = rows.id_for(call, "subscription", document.pop("id", None), prefix="sub")
+    _require_bounded(document)
     _require_granted(call, document)
     rows.put(call, {"subscriptions": [{"id": subscription_id} | document]}, customer_id=_owner(call, document["endpoint"]))
     return shapes.subscription(subscription_id, rows.found(call, "subscription", subscription_id))
@@ -48,6 +52,7 @@ def update(call: Call) -> shapes.Subscription:
     """Change what is given, and keep the rest."""
     before = rows.held(call, "subscription", _id(call))
     document = {"id": _id(call)} | shapes.subscription_document(before) | call.document
+    _require_bounded(document)
     _require_granted(call, document)
     rows.put(call, {"subscriptions": [document]}, customer_id=_owner(call, before["endpoint"]))
     return get(call)
@@ -79,6 +84,14 @@ def _set_status(call: Call, status: str) -> shapes.Subscription:
         owner = _owner(call, before["endpoint"])
         audit.write(call, "update", "subscription", _id(call), customer_id=owner, before=was, after=after)
     return get(call)
+
+
+def _require_bounded(document: dict[str, Any]) -> None:
+    """Raise for more scope rows than can be written without keeping other writers waiting. `fanout apply` has no such bound."""
+    for field in ("tenants", "except_tenants", "sub_tenants", "except_sub_tenants"):
+        given = document.get(field) or ()
+        if len(given) + (sum(map(len, given.values())) if isinstance(given, dict) else 0) > MAX_SCOPES:
+            raise problems.invalid((field, f"names more than {MAX_SCOPES}"))
 
 
 def _require_granted(call: Call, document: dict[str, Any]) -> None:

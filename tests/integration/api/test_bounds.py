@@ -112,6 +112,25 @@ def test_who_asks_too_often_is_told_to_wait(postgres):
         assert served.client(served.keys["other"]).get("/v1/endpoints").status == 200
 
 
+def test_a_customer_makes_no_more_than_its_bound_and_the_operator_does(postgres):
+    with world.served(postgres, max_endpoints_per_customer=2, max_subscriptions_per_customer=1) as served:
+        acme, operator = served.client(served.keys["acme"]), served.client(served.keys["operator"])
+        assert [acme.post("/v1/endpoints", NEW).status for _ in range(3)] == [201, 409, 409]
+        wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}
+        assert acme.post("/v1/subscriptions", wanted).status == 409
+        assert served.client(served.keys["other"]).post("/v1/endpoints", NEW).status == 201
+        assert operator.post("/v1/endpoints", NEW | {"customer": "acme"}).status == 201
+
+
+def test_a_subscription_names_no_more_than_a_bound(postgres):
+    with world.served(postgres) as served:
+        operator = served.client(served.keys["operator"])
+        wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": [f"t{number}" for number in range(10_001)]}
+        assert operator.post("/v1/subscriptions", wanted).fields == ["tenants"]
+        pairs = wanted | {"tenants": [], "sub_tenants": {"t1": list(range(10_001))}}
+        assert operator.post("/v1/subscriptions", pairs).fields == ["sub_tenants"]
+
+
 def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
     monkeypatch.setattr("subscriptions_db.api.rows.page", lambda *_, **__: 1 / 0)
     answer = acme.get("/v1/endpoints")

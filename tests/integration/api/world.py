@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import uvloop
+
 from delivery import settings
 from delivery.webhooks import guard
 from subscriptions_db import apply, connect, keyring, manifest, migrate
@@ -159,7 +161,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
 @contextlib.contextmanager
 def running(config: settings.Settings) -> Iterator[int]:
     """Serve on a thread of its own; yield the port."""
-    loop, stop, port = asyncio.new_event_loop(), asyncio.Event(), 0
+    loop, stop, port = uvloop.new_event_loop(), asyncio.Event(), 0
     ready = threading.Event()
 
     async def serve() -> None:
