@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -22,16 +21,12 @@ from subscriptions_db.api.app import Api
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 15.0
-SWITCH_S = 0.0005
-"""How long the event loop may wait for a thread to hand over the interpreter. Python's own 5 ms, several times in a request,
-show in the slowest percent."""
 LINGER_S = 1.0
 """How long the rest of a body is read that was refused, so that the answer arrives before the connection ends."""
 
 
 def run(config: settings.Settings, stop: threading.Event) -> None:
     """Serve until `stop` is set. What is under way then is answered."""
-    sys.setswitchinterval(SWITCH_S)
 
     async def until_stopped() -> None:
         async with serving(config) as port:
