@@ -276,6 +276,32 @@ class Metrics(Area):
     """Unhealthy after so long with records waiting and none committed; must be longer than any micro-batch."""
 
 
+class Api(Area):
+    """The HTTP API (`fanout serve`). It speaks plain HTTP: TLS belongs to what stands before it."""
+
+    host: str = "127.0.0.1"
+    """Address to serve on; `0.0.0.0` in a container."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8800
+    """Port to serve on; 0 takes any that is free."""
+    database_url: SecretStr = SecretStr("")
+    """libpq URL of the API's own login: one that owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
+    `database.url`, for development."""
+    max_connections: Annotated[int, Field(gt=0, le=1000)] = 8
+    """At most so many connections to Postgres, and so many requests at work at once."""
+    max_waiting: Annotated[int, Field(gt=0)] = 500
+    """At most so many requests under way, those that wait included; beyond it the answer is 503."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
+    """A larger request body is refused with 413."""
+    request_timeout_s: Seconds = 10
+    """Time for a whole request, from its first byte to the answer; who sends it more slowly is cut off."""
+    max_endpoints_per_customer: Annotated[int, Field(gt=0)] = 1000
+    """More than so many a customer cannot make by itself."""
+    max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000
+    """As above."""
+    max_requests_per_s: Seconds = 100
+    """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
+
+
 class Settings(Area):
     """Everything that can be set."""
 
@@ -290,6 +316,7 @@ class Settings(Area):
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()
+    api: Api = Api()
 
 
 def load(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> Settings:

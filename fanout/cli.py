@@ -6,9 +6,7 @@ Each command reads the settings, calls one function and prints. Errors of ours e
 from __future__ import annotations
 
 import random
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +16,7 @@ import typer
 
 from delivery import errors, settings
 from delivery.model import SignatureScheme
-from fanout import cli_letters, terminal
+from fanout import cli_api, cli_letters, terminal
 from fanout.terminal import AsJson, console
 
 app = typer.Typer(
@@ -34,6 +32,7 @@ app.add_typer(endpoints, name="endpoints")
 app.add_typer(keys, name="keys")
 
 app.add_typer(cli_letters.app, name="dead-letters")
+app.add_typer(cli_api.app, name="api-keys")
 
 _settings, _print_json, _print_table = terminal.settings_of, terminal.print_json, terminal.print_table
 
@@ -58,7 +57,7 @@ def up(
         stack.write_local_settings(root, running)
         console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
         console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C ends both.")
-        _stop_event().wait()
+        terminal.stop_event().wait()
 
 
 @db.command("migrate")
@@ -183,7 +182,7 @@ def run(
     if unknown := set(names) - set(job.LANES):
         raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(job.LANES)}")
     java.find()  # without it Spark fails with a page of its own
-    job.run(config, jars=jars.ensure().connector, stop=_stop_event(), names=names, once=once)
+    job.run(config, jars=jars.ensure().connector, stop=terminal.stop_event(), names=names, once=once)
 
 
 @app.command()
@@ -246,7 +245,7 @@ def listen(
         secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
     ) as listening:
         sys.stderr.write(f"listening on {listening.url}; Ctrl-C ends\n")
-        _stop_event().wait()
+        terminal.stop_event().wait()
 
 
 @app.command()
@@ -258,7 +257,7 @@ def demo(
     """Run the whole platform on this machine and prove that nothing is lost."""
     from fanout.demo import run as demo_run  # noqa: PLC0415
 
-    result = demo_run.run(events=events, seed=seed, console=console, stop=_stop_event())
+    result = demo_run.run(events=events, seed=seed, console=console, stop=terminal.stop_event())
     if json_file is not None:
         json_file.write_bytes(orjson.dumps(result.document(), option=orjson.OPT_INDENT_2))
     raise typer.Exit(0 if result.holds else 1)
@@ -329,17 +328,8 @@ def config_(context: typer.Context, as_json: AsJson = False) -> None:
         _print_table(rows)
 
 
-def _stop_event() -> threading.Event:
-    """Return an event that SIGTERM and Ctrl-C set. A second Ctrl-C ends the process at once."""
-    stop = threading.Event()
-
-    def ask(number: int, _: object) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
-    return stop
+app.command()(cli_api.serve)
+app.command()(cli_api.openapi)
 
 
 def main() -> None:

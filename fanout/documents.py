@@ -31,7 +31,8 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Secrets (`database.url`, `keys.ring`, `kafka.sasl_password`) are best given by the environment, from a secret store.
+Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) are best given by the environment,
+from a secret store.
 """
 
 METRICS_HEAD = """\

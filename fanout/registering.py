@@ -14,11 +14,9 @@ import rich.console
 
 from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
-from delivery.webhooks import signing
 from fanout import times
 from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation
 
-MAX_OVERLAP = dt.timedelta(days=30)
 KINDS = {"tenants": "tenant", "customers": "customer", "endpoints": "endpoint", "subscriptions": "subscription"}
 
 
@@ -100,16 +98,7 @@ def rotate_secret(
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
-        rotated = rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
-    # Of an ed25519 key only the public part ever leaves the registry.
-    is_public = scheme is SignatureScheme.ED25519
-    return {
-        "endpoint": endpoint_id,
-        "scheme": scheme.value,
-        "secret": None if is_public else signing.to_text(rotated.key),
-        "public_key": signing.public_text(rotated.key) if is_public else None,
-        "others_end_at": [end.astimezone(dt.UTC).isoformat(timespec="seconds") for end in rotated.others_end_at],
-    }
+        return rotation.told(endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap))
 
 
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
@@ -126,8 +115,10 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 def overlap_of(text: str) -> dt.timedelta:
     """Return the time that a text such as `24h` means."""
     overlap = times.duration(text)
-    if overlap is None or overlap > MAX_OVERLAP:
-        raise errors.RegistrationError("--overlap", f"is a number with s, m, h or d, such as 24h, up to {MAX_OVERLAP.days}d")
+    if overlap is None or overlap > rotation.MAX_OVERLAP:
+        raise errors.RegistrationError(
+            "--overlap", f"is a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d"
+        )
     return overlap
 
 

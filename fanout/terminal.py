@@ -1,4 +1,4 @@
-"""What the commands share: settings, and printing for people and machines.
+"""What the commands share: settings, printing for people and machines, and the signal to end.
 
 Runs in the command.
 """
@@ -6,7 +6,9 @@ Runs in the command.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Annotated, Any
 
 import orjson
@@ -43,3 +45,16 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     console.print(table)
+
+
+def stop_event() -> threading.Event:
+    """Return an event that SIGTERM and Ctrl-C set. A second Ctrl-C ends the process at once."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    return stop

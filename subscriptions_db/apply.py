@@ -1,14 +1,16 @@
 """Register what a manifest says: find the differences, then write them in one transaction.
 
-Runs in the command. Applying the same manifest twice changes nothing. What the manifest does not name stays as it is, unless
-`prune` is asked for: then the endpoints and subscriptions of the customers that it names, and it does not, are deleted.
+Runs in the command and in the API. Applying the same manifest twice changes nothing. What the manifest does not name stays as
+it is, unless `prune` is asked for: then the endpoints and subscriptions of the customers that it names, and it does not, are
+deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
@@ -19,7 +21,9 @@ from subscriptions_db import connect, endpoint_secrets, keyring, manifest, regis
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
-KINDS: tuple[registry.Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
+SCOPES_AT_ONCE = 50_000
+"""A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
+SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +65,39 @@ def apply(
     """
     with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
-        current = registry.rows_of(connection)
-        secrets = _Secrets(connection, ring)
-        still_disabled = _still_disabled(wanted, current)
-        wanted = _with_statuses(wanted, still_disabled)
-        changes = tuple(
-            differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set())
-        )
-        _require_possible(changes, wanted, current)
-        _write(connection, changes, wanted, secrets)
-    return Result(changes=changes, new_secrets={} if dry_run else secrets.made, still_disabled=still_disabled)
+        result = _bring(connection, wanted, ring, registry.rows_of(connection), prune=prune)
+    return replace(result, new_secrets={}) if dry_run else result
+
+
+def apply_rows(connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing) -> Result:
+    """Bring the rows that the manifest names to it, in the caller's transaction, which keeps others from changing them.
+
+    Reads nothing else, so that it takes as long in a large registry as in a small one.
+    """
+    with connect.translating():
+        return _bring(connection, wanted, ring, registry.rows_of(connection, _named(wanted)), prune=False)
+
+
+def _bring(
+    connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, current: registry.Rows, *, prune: bool
+) -> Result:
+    secrets = _Secrets(connection, ring, [row.id for row in wanted.endpoints])
+    still_disabled = _still_disabled(wanted, current)
+    wanted = _with_statuses(wanted, still_disabled)
+    changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+    _require_possible(changes, wanted, current)
+    _write(connection, changes, wanted, secrets)
+    return Result(changes=changes, new_secrets=secrets.made, still_disabled=still_disabled)
+
+
+def _named(wanted: manifest.Manifest) -> dict[registry.Kind, list[str]]:
+    """Return the ids of all rows that a manifest is about: its own, and those that they belong to."""
+    return {
+        "tenant": [row.id for row in wanted.tenants],
+        "customer": [*(row.id for row in wanted.customers), *(row.customer for row in wanted.endpoints)],
+        "endpoint": [*(row.id for row in wanted.endpoints), *(row.endpoint for row in wanted.subscriptions)],
+        "subscription": [row.id for row in wanted.subscriptions],
+    }
 
 
 @contextlib.contextmanager
@@ -87,13 +114,15 @@ def alone(connection: connect.Connection) -> Iterator[None]:
 
 def differences(current: registry.Rows, wanted: registry.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
     """Yield what must change, in an order in which it can be written; pure."""
-    for kind in KINDS:
+    for kind in registry.KINDS:
         for row_id, row in wanted[kind].items():
             before = current[kind].get(row_id)
             if before is None:
                 yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
             elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
                 yield Change(action="update", kind=kind, id=row_id, fields=changed)
+    if not prune_customers:
+        return
     for row_id, row in current["subscription"].items():
         owner = current["endpoint"][row["endpoint"]]["customer"]
         if owner in prune_customers and row_id not in wanted["subscription"]:
@@ -106,12 +135,12 @@ def differences(current: registry.Rows, wanted: registry.Rows, *, prune_customer
 class _Secrets:
     """The secrets of endpoints: which are there, whether the manifest's are the same, and how they are written."""
 
-    def __init__(self, connection: connect.Connection, ring: keyring.KeyRing) -> None:
+    def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:
         self._connection = connection
         self._ring = ring
         self.made: dict[str, str] = {}
         self._rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for row in connection.execute(query("secrets"), {"ids": None}):
+        for row in connection.execute(query("secrets"), {"ids": endpoint_ids}):
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.Endpoint) -> dict[str, Any]:
@@ -275,7 +304,9 @@ def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, curr
 
 
 def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets) -> None:
-    ids = {kind: {change.id for change in changes if change.kind == kind and change.action != "delete"} for kind in KINDS}
+    ids = {
+        kind: {change.id for change in changes if change.kind == kind and change.action != "delete"} for kind in registry.KINDS
+    }
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
         cursor.executemany(query("put_tenant"), [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
@@ -296,15 +327,17 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         )
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
-        cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
+        if subscriptions:
+            cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
         cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
-        with cursor.copy(query("copy_scopes")) as copy:
-            for row in subscriptions:
-                for scope in sorted(row.scopes(), key=str):
-                    copy.write_row((row.id, _scope_kind(row), *scope))
+        scopes = ((row.id, _scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
+        while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
+            cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
         cursor.executemany(query("put_filter"), filtered)
-        cursor.execute(query("delete_filters"), {"ids": [row.id for row in subscriptions if row.filter is None]})
+        unfiltered = [row.id for row in subscriptions if row.filter is None]
+        if unfiltered:
+            cursor.execute(query("delete_filters"), {"ids": unfiltered})
         for kind in ("subscription", "endpoint"):
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:

@@ -25,21 +25,26 @@ Connection = psycopg.Connection[dict[str, Any]]
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
     """Yield an autocommitting connection whose rows are dictionaries; raise RegistryUnavailable when there is none."""
-    with translating(), _refusing_bad_urls():
+    with translating(), refusing_bad_urls():
         connection: Connection = psycopg.connect(
-            database.url.get_secret_value(),
-            autocommit=True,
-            connect_timeout=max(2, int(database.connect_timeout_s)),
-            application_name=application_name,
-            # A half-open socket is noticed within some seconds instead of hours.
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            options=f"-c statement_timeout={int(database.statement_timeout_s * 1000)}",
-            row_factory=dict_row,
+            database.url.get_secret_value(), row_factory=dict_row, **options(database, application_name=application_name)
         )
     with connection:
         yield connection
+
+
+def options(database: settings.Database, *, application_name: str) -> dict[str, Any]:
+    """Return how every connection is made."""
+    return {
+        "autocommit": True,
+        "connect_timeout": max(2, int(database.connect_timeout_s)),
+        "application_name": application_name,
+        # A half-open socket is noticed within some seconds instead of hours.
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "options": f"-c statement_timeout={int(database.statement_timeout_s * 1000)}",
+    }
 
 
 @contextlib.contextmanager
@@ -99,7 +104,8 @@ def translating() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusing_bad_urls() -> Iterator[None]:
+def refusing_bad_urls() -> Iterator[None]:
+    """Raise SettingsError for what is no connection URL, without quoting it."""
     try:
         yield
     except psycopg.ProgrammingError:  # libpq quotes the URL, password and all

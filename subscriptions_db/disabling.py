@@ -1,6 +1,6 @@
 """Disable endpoints, and enable them.
 
-Runs on the driver and in the command. A running job learns of it by the revision, as of every change.
+Runs on the driver, in the command and in the API. A running job learns of it by the revision, as of every change.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ def disable_active(connection: connect.Connection, endpoint_ids: Iterable[str], 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
     """Disable an endpoint, whatever its status, as the operator wants it."""
-    _set_status(connection, endpoint_id, EndpointStatus.DISABLED, reason)
+    set_status(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
     """Make an endpoint active, whatever its status. Why it was disabled is forgotten."""
-    _set_status(connection, endpoint_id, EndpointStatus.ACTIVE, None)
+    set_status(connection, endpoint_id, EndpointStatus.ACTIVE, None)
 
 
-def _set_status(connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None) -> None:
+def set_status(connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None) -> None:
+    """Set an endpoint's status, whatever it is now."""
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
     with connect.translating():
         if connection.execute(query("customer_of"), wanted).fetchone() is None:

@@ -1,6 +1,6 @@
 """The YAML document of `fanout apply`: tenants, customers, endpoints, subscriptions. Checked whole before anything is written.
 
-Runs in the command.
+Runs in the command and in the API.
 """
 
 from __future__ import annotations
@@ -50,34 +50,41 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
         return super().construct_mapping(node, deep=deep)
 
 
-class _Part(pydantic.BaseModel):
+class Part(pydantic.BaseModel):
+    """A part of a document: closed to names that it does not know, and quoting nothing that it refuses."""
+
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class SubTenant(_Part):
+class SubTenant(Part):
     """A department of a tenant."""
 
     id: Id
     name: Name = ""
 
 
-class Tenant(_Part):
-    """An organisation whose events flow through Kafka. `sub_tenants` left out: they stay as they are."""
+class TenantFields(Part):
+    """What can be said of a tenant."""
 
-    id: Id
     name: Name = ""
     status: Literal["active", "suspended"] = "active"
     sub_tenants: list[Annotated[SubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
 
 
-class Customer(_Part):
+class Tenant(TenantFields):
+    """An organisation whose events flow through Kafka. `sub_tenants` left out: they stay as they are."""
+
+    id: Id
+
+
+class Customer(Part):
     """The owner of endpoints."""
 
     id: Id
     name: Name = ""
 
 
-class Auth(_Part):
+class Auth(Part):
     """What an endpoint wants to see beside the signature. For `oauth2` the secret is the client's."""
 
     kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
@@ -106,7 +113,7 @@ _NEEDS: dict[str, set[str]] = {
 }
 
 
-class Tls(_Part):
+class Tls(Part):
     """What differs from the system's defaults in connections to an endpoint. PEM texts."""
 
     authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
@@ -114,7 +121,7 @@ class Tls(_Part):
     key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
 
 
-class Batch(_Part):
+class Batch(Part):
     """When a batch leaves: by whichever bound is reached first. For endpoints in batch mode."""
 
     max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
@@ -123,7 +130,7 @@ class Batch(_Part):
     gzip: bool = False
 
 
-class Retry(_Part):
+class Retry(Part):
     """How long, and how often, the retry lane goes on. What is left out is as model.Retrying has it."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
@@ -132,26 +139,31 @@ class Retry(_Part):
     timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
 
 
-class Endpoint(_Part):
-    """Where a customer takes deliveries. Without `signing_secrets` one is made when the endpoint is, and shown once."""
+class EndpointFields(Part):
+    """What can be said, and changed later, of where a customer takes deliveries."""
 
-    id: Id
-    customer: Id
     url: str
-    mode: Literal["direct", "batch"] = "direct"
-    status: Literal["active", "paused", "disabled"] | None = None
-    """Left out: active; but what the platform or an operator has disabled for a reason stays disabled."""
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     headers: dict[str, str] = {}
     auth: Auth = Auth()
     tls: Tls = Tls()
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
-    """Newest first; several while a rotation lasts."""
     batch: Batch = Batch()
     retry: Retry = Retry()
     order_by: Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$", max_length=255)] | None = None
+
+
+class Endpoint(EndpointFields):
+    """Where a customer takes deliveries. Without `signing_secrets` one is made when the endpoint is, and shown once."""
+
+    id: Id
+    customer: Id
+    mode: Literal["direct", "batch"] = "direct"
+    status: Literal["active", "paused", "disabled"] | None = None
+    """Left out: active; but what the platform or an operator has disabled for a reason stays disabled."""
+    signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
+    """Newest first; several while a rotation lasts."""
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> Endpoint:
@@ -164,11 +176,9 @@ class Endpoint(_Part):
         return self
 
 
-class Subscription(_Part):
-    """Which events go to an endpoint."""
+class SubscriptionFields(Part):
+    """What can be said, and changed later, of which events go to an endpoint."""
 
-    id: Id
-    endpoint: Id
     event_type: EventType
     everything: bool = False
     tenants: list[Id] = []
@@ -176,6 +186,13 @@ class Subscription(_Part):
     except_tenants: list[Id] = []
     except_sub_tenants: dict[Id, list[Id]] = {}
     filter: dict[str, Any] | None = None
+
+
+class Subscription(SubscriptionFields):
+    """Which events go to an endpoint."""
+
+    id: Id
+    endpoint: Id
     status: Literal["active", "paused"] = "active"
 
     @pydantic.model_validator(mode="after")
@@ -196,7 +213,7 @@ class Subscription(_Part):
         return frozenset(rows)
 
 
-class Manifest(_Part):
+class Manifest(Part):
     """Everything that one document registers."""
 
     tenants: list[Tenant] = []
@@ -226,7 +243,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
         manifest = Manifest.model_validate(document)
     except pydantic.ValidationError as exc:
         first = exc.errors(include_input=False, include_url=False)[0]
-        raise errors.RegistrationError(_path(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
+        raise errors.RegistrationError(path_of(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
     for kind in ("tenants", "customers", "endpoints", "subscriptions"):
         _require_unique(kind, (row.id for row in getattr(manifest, kind)))
     for number, endpoint in enumerate(manifest.endpoints):
@@ -285,7 +302,8 @@ def _require_unique(kind: str, ids: Iterable[str]) -> None:
         seen[row_id] = number
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def path_of(location: tuple[int | str, ...]) -> str:
+    """Return where in a document a field stands."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)

@@ -107,13 +107,16 @@ where key_id <> %(active)s and secret_id > %(after)s order by secret_id limit 50
 update secrets set key_id = %(key_id)s, sealed = %(sealed)s where secret_id = %(secret_id)s;
 
 -- name: document_tenants
-select tenant_id as id, name, status from tenants;
+select tenant_id as id, name, status from tenants
+where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: document_sub_tenants
-select tenant_id, sub_tenant_id as id, name from sub_tenants;
+select tenant_id, sub_tenant_id as id, name from sub_tenants
+where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: document_customers
-select customer_id as id, name from customers;
+select customer_id as id, name from customers
+where %(ids)s::text[] is null or customer_id = any (%(ids)s);
 
 -- name: document_endpoints
 select
@@ -122,14 +125,17 @@ select
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at
-from endpoints;
+from endpoints
+where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
 -- name: document_subscriptions
 select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter
-from subscriptions s left join filters f using (subscription_id);
+from subscriptions s left join filters f using (subscription_id)
+where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
 -- name: document_scopes
-select subscription_id, effect, tenant_id, sub_tenant_id from scopes;
+select subscription_id, effect, tenant_id, sub_tenant_id from scopes
+where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
 
 -- name: put_tenant
 insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)
@@ -218,9 +224,13 @@ on conflict (subscription_id) do update set
 -- name: delete_scopes
 delete from scopes where subscription_id = any (%(ids)s);
 
--- name: copy_scopes
--- By far the most rows: thousands of subscriptions name hundreds of tenants each.
-copy scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id) from stdin;
+-- name: put_scopes
+-- By far the most rows: thousands of subscriptions name hundreds of tenants each. Not by COPY, which Postgres refuses where
+-- row-level security holds for the login.
+insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
+select * from unnest(
+    %(subscription_ids)s::text[], %(kinds)s::text[], %(effects)s::text[], %(tenant_ids)s::text[], %(sub_tenant_ids)s::text[]
+);
 
 -- name: put_filter
 insert into filters (subscription_id, pattern) values (%(id)s, %(pattern)s)

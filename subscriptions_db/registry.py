@@ -1,17 +1,19 @@
 """Read the registry back as plain rows, for people, for machines and for finding differences. Secrets never come out.
 
-Runs in the command.
+Runs in the command and in the API.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from subscriptions_db import connect, endpoint_secrets
 from subscriptions_db.sql import query
 
 Kind = Literal["tenant", "customer", "endpoint", "subscription"]
+KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
 SECRET_KEPT = "***"  # noqa: S105  # what stands for a secret
 
 
@@ -24,24 +26,23 @@ def document(connection: connect.Connection) -> Rows:
         return rows_of(connection)
 
 
-def rows_of(connection: connect.Connection) -> Rows:
-    """Return every row by kind and id. The caller's transaction must see one moment only, or parts lack their whole."""
-    rows: Rows = {
-        "tenant": _by_id(connection, "document_tenants"),
-        "customer": _by_id(connection, "document_customers"),
-        "endpoint": _by_id(connection, "document_endpoints"),
-        "subscription": _by_id(connection, "document_subscriptions"),
-    }
+def rows_of(connection: connect.Connection, only: Mapping[Kind, list[str]] | None = None) -> Rows:
+    """Return every row by kind and id; with `only`, those of these ids, and of a kind that it leaves out none.
+
+    The caller's transaction must see one moment only, or parts lack their whole.
+    """
+    ids = {kind: None if only is None else only.get(kind, []) for kind in KINDS}
+    rows: Rows = {kind: _by_id(connection, f"document_{kind}s", ids[kind]) for kind in KINDS}
     for tenant in rows["tenant"].values():
         tenant["sub_tenants"] = {}
-    for row in connection.execute(query("document_sub_tenants")):
+    for row in _found(connection, "document_sub_tenants", ids["tenant"]):
         rows["tenant"][row["tenant_id"]]["sub_tenants"][row["id"]] = row["name"]
     for endpoint in rows["endpoint"].values():
         endpoint.update(dict.fromkeys(endpoint_secrets.FIELD_OF.values()))
-    for row in connection.execute(query("secrets"), {"ids": None}):
+    for row in _found(connection, "secrets", ids["endpoint"]):
         rows["endpoint"][row["endpoint_id"]][endpoint_secrets.FIELD_OF[row["purpose"]]] = SECRET_KEPT
     scopes: dict[str, set[tuple[str, str, str | None]]] = {}
-    for row in connection.execute(query("document_scopes")):
+    for row in _found(connection, "document_scopes", ids["subscription"]):
         scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))
     for row_id, subscription in rows["subscription"].items():
         subscription["scopes"] = frozenset(scopes.get(row_id, ()))
@@ -63,5 +64,9 @@ def _parsed(pattern: str | None) -> Any:
         return pattern
 
 
-def _by_id(connection: connect.Connection, name: str) -> dict[str, dict[str, Any]]:
-    return {row.pop("id"): row for row in connection.execute(query(name)).fetchall()}
+def _by_id(connection: connect.Connection, name: str, ids: list[str] | None) -> dict[str, dict[str, Any]]:
+    return {row.pop("id"): row for row in _found(connection, name, ids)}
+
+
+def _found(connection: connect.Connection, name: str, ids: list[str] | None) -> list[dict[str, Any]]:
+    return [] if ids == [] else connection.execute(query(name), {"ids": ids}).fetchall()

@@ -1,13 +1,14 @@
 """Give an endpoint a new signing secret, while the ones before it go on to sign for an overlap.
 
-Runs in the command. What is rotated takes effect in running jobs by itself: the new secret by the revision, the end of the old
-ones by the passing of time.
+Runs in the command and in the API. What is rotated takes effect in running jobs by itself: the new secret by the revision, the
+end of the old ones by the passing of time.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from typing import Any
 
 from delivery import errors
 from delivery.model import SignatureScheme, SigningKey
@@ -15,6 +16,8 @@ from delivery.webhooks import signing
 from subscriptions_db import apply, connect, endpoint_secrets, keyring
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
+
+MAX_OVERLAP = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +42,42 @@ def rotate(
     Safe to repeat: each call adds one secret, and no secret ever gets more time. A call that would make more than
     MAX_SIGNING_KEYS hold at once raises RegistrationError and changes nothing.
     """
+    with connect.translating(), apply.alone(connection), connection.transaction():
+        return rotate_alone(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+
+
+def rotate_alone(
+    connection: connect.Connection,
+    ring: keyring.KeyRing,
+    endpoint_id: str,
+    *,
+    scheme: SignatureScheme,
+    overlap: dt.timedelta,
+) -> Rotation:
+    """Do so in the caller's transaction, which keeps others from changing the endpoint."""
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
-    with connect.translating(), apply.alone(connection), connection.transaction():
-        owner = connection.execute(query("customer_of"), of).fetchone()
-        if owner is None:
-            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
-        connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
-        connection.execute(query("delete_expired_secrets"), of)
-        ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
-        if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
-            problem = f"has {len(ends)} signing secrets, the most there may be: wait until {ends[0]}, or shorten the overlap"
-            raise errors.RegistrationError(endpoint_id, problem)
-        row = Opened.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
-        connection.execute(query("put_secret"), row)
+    owner = connection.execute(query("customer_of"), of).fetchone()
+    if owner is None:
+        raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+    connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
+    connection.execute(query("delete_expired_secrets"), of)
+    ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
+    if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
+        problem = f"has {len(ends)} signing secrets, the most there may be: wait until {ends[0]}, or shorten the overlap"
+        raise errors.RegistrationError(endpoint_id, problem)
+    row = Opened.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
+    connection.execute(query("put_secret"), row)
     return Rotation(key=new, others_end_at=ends)
+
+
+def told(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:
+    """Return what the endpoint's customer needs, for machines. Of an ed25519 key only the public part leaves the registry."""
+    is_public = rotated.key.scheme is SignatureScheme.ED25519
+    return {
+        "endpoint": endpoint_id,
+        "scheme": rotated.key.scheme.value,
+        "secret": None if is_public else signing.to_text(rotated.key),
+        "public_key": signing.public_text(rotated.key) if is_public else None,
+        "others_end_at": [end.astimezone(dt.UTC).isoformat(timespec="seconds") for end in rotated.others_end_at],
+    }

@@ -127,6 +127,22 @@ def read_endpoint(
         )
 
 
+def read_rows(
+    connection: connect.Connection,
+    ring: keyring.KeyRing,
+    address_guard: guard.Guard,
+    *,
+    endpoint_ids: list[str],
+    subscription_ids: list[str],
+) -> Snapshot:
+    """Return these rows, as the job has them, in the caller's transaction and without a revision."""
+    return Snapshot(
+        revision=Revision(0),
+        endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),
+        subscriptions=dict(_subscriptions(connection, subscription_ids)),
+    )
+
+
 def _patterns(event_type: str) -> list[str]:
     """Return every event type pattern that matches: the type itself, and the wildcards, which end at a dot."""
     prefixes = [event_type[: place + 1] for place, letter in enumerate(event_type) if letter == "."]

@@ -58,16 +58,16 @@ class Limits:
 class Pace:
     """A token bucket for one endpoint, as the generic cell rate algorithm (ITU-T I.371) keeps it: one number.
 
-    In any second at most `per_second` requests go, rounded up to one: a burst of BURST_SHARE of them, and the rest evenly.
+    In any second at most `per_second` requests go, rounded up to one: a burst of `burst_share` of them, and the rest evenly.
     """
 
     __slots__ = ("_ahead_s", "_interval_s", "_next_at", "per_second")
 
-    def __init__(self, per_second: float) -> None:
+    def __init__(self, per_second: float, burst_share: float = BURST_SHARE) -> None:
         self.per_second = per_second
-        burst = max(1.0, per_second * BURST_SHARE)
+        burst = max(1.0, per_second * burst_share)
         # A single token is no burst to be made up for by a slower refill.
-        self._interval_s = 1 / (per_second * (1 - BURST_SHARE)) if burst > 1 else 1 / per_second
+        self._interval_s = 1 / (per_second * (1 - burst_share)) if burst > 1 else 1 / per_second
         self._ahead_s = (burst - 1) * self._interval_s
         self._next_at = float("-inf")
 

@@ -145,7 +145,7 @@ class Router:
             Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
             for rule in index.matching(event)
-            if not (rule.has_exclusions and _is_excluded(event, rule.subscription))
+            if not (rule.has_exclusions and is_excluded(event, rule.subscription))
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
@@ -239,7 +239,8 @@ def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
     yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
 
 
-def _is_excluded(event: Event, subscription: Subscription) -> bool:
+def is_excluded(event: Event, subscription: Subscription) -> bool:
+    """Tell whether the tenant or the sub-tenant is one that the subscription is to be without."""
     scope = subscription.scope
     return event.tenant_id in scope.without_tenants or (
         event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in scope.without_sub_tenants

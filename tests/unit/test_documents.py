@@ -128,13 +128,13 @@ def test_every_link_inside_the_project_leads_somewhere(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md", "docs/api.md"])
 def test_every_command_that_a_document_names_exists(path):
     named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
     for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
-            command = words[1:3] if words[1] in {"db", "dead-letters", "endpoints", "keys"} else words[1:2]
+            command = words[1:3] if words[1] in {"api-keys", "db", "dead-letters", "endpoints", "keys"} else words[1:2]
             shown = CliRunner().invoke(cli.app, [*command, "--help"])
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):

@@ -20,6 +20,7 @@ CANARY = "canary-of-a-secret"
 KEY = base64.b64encode(f"{CANARY:<32}".encode()).decode()
 ENVIRON = {
     "FANOUT_DATABASE_URL": f"postgresql://fanout:{CANARY}@db/fanout",
+    "FANOUT_API_DATABASE_URL": f"postgresql://fanout_serve:{CANARY}@db/fanout",
     "FANOUT_KEYS_RING": f"k1={KEY}",
     "FANOUT_KAFKA_SASL_MECHANISM": "PLAIN",
     "FANOUT_KAFKA_SASL_PASSWORD": CANARY,

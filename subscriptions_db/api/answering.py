@@ -1,0 +1,143 @@
+"""Do what a request asks, in one transaction: once, however often it is repeated with the same `Idempotency-Key`.
+
+Runs in the API, on its worker threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pydantic
+from psycopg.types.json import Jsonb
+
+from delivery import errors, settings
+from delivery.webhooks import guard
+from subscriptions_db import connect, keyring
+from subscriptions_db.api import problems, routes, store
+from subscriptions_db.api.principals import Principal
+from subscriptions_db.api.routes import Route
+from subscriptions_db.sql import query
+
+MAX_KEY_CHARS = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What came, before it is checked."""
+
+    principal: Principal
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes = field(repr=False)
+    idempotency_key: str | None = None
+
+    def digest(self, route: Route) -> bytes:
+        """Return what is the same for a request that is repeated, and for no other."""
+        asked = [route.name, sorted(self.path.items()), hashlib.sha256(self.body).hexdigest()]
+        return hashlib.sha256(orjson.dumps(asked)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is answered."""
+
+    status: int
+    document: dict[str, Any] | None
+    is_repeated: bool = False
+    sending: routes.Sending | None = None
+    """What is to be sent before there is a document."""
+
+
+class Answerer:
+    """Answers requests. Safe between threads."""
+
+    def __init__(self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard, bounds: settings.Api) -> None:
+        self._store = opened
+        self._ring = ring
+        self._guard = address_guard
+        self._bounds = bounds
+
+    def answer(self, route: Route, request: Request) -> Answer:
+        """Return the answer; raise Refused."""
+        asked, document, body = _checked(route, request)
+        try:
+            with self._store.transaction(request.principal, is_change=route.is_change) as connection:
+                call = routes.Call(
+                    principal=request.principal,
+                    connection=connection,
+                    ring=self._ring,
+                    guard=self._guard,
+                    bounds=self._bounds,
+                    path=request.path,
+                    query=asked,
+                    body=body,
+                    document=document,
+                )
+                return _once(route, request, call) if request.idempotency_key else _made(route, call)
+        except errors.FanoutError as exc:
+            raise problems.of_error(exc) from exc
+
+
+def _made(route: Route, call: routes.Call) -> Answer:
+    made = route.handler(call)
+    if isinstance(made, routes.Sending):
+        return Answer(status=route.status, document=None, sending=made)
+    return Answer(status=route.status, document=None if made is None else made.model_dump(mode="json"))
+
+
+def _once(route: Route, request: Request, call: routes.Call) -> Answer:
+    repeated = _claim(call.connection, route, request)
+    if repeated is not None:
+        return repeated
+    answer = _made(route, call)
+    _keep(call.connection, route, request, answer)
+    return answer
+
+
+def _checked(route: Route, request: Request) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
+    """Return query and body as the route has declared them."""
+    try:
+        asked = route.query.model_validate(dict(request.query))
+        document = _document(request.body) if route.body else {}
+        return asked, document, (route.body or routes.Nothing).model_validate(document)
+    except pydantic.ValidationError as exc:
+        raise problems.of_validation(exc) from None
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:  # its text quotes nothing
+        raise problems.invalid(("", f"the body is not JSON: {exc.msg}")) from None
+    if not isinstance(document, dict):
+        raise problems.invalid(("", "the body must be a JSON object"))
+    return document
+
+
+def _claim(connection: connect.Connection, route: Route, request: Request) -> Answer | None:
+    """Take the key for this request; return what was answered if it had been taken."""
+    wanted = _row(request) | {"request_digest": request.digest(route)}
+    connection.execute(query("forget_old_answers"))
+    if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:
+        return None
+    [kept] = connection.execute(query("kept_answer"), wanted).fetchall()
+    if not hmac.compare_digest(bytes(kept["request_digest"]), wanted["request_digest"]):
+        raise problems.invalid(("Idempotency-Key", "was used for another request: take a new one"))
+    return Answer(status=kept["status"], document=kept["answer"], is_repeated=True)
+
+
+def _keep(connection: connect.Connection, route: Route, request: Request, answer: Answer) -> None:
+    document = answer.document
+    if document is not None and route.shown_once:
+        document = document | {route.shown_once: None}
+    kept = None if document is None else Jsonb(document)
+    connection.execute(query("keep_answer"), _row(request) | {"status": answer.status, "answer": kept})
+
+
+def _row(request: Request) -> dict[str, Any]:
+    return {"customer_id": request.principal.customer_id, "idempotency_key": request.idempotency_key}

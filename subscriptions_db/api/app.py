@@ -1,0 +1,177 @@
+"""The HTTP side of the API: from a request on a socket to its answer. What is asked is done on worker threads (answering.py).
+
+Runs in `fanout serve`, on an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+
+from delivery import errors, plan, settings
+from subscriptions_db import keyring
+from subscriptions_db.api import admission, answering, openapi, problems, store, table, trials
+from subscriptions_db.api.routes import Route
+
+log = logging.getLogger(__name__)
+
+HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_KEY = re.compile(r"[!-~]{1,255}")
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """The application, with the threads that do its work."""
+
+    def __init__(self, config: settings.Settings, opened: store.Store, sending: trials.Trials) -> None:
+        self._config = config.api
+        self._store = opened
+        self._trials = sending
+        self._answerer = answering.Answerer(
+            opened, keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery), config.api
+        )
+        self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
+        self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
+        self._under_way = 0
+
+    def application(self) -> web.Application:
+        """Return what is served."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
+        for route in table.ROUTES:
+            app.router.add_route(route.method, route.path, functools.partial(self._answer, route))
+        document = orjson.dumps(openapi.document(table.ROUTES))
+        app.router.add_route("GET", "/v1/openapi.json", functools.partial(_static, document))
+        app.router.add_route("GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
+        app.router.add_route("GET", "/readyz", self._ready)
+        return app
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown()
+
+    async def _answer(self, route: Route, request: web.Request) -> web.Response:
+        principal = await self._admission.admit(request.headers.get("authorization"), route)
+        body = await _body(request) if route.body else b""
+        asked = answering.Request(
+            principal=principal,
+            path=_path(route, request),
+            query=request.query,
+            body=body,
+            idempotency_key=_idempotency_key(request) if route.is_change else None,
+        )
+        answer = await self._in_thread(functools.partial(self._answerer.answer, route, asked))
+        document = answer.document
+        if answer.sending is not None:
+            document = (await self._trials.send(answer.sending)).model_dump(mode="json")
+        headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
+        if document is None:
+            return web.Response(status=answer.status, headers=headers)
+        return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        try:
+            await self._in_thread(self._store.require_ready)
+        except errors.FanoutError as exc:
+            log.warning("not ready: %s", exc)
+            raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` has to be run") from exc
+        return await _static(b'{"ok":true}', _)
+
+    async def _read_key(self, key_id: str) -> dict[str, Any] | None:
+        try:
+            return await self._in_thread(functools.partial(self._store.key_row, key_id))
+        except errors.FanoutError as exc:
+            raise problems.of_error(exc) from exc
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer whatever happens, in time, with a problem document; write the log line."""
+        began = time.monotonic()
+        self._under_way += 1
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                response = await (handler if self._under_way <= self._config.max_waiting else _full)(request)
+        except problems.Refused as exc:
+            response = _problem(exc)
+        except web.HTTPException as exc:
+            response = _problem(_of_http(exc))
+        except TimeoutError:
+            response = _problem(problems.unavailable("it took too long"))
+            response.force_close()  # a body may still be on its way
+        except Exception:
+            # One request must not end the server. No word of what went wrong leaves it.
+            log.exception("api.failed")
+            response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it is in our log"))
+        finally:
+            self._under_way -= 1
+        resource = request.match_info.route.resource
+        told = {"method": request.method, "route": resource.canonical if resource else None, "status": response.status}
+        log.info("api.answered", extra=told | {"duration_ms": round((time.monotonic() - began) * 1000, 1)})
+        return response
+
+
+async def _static(document: bytes, _: web.Request) -> web.Response:
+    return web.Response(body=document, content_type="application/json", headers=HEADERS)
+
+
+async def _full(_: web.Request) -> web.StreamResponse:
+    raise problems.unavailable("too many requests are under way")
+
+
+async def _body(request: web.Request) -> bytes:
+    kind = request.content_type
+    if request.body_exists and kind != "application/json" and not kind.endswith("+json"):
+        raise problems.Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send content-type: application/json")
+    return await request.read() or b"{}"
+
+
+def _path(route: Route, request: web.Request) -> dict[str, str]:
+    for name, value in request.match_info.items():
+        if not _ID.fullmatch(value):
+            if route.method == "PUT":
+                raise problems.invalid((name, "is letters, digits and _ . : - and begins with a letter or digit; at most 128"))
+            raise problems.not_found(name.removesuffix("_id"))
+    return dict(request.match_info)
+
+
+def _idempotency_key(request: web.Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise problems.invalid(("Idempotency-Key", "is 1 to 255 printable ASCII characters without spaces"))
+    return key
+
+
+def _problem(refused: problems.Refused) -> web.Response:
+    return web.Response(
+        status=refused.problem.status,
+        headers=HEADERS | refused.headers,
+        body=orjson.dumps(refused.problem.model_dump()),
+        content_type=problems.CONTENT_TYPE,
+    )
+
+
+def _of_http(exc: web.HTTPException) -> problems.Refused:
+    """Return what aiohttp itself refuses, in our words."""
+    match exc:
+        case web.HTTPMethodNotAllowed():
+            return problems.Refused(405, "see the header Allow", headers={"allow": exc.headers.get("allow", "")})
+        case web.HTTPRequestEntityTooLarge():
+            return problems.Refused(413, "the body is larger than api.max_body_bytes")
+        case web.HTTPNotFound():
+            return problems.Refused(404, "there is no such path; /v1/openapi.json names them")
+    return problems.Refused(400, "the request is not understood")

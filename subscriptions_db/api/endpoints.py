@@ -1,0 +1,172 @@
+"""Endpoints: made, changed, paused, disabled, deleted, their signing secret rotated.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from delivery.model import EndpointStatus
+from subscriptions_db import disabling, endpoint_secrets, rotation
+from subscriptions_db.api import audit, problems, routes, rows, shapes
+from subscriptions_db.api.routes import Call, Page, Route
+from subscriptions_db.sql import query
+
+
+class Which(Page):
+    """Which endpoints."""
+
+    customer: str | None = None
+    """Only of this customer."""
+
+
+def list_(call: Call) -> shapes.Endpoints:
+    """Return a page of endpoints."""
+    found, cursor = rows.page(call, "endpoint", customer=call.query_as(Which).customer)
+    items = [shapes.endpoint(row_id, row) for row_id, row in found.items()]
+    return shapes.Endpoints(items=items, next_cursor=cursor)
+
+
+def get(call: Call) -> shapes.Endpoint:
+    """Return an endpoint."""
+    return shapes.endpoint(_id(call), rows.found(call, "endpoint", _id(call)))
+
+
+def create(call: Call) -> shapes.MadeEndpoint:
+    """Make an endpoint with a signing secret of its own."""
+    rows.require_room(call, "endpoint", call.bounds.max_endpoints_per_customer)
+    document = dict(call.document)
+    customer_id = rows.owner_for(call, document.pop("customer", None))
+    endpoint_id = rows.id_for(call, "endpoint", document.pop("id", None), prefix="ep")
+    whole = {"id": endpoint_id, "customer": customer_id} | document
+    made = rows.put(call, {"endpoints": [whole]}, customer_id=customer_id).new_secrets
+    shown = shapes.endpoint(endpoint_id, rows.found(call, "endpoint", endpoint_id))
+    return shapes.MadeEndpoint(signing_secret=made[endpoint_id], **dict(shown))
+
+
+def update(call: Call) -> shapes.Endpoint:
+    """Change what is given, and keep the rest, secrets included."""
+    before = rows.held(call, "endpoint", _id(call))
+    document = {"id": _id(call)} | shapes.endpoint_document(before)
+    kept = {(part, name): opened for part, name, opened in _secrets(call) if part not in call.document}
+    for (part, name), secret in kept.items():
+        document[part] = document[part] | {name: secret}
+    rows.put(call, {"endpoints": [document | call.document]}, customer_id=before["customer"])
+    return get(call)
+
+
+def _secrets(call: Call) -> list[tuple[str, str, str]]:
+    """Return what an endpoint's document says of its secrets: (part, name, secret). Opened only where they are to be kept."""
+    places = {endpoint_secrets.AUTH: ("auth", "secret"), endpoint_secrets.TLS_KEY: ("tls", "key")}
+    opened = []
+    for row in call.connection.execute(query("secrets"), {"ids": [_id(call)]}):
+        part, name = places.get(row["purpose"], ("", ""))
+        if part and part not in call.document:
+            secret = endpoint_secrets.Opened.from_row(row, call.ring).secret
+            opened.append((part, name, secret.reveal().decode()))
+    return opened
+
+
+def delete(call: Call) -> None:
+    """Delete an endpoint with its subscriptions. What waits for it ends as skipped."""
+    before = rows.held(call, "endpoint", _id(call))
+    call.connection.execute(query("delete_endpoints"), {"ids": [_id(call)]})
+    audit.write(call, "delete", "endpoint", _id(call), customer_id=before["customer"], before=before)
+
+
+def pause(call: Call) -> shapes.Endpoint:
+    """Let what is due to it wait. One that is disabled has to be enabled first."""
+    return _set_status(call, EndpointStatus.PAUSED, unless=EndpointStatus.DISABLED)
+
+
+def resume(call: Call) -> shapes.Endpoint:
+    """Send again to an endpoint that is paused."""
+    return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
+
+
+def enable(call: Call) -> shapes.Endpoint:
+    """Send again to an endpoint, whatever its status is."""
+    return _set_status(call, EndpointStatus.ACTIVE)
+
+
+def disable(call: Call) -> shapes.Endpoint:
+    """Send nothing to it until it is enabled."""
+    return _set_status(call, EndpointStatus.DISABLED, reason=call.body_as(shapes.Disable).reason)
+
+
+def _set_status(
+    call: Call, status: EndpointStatus, *, unless: EndpointStatus | None = None, reason: str | None = None
+) -> shapes.Endpoint:
+    before = rows.held(call, "endpoint", _id(call))
+    if before["status"] == unless:
+        raise problems.Refused(409, "the endpoint is disabled: enable it")
+    disabling.set_status(call.connection, _id(call), status, reason)
+    after: dict[str, Any] = {"status": status.value, "disabled_reason": reason}
+    was = {name: before[name] for name in after}
+    if was != after:
+        audit.write(call, "update", "endpoint", _id(call), customer_id=before["customer"], before=was, after=after)
+    return get(call)
+
+
+def rotate(call: Call) -> shapes.Rotated:
+    """Make a new signing secret; those before it go on to sign for the overlap."""
+    wanted, before = call.body_as(shapes.Rotate), rows.held(call, "endpoint", _id(call))
+    overlap = dt.timedelta(seconds=wanted.overlap_s)
+    rotated = rotation.rotate_alone(call.connection, call.ring, _id(call), scheme=wanted.scheme, overlap=overlap)
+    told = rotation.told(_id(call), rotated)
+    after = {"scheme": told["scheme"], "overlap_s": wanted.overlap_s}
+    audit.write(call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=after)
+    return shapes.Rotated(**told)
+
+
+def _id(call: Call) -> str:
+    return call.path["endpoint_id"]
+
+
+_ONE = "/v1/endpoints/{endpoint_id}"
+ROUTES = (
+    Route(
+        method="GET", path="/v1/endpoints", name="listEndpoints", summary="Endpoints, by their ids.",
+        scopes=routes.READERS, handler=list_, query=Which, answer=shapes.Endpoints,
+    ),
+    Route(
+        method="POST", path="/v1/endpoints", name="createEndpoint", summary="Make an endpoint. Shows its signing secret, once.",
+        scopes=routes.ADMINS, handler=create, body=shapes.NewEndpoint, answer=shapes.MadeEndpoint, status=201, is_change=True,
+        shown_once="signing_secret",
+    ),
+    Route(
+        method="GET", path=_ONE, name="getEndpoint", summary="An endpoint.",
+        scopes=routes.READERS, handler=get, answer=shapes.Endpoint,
+    ),
+    Route(
+        method="PATCH", path=_ONE, name="updateEndpoint", summary="Change what is given, and keep the rest.",
+        scopes=routes.ADMINS, handler=update, body=shapes.EndpointChanges, answer=shapes.Endpoint, is_change=True,
+    ),
+    Route(
+        method="DELETE", path=_ONE, name="deleteEndpoint", summary="Delete an endpoint with its subscriptions.",
+        scopes=routes.ADMINS, handler=delete, status=204, is_change=True,
+    ),
+    Route(
+        method="POST", path=f"{_ONE}/pause", name="pauseEndpoint", summary="Let what is due to it wait.",
+        scopes=routes.ADMINS, handler=pause, answer=shapes.Endpoint, is_change=True,
+    ),
+    Route(
+        method="POST", path=f"{_ONE}/resume", name="resumeEndpoint", summary="Send again to an endpoint that is paused.",
+        scopes=routes.ADMINS, handler=resume, answer=shapes.Endpoint, is_change=True,
+    ),
+    Route(
+        method="POST", path=f"{_ONE}/disable", name="disableEndpoint", summary="Send nothing to it until it is enabled.",
+        scopes=routes.ADMINS, handler=disable, body=shapes.Disable, answer=shapes.Endpoint, is_change=True,
+    ),
+    Route(
+        method="POST", path=f"{_ONE}/enable", name="enableEndpoint", summary="Send again to it, whatever its status is.",
+        scopes=routes.ADMINS, handler=enable, answer=shapes.Endpoint, is_change=True,
+    ),
+    Route(
+        method="POST", path=f"{_ONE}/rotate-secret", name="rotateSecret",
+        summary="Make a new signing secret, shown once; those before it sign on for an overlap.",
+        scopes=routes.ADMINS, handler=rotate, body=shapes.Rotate, answer=shapes.Rotated, is_change=True, shown_once="secret",
+    ),
+)  # fmt: skip

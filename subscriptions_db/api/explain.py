@@ -1,0 +1,113 @@
+"""Would this event match, and which rule decides?
+
+Runs in the API. Nothing is sent and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pydantic
+from pydantic import Field
+
+from delivery.model import EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
+from delivery.webhooks import explaining
+from subscriptions_db import manifest, snapshot
+from subscriptions_db.api import routes, rows
+from subscriptions_db.api.routes import Call, Route
+from subscriptions_db.sql import query
+
+MAX_EXPLAINED = 100
+
+
+class ExplainedEvent(manifest.Part):
+    """An event as it might come."""
+
+    type: str = Field(min_length=1, max_length=1024)
+    tenant_id: manifest.Id
+    sub_tenant_id: manifest.Id | None = None
+    id: str = Field("evt_1", max_length=1024)
+    source: str = Field("events", max_length=1024)
+    time: str = Field("2026-01-01T00:00:00Z", max_length=64)
+    data: Any = None
+
+
+class Explain(manifest.Part):
+    """What is asked."""
+
+    event: ExplainedEvent
+
+
+class Explanation(pydantic.BaseModel):
+    """What would become of the event at one subscription. Whether the tenant is known and active is not told."""
+
+    subscription: str
+    endpoint: str
+    is_due: bool
+    rule: explaining.Rule
+    """What decides."""
+    detail: str
+
+
+class Explanations(pydantic.BaseModel):
+    """What would become of the event at each subscription, of the first 100 by their ids."""
+
+    items: list[Explanation]
+
+
+def for_endpoint(call: Call) -> Explanations:
+    """Explain for each subscription to an endpoint."""
+    endpoint_id = call.path["endpoint_id"]
+    rows.found(call, "endpoint", endpoint_id)
+    asked = {"endpoint_id": endpoint_id, "limit": MAX_EXPLAINED}
+    ids = [row["id"] for row in call.connection.execute(query("subscriptions_to_endpoint"), asked)]
+    return _explanations(call, endpoint_id, ids)
+
+
+def for_subscription(call: Call) -> Explanations:
+    """Explain for one subscription."""
+    subscription_id = call.path["subscription_id"]
+    row = rows.found(call, "subscription", subscription_id)
+    return _explanations(call, row["endpoint"], [subscription_id])
+
+
+def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> Explanations:
+    event = _event(call.body_as(Explain).event)
+    read = snapshot.read_rows(
+        call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
+    )
+    items = []
+    for subscription_id in map(SubscriptionId, subscription_ids):
+        verdict = explaining.explain(event, read.subscriptions[subscription_id], read.endpoints[EndpointId(endpoint_id)])
+        items.append(Explanation(subscription=subscription_id, endpoint=endpoint_id, **verdict._asdict()))
+    return Explanations(items=items)
+
+
+def _event(wanted: ExplainedEvent) -> Event:
+    data = orjson.dumps(wanted.data)
+    return Event(
+        event_id=EventId(wanted.id),
+        event_type=wanted.type,
+        source=wanted.source,
+        tenant_id=TenantId(wanted.tenant_id),
+        sub_tenant_id=None if wanted.sub_tenant_id is None else SubTenantId(wanted.sub_tenant_id),
+        time=wanted.time,
+        data=data,
+        content=wanted.data,
+        record=Record(topic=wanted.source, partition=0, offset=0, appended_at_ms=0, value=data),
+    )
+
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/endpoints/{endpoint_id}/explain", name="explainForEndpoint",
+        summary="Whether an event would go to an endpoint, by which subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_endpoint, body=Explain, answer=Explanations,
+    ),
+    Route(
+        method="POST", path="/v1/subscriptions/{subscription_id}/explain", name="explainForSubscription",
+        summary="Whether an event would match a subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_subscription, body=Explain, answer=Explanations,
+    ),
+)  # fmt: skip

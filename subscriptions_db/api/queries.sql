@@ -1,0 +1,118 @@
+-- Every statement of the API, by name. Those that it shares with the commands are in ../queries.sql.
+
+-- name: put_api_key
+insert into api_keys (key_id, customer_id, scope, name, digest, expires_at)
+values (%(key_id)s, %(customer_id)s, %(scope)s, %(name)s, %(digest)s, %(expires_at)s);
+
+-- name: api_keys
+select key_id, customer_id, scope, name, created_at, expires_at, revoked_at from api_keys
+where %(customer_id)s::text is null or customer_id = %(customer_id)s
+order by created_at, key_id;
+
+-- name: revoke_api_key
+update api_keys set revoked_at = coalesce(revoked_at, now()) where key_id = %(key_id)s returning key_id;
+
+-- name: api_key
+select key_id, customer_id, scope, digest, expires_at, revoked_at from api_keys where key_id = %(key_id)s;
+
+-- name: step_down
+-- Until the end of the transaction: whose rows are seen, and with which rights.
+select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
+
+-- name: hold_row
+-- Until the end of the transaction, against other requests; also where there is no row yet.
+select pg_advisory_xact_lock(hashtextextended(%(kind)s || ' ' || %(id)s, 0));
+
+-- name: hold_endpoint
+-- Against everybody else.
+select endpoint_id from endpoints where endpoint_id = %(id)s for update;
+
+-- name: hold_subscription
+select subscription_id from subscriptions where subscription_id = %(id)s for update;
+
+-- name: hold_customer
+select customer_id from customers where customer_id = %(id)s for update;
+
+-- name: hold_tenant
+select tenant_id from tenants where tenant_id = %(id)s for update;
+
+-- name: page_of_tenants
+select tenant_id as id from tenants where tenant_id > %(after)s order by tenant_id limit %(limit)s;
+
+-- name: page_of_customers
+select customer_id as id from customers where customer_id > %(after)s order by customer_id limit %(limit)s;
+
+-- name: page_of_endpoints
+select endpoint_id as id from endpoints
+where endpoint_id > %(after)s and (%(customer)s::text is null or customer_id = %(customer)s)
+order by endpoint_id limit %(limit)s;
+
+-- name: page_of_subscriptions
+select subscription_id as id from subscriptions
+where subscription_id > %(after)s
+  and (%(customer)s::text is null or customer_id = %(customer)s)
+  and (%(endpoint)s::text is null or endpoint_id = %(endpoint)s)
+order by subscription_id limit %(limit)s;
+
+-- name: page_of_audit_log
+-- The newest first.
+select entry_id, at, key_id, customer_id, action, entity, entity_id, before, after from audit_log
+where entry_id < %(before)s and (%(customer)s::text is null or customer_id = %(customer)s)
+order by entry_id desc limit %(limit)s;
+
+-- name: put_audit_entry
+insert into audit_log (key_id, customer_id, action, entity, entity_id, before, after)
+values (%(key_id)s, %(customer_id)s, %(action)s, %(entity)s, %(entity_id)s, %(before)s, %(after)s);
+
+-- name: customers_of_endpoints
+select endpoint_id, customer_id from endpoints where endpoint_id = any (%(ids)s);
+
+-- name: granted_tenants
+select customer_id, tenant_id from customer_tenants where customer_id = any (%(ids)s) order by tenant_id;
+
+-- name: delete_granted_tenants
+delete from customer_tenants where customer_id = %(customer_id)s;
+
+-- name: put_granted_tenant
+insert into customer_tenants (customer_id, tenant_id) values (%(customer_id)s, %(tenant_id)s);
+
+-- name: delete_customer
+delete from customers where customer_id = %(id)s;
+
+-- name: delete_tenant
+delete from tenants where tenant_id = %(id)s;
+
+-- name: set_subscription_status
+update subscriptions set status = %(status)s where subscription_id = %(id)s and status <> %(status)s;
+
+-- name: subscriptions_to_endpoint
+select subscription_id as id from subscriptions where endpoint_id = %(endpoint_id)s order by subscription_id limit %(limit)s;
+
+-- name: forget_old_answers
+-- What another request is about to forget is left to it: two would wait for each other.
+delete from idempotency_keys where ctid = any (array(
+    select ctid from idempotency_keys where created_at < now() - interval '1 day' for update skip locked
+));
+
+-- name: claim_idempotency_key
+-- Waits for a request with the same key that is under way.
+insert into idempotency_keys (customer_id, idempotency_key, request_digest)
+values (%(customer_id)s, %(idempotency_key)s, %(request_digest)s)
+on conflict do nothing returning true as claimed;
+
+-- name: kept_answer
+select request_digest, status, answer from idempotency_keys
+where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
+
+-- name: keep_answer
+update idempotency_keys set status = %(status)s, answer = %(answer)s
+where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
+
+-- name: login_rights
+select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
+
+-- name: count_endpoints
+select count(*) as rows from endpoints where customer_id = %(customer)s;
+
+-- name: count_subscriptions
+select count(*) as rows from subscriptions where customer_id = %(customer)s;

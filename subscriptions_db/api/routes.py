@@ -1,0 +1,97 @@
+"""What a route is. Its declaration is the one source for routing, for checking requests, and for the OpenAPI document.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import pydantic
+from pydantic import Field
+
+from delivery import settings
+from delivery.model import Sendable
+from delivery.webhooks import guard
+from subscriptions_db import connect, keyring
+from subscriptions_db.api import cursors
+from subscriptions_db.api.principals import Principal, Scope
+
+OPERATOR = frozenset({Scope.OPERATOR})
+ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}
+READERS = ADMINS | {Scope.READ_ONLY}
+MAX_PAGE = 200
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class Nothing(pydantic.BaseModel):
+    """No parameters."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Page(Nothing):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
+    """At most so many rows."""
+    cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
+    """`next_cursor` of the page before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request, checked, with all that its handler needs. Handlers are plain functions that run in the call's transaction."""
+
+    principal: Principal
+    connection: connect.Connection
+    """In a transaction, with the rights of who asks."""
+    ring: keyring.KeyRing
+    guard: guard.Guard
+    bounds: settings.Api
+    path: Mapping[str, str]
+    query: pydantic.BaseModel
+    body: pydantic.BaseModel
+    document: dict[str, Any]
+    """The body as it came: what it leaves out is not in there."""
+
+    def body_as(self, kind: type[Model]) -> Model:
+        """Return the body, which the route has declared to be of this type."""
+        assert isinstance(self.body, kind)  # noqa: S101  # tells the type checker
+        return self.body
+
+    def query_as(self, kind: type[Model]) -> Model:
+        """Return the query, as above."""
+        assert isinstance(self.query, kind)  # noqa: S101
+        return self.query
+
+
+class Sending(NamedTuple):
+    """What a handler returns that has something sent, after its transaction; what came of it is the answer."""
+
+    delivery: Sendable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method on one path."""
+
+    method: str
+    path: str
+    name: str
+    """`operationId` in the document."""
+    summary: str
+    scopes: frozenset[Scope]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | None]
+    body: type[pydantic.BaseModel] | None = None
+    query: type[pydantic.BaseModel] = Nothing
+    answer: type[pydantic.BaseModel] | None = None
+    """None: no body, status 204."""
+    status: int = 200
+    is_change: bool = False
+    """Takes an `Idempotency-Key`, and is written in the audit log."""
+    shown_once: str | None = None
+    """The field of the answer that is a secret: it is not kept for a repeated request."""

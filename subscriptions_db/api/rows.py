@@ -1,0 +1,97 @@
+"""What the kinds of rows share: to be held while they are changed, to be listed in pages, to be written with an audit entry.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from subscriptions_db import apply, manifest, registry
+from subscriptions_db.api import audit, cursors, problems
+from subscriptions_db.api.routes import Call, Page
+from subscriptions_db.sql import query
+
+
+def hold(call: Call, kind: registry.Kind, row_id: str) -> bool:
+    """Keep everybody else from changing a row until the transaction ends; tell whether there is one."""
+    wanted = {"kind": kind, "id": row_id}
+    call.connection.execute(query("hold_row"), wanted)
+    return call.connection.execute(query(f"hold_{kind}"), wanted).fetchone() is not None
+
+
+def held(call: Call, kind: registry.Kind, row_id: str) -> dict[str, Any]:
+    """Return a row, held; raise that there is none."""
+    if not hold(call, kind, row_id):
+        raise problems.not_found(kind)
+    return found(call, kind, row_id)
+
+
+def found(call: Call, kind: registry.Kind, row_id: str) -> dict[str, Any]:
+    """Return a row; raise that there is none."""
+    row = registry.rows_of(call.connection, {kind: [row_id]})[kind].get(row_id)
+    if row is None:
+        raise problems.not_found(kind)
+    return row
+
+
+def page(call: Call, kind: registry.Kind, **only: str | None) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """Return the rows of a page in their order, and the cursor of the next one."""
+    wanted = call.query_as(Page)
+    asked = {"after": cursors.decode(wanted.cursor), "limit": wanted.limit + 1} | only
+    ids = [row["id"] for row in call.connection.execute(query(f"page_of_{kind}s"), asked)]
+    shown = ids[: wanted.limit]
+    rows = registry.rows_of(call.connection, {kind: shown})[kind]
+    return {row_id: rows[row_id] for row_id in shown}, cursors.encode(shown[-1]) if len(ids) > len(shown) else None
+
+
+def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "") -> apply.Result:
+    """Bring the rows that a manifest names to it, checked by its rules, and note each change."""
+    result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring)
+    for change in result.changes:
+        before, after = ({name: values[place] for name, *values in change.fields} for place in (0, 1))
+        audit.write(
+            call,
+            action or change.action,
+            change.kind,
+            change.id,
+            customer_id=customer_id,
+            before=None if change.action == "create" else before,
+            after=after,
+        )
+    return result
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that nobody has."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def require_room(call: Call, kind: registry.Kind, bound: int) -> None:
+    """Raise that a customer has as many as it can make by itself. Requests at the same moment may pass it by their number."""
+    own = call.principal.customer_id
+    if own is not None and call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()[0]["rows"] >= bound:
+        raise problems.Refused(409, f"you have {bound} {kind}s, the most there may be: delete some, or ask the operator")
+
+
+def owner_for(call: Call, wanted: str | None) -> str:
+    """Return whose a new row is: of who asks, or of whom the operator names. Another customer is as one that there is not."""
+    own = call.principal.customer_id
+    if own is None and wanted is None:
+        raise problems.invalid(("customer", "must be named by the operator"))
+    if own is not None and wanted not in {None, own}:
+        raise problems.invalid(("customer", f"there is no customer {wanted}"))
+    return own or str(wanted)
+
+
+def id_for(call: Call, kind: registry.Kind, wanted: str | None, *, prefix: str) -> str:
+    """Return the id of a new row. A customer gets one that is made: that its own choice is taken would tell of others' rows."""
+    if wanted is None:
+        return new_id(prefix)
+    if call.principal.customer_id is not None:
+        raise problems.invalid(("id", "is made by the platform: leave it out"))
+    if hold(call, kind, str(wanted)):
+        raise problems.Refused(409, f"there is a {kind} with this id", ("id", "is taken"))
+    return str(wanted)

@@ -1,0 +1,80 @@
+"""Serve the API until it is asked to stop.
+
+Runs in `fanout serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator
+
+import uvloop
+from aiohttp import web
+
+from delivery import errors, plan, settings
+from subscriptions_db.api import store, trials
+from subscriptions_db.api.app import Api
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 15.0
+LINGER_S = 1.0
+"""How long the rest of a body is read that was refused, so that the answer arrives before the connection ends."""
+
+
+def run(config: settings.Settings, stop: threading.Event) -> None:
+    """Serve until `stop` is set. What is under way then is answered."""
+
+    async def until_stopped() -> None:
+        async with serving(config) as port:
+            log.info("api.serving", extra={"host": config.api.host, "port": port})
+            await asyncio.to_thread(stop.wait)
+
+    uvloop.run(until_stopped())
+
+
+@contextlib.asynccontextmanager
+async def serving(config: settings.Settings) -> AsyncIterator[int]:
+    """Serve inside; yield the port."""
+    async with contextlib.AsyncExitStack() as stack:
+        opened = stack.enter_context(store.Store(config))
+        sending = await stack.enter_async_context(trials.opened(config.delivery, plan.guard_of(config.delivery)))
+        api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
+        # The timeout ends a connection on which no whole head of a request has come for so long, however it drips.
+        timeout_s = config.api.request_timeout_s
+        runner = web.AppRunner(
+            api.application(),
+            access_log=None,
+            logger=_quiet(),
+            keepalive_timeout=timeout_s,
+            lingering_time=LINGER_S,
+            shutdown_timeout=STOP_TIMEOUT_S,
+        )
+        await runner.setup()
+        site = web.TCPSite(runner, config.api.host, config.api.port, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as exc:
+            await runner.cleanup()
+            raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
+        await asyncio.to_thread(_warn_of_rights, opened)
+        try:
+            yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+
+def _warn_of_rights(opened: store.Store) -> None:
+    with contextlib.suppress(errors.FanoutError):  # Postgres is away: the answers will say so
+        if opened.passes_by_policies():
+            log.warning("api.login passes by row-level security; each request steps down. Give it a login: api.database_url")
+
+
+def _quiet() -> logging.Logger:
+    """Return a logger for the HTTP server, which would log what is no HTTP, quoted, with a traceback, as an error of ours."""
+    server_log = logging.getLogger(f"{__name__}.http")
+    server_log.setLevel(logging.CRITICAL)
+    return server_log

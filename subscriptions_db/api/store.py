@@ -1,0 +1,89 @@
+"""The API's connections to Postgres: a pool, and transactions in which the rights of who asks are in force.
+
+Runs in the API, on its worker threads: what it calls is the registry's code, which waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Self
+
+import psycopg
+import psycopg.conninfo
+import psycopg_pool
+from psycopg.rows import dict_row
+
+from delivery import settings
+from subscriptions_db import connect, migrate
+from subscriptions_db.api.principals import Principal
+from subscriptions_db.sql import query
+
+CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
+REPEATABLE_READ = psycopg.IsolationLevel.REPEATABLE_READ
+WAIT_S = 2
+"""How long a request waits for a connection before the answer is 503: with Postgres away, all of them do."""
+
+
+class Store:
+    """Transactions as somebody. Safe between threads."""
+
+    def __init__(self, config: settings.Settings) -> None:
+        database = config.database
+        url = config.api.database_url.get_secret_value() or database.url.get_secret_value()
+        with connect.refusing_bad_urls():
+            psycopg.conninfo.conninfo_to_dict(url)
+        self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
+            url,
+            min_size=0,
+            max_size=config.api.max_connections,
+            timeout=WAIT_S,
+            open=False,
+            # One that broke while it lay idle is replaced before somebody meets it: for a round trip of 0.1 ms.
+            check=psycopg_pool.ConnectionPool.check_connection,
+            kwargs=connect.options(database, application_name="fanout api") | {"row_factory": dict_row},
+        )
+
+    def __enter__(self) -> Self:
+        self._pool.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    @contextlib.contextmanager
+    def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
+        """Yield a connection in a transaction with the rights of who asks; committed at the end, or nothing is.
+
+        What only reads sees one moment. A change does not: after it has waited for a row, it must see it as it is then.
+        """
+        customer_id = principal.customer_id
+        role = OPERATOR_ROLE if customer_id is None else CUSTOMER_ROLE
+        with self._transaction(role, customer_id or "", None if is_change else REPEATABLE_READ) as connection:
+            yield connection
+
+    def key_row(self, key_id: str) -> dict[str, Any] | None:
+        """Return what is kept of an API key."""
+        with self._transaction(OPERATOR_ROLE) as connection:
+            return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
+
+    def require_ready(self) -> None:
+        """Raise RegistryUnavailable or RegistryOutdated when no request could be answered."""
+        with self._transaction(OPERATOR_ROLE) as connection:
+            migrate.require_current(connection)
+
+    def passes_by_policies(self) -> bool:
+        """Tell whether the login itself is above row-level security. Each transaction steps down, so this is a warning."""
+        with connect.translating(), self._pool.connection() as connection:
+            row = connection.execute(query("login_rights")).fetchone()
+            return bool(row and row["passes_by"])
+
+    @contextlib.contextmanager
+    def _transaction(
+        self, role: str, customer_id: str = "", isolation: psycopg.IsolationLevel | None = None
+    ) -> Iterator[connect.Connection]:
+        with connect.translating(), self._pool.connection() as connection:
+            connection.isolation_level = isolation
+            with connection.transaction():
+                connection.execute(query("step_down"), {"role": role, "customer_id": customer_id})
+                yield connection

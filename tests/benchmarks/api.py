@@ -1,0 +1,115 @@
+"""Measure the HTTP API: mixed requests of 50 customers at a fixed rate, over a registry of 20,000 subscriptions.
+
+Run: `python -m tests.benchmarks.api [requests a second] [seconds]`. Requests begin when they are due, whatever the ones before
+them do; a latency counts from then on. Server, client and Postgres are processes of their own and share the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import itertools
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+
+from delivery import settings
+from delivery.webhooks import guard
+from fanout.local import postgres
+from subscriptions_db import apply, connect, keyring, manifest, migrate
+from subscriptions_db.api import keys
+from subscriptions_db.api.principals import Scope
+from tests.benchmarks import registry
+from tests.integration.api.world import LOGIN, login_of, running
+
+registry.SUBSCRIPTIONS = 20_000
+ASKING = 50
+EVENT = {"event": {"type": "type.1", "tenant_id": "tenant-1", "data": {"amount": 1}}}
+
+
+def request(rng: random.Random, customer: int) -> tuple[str, str, object]:
+    """Return one request of the mix: method, path, body."""
+    endpoint = f"/v1/endpoints/endpoint-{customer + registry.CUSTOMERS * rng.randrange(10)}"
+    chance = rng.random()
+    if chance < 0.6:
+        return "GET", endpoint, None
+    if chance < 0.7:
+        return "GET", "/v1/endpoints?limit=20", None
+    if chance < 0.8:
+        return "GET", "/v1/subscriptions?limit=20", None
+    if chance < 0.9:
+        return "POST", f"{endpoint}/explain", EVENT
+    if chance < 0.97:
+        return "PATCH", endpoint, {"max_in_flight": rng.randrange(1, 100)}
+    return "POST", "/v1/endpoints", {"url": "https://hooks.example.com/new"}
+
+
+async def load(port: int, texts: list[str], rate: float, seconds: float) -> dict[str, list[float]]:
+    """Return the latencies by kind of request; a refusal is one too."""
+    rng, found = random.Random(1), collections.defaultdict(list)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=200)) as session:
+
+        async def one(due: float) -> None:
+            customer = rng.randrange(ASKING)
+            method, path, body = request(rng, customer)
+            headers = {"authorization": f"Bearer {texts[customer]}"}
+            async with session.request(method, path, json=body, headers=headers) as response:
+                await response.read()
+                found[f"{method} {response.status}"].append(time.perf_counter() - due)
+
+        began = time.perf_counter()
+        tasks = []
+        for number in range(int(rate * seconds)):
+            due = began + number / rate
+            await asyncio.sleep(max(0, due - time.perf_counter()))
+            tasks.append(asyncio.create_task(one(due)))
+        await asyncio.gather(*tasks)
+    return found
+
+
+def loaded(*of: object) -> dict[str, list[float]]:
+    """Do so in a process of its own."""
+    return asyncio.run(load(*of))
+
+
+def main(rate: float, seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = postgres.EmbeddedPostgres(Path(folder) / "data")
+        server.start()
+        try:
+            config = settings.Settings(
+                database=settings.Database(url=server.url),
+                keys=settings.Keys(ring={"k1": keyring.generate()}),
+                api=settings.Api(port=0, database_url=login_of(server.url)),
+            )
+            ring = keyring.KeyRing.from_settings(config.keys)
+            with connect.connect(config.database) as connection:
+                migrate.migrate(connection)
+                connection.execute(LOGIN)
+                wanted = manifest.check(registry.document(random.Random(1)), guard.Guard())
+                with registry.timed("apply"):
+                    apply.apply(connection, wanted, ring)
+                made = [keys.create(connection, customer_id=f"customer-{n}", scope=Scope.CUSTOMER_ADMIN) for n in range(ASKING)]
+            spawning = multiprocessing.get_context("spawn")
+            with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
+                texts = [key.text.reveal().decode() for key in made]
+                client.submit(loaded, port, texts, 20, 3).result()  # connections, caches
+                cpu = time.process_time()
+                found = client.submit(loaded, port, texts, rate, seconds).result()
+                print(f"{(time.process_time() - cpu) / rate / seconds * 1000:.2f} ms CPU of the server a request")
+            for kind, latencies in sorted({"all": list(itertools.chain(*found.values())), **found}.items()):
+                cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
+                print(f"{kind:12} {len(latencies):6}  p50 {cuts[49] * 1000:7.1f}  p99 {cuts[98] * 1000:7.1f} ms")
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 200, float(sys.argv[2]) if len(sys.argv) > 2 else 15)

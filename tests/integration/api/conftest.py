@@ -1,0 +1,27 @@
+"""The API, served on a real socket over a real Postgres: one server for each test file."""
+
+import pytest
+
+from tests.integration.api import world
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    """The API over a registry of two customers, each with an endpoint and a subscription."""
+    with world.served(postgres) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def acme(served):
+    return served.client(served.keys["acme"])
+
+
+@pytest.fixture(scope="module")
+def other(served):
+    return served.client(served.keys["other"])
+
+
+@pytest.fixture(scope="module")
+def operator(served):
+    return served.client(served.keys["operator"])

@@ -1,0 +1,159 @@
+"""The API keeps its bounds: of size, of time, of how often and how many; and says so in a problem document."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+NEW = {"url": "https://hooks.acme.example.com/"}
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres, max_body_bytes=4096, request_timeout_s=1) as made:
+        yield made
+
+
+def cut_off_after_s(served, first, drip=b""):
+    """Return how long the server keeps a connection on which this is all that comes."""
+    with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
+        client.settimeout(0.1)
+        began = time.monotonic()
+        client.sendall(first)
+        while time.monotonic() < began + 20:
+            try:
+                if client.recv(65_536) == b"":
+                    break
+                continue
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+            with contextlib.suppress(ConnectionError):
+                client.sendall(drip)
+        return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [
+        pytest.param(b"", b"", id="nothing at all"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\n", b"X", id="a head of a byte at a time"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET ", b"X", id="the same after a request"),
+    ],
+)
+def test_who_sends_a_request_slowly_is_cut_off(served, first, drip):
+    assert cut_off_after_s(served, first, drip) < 5
+
+
+def test_a_body_of_a_byte_at_a_time_is_cut_off(served):
+    head = f"POST /v1/endpoints HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {served.keys['acme']}\r\n"
+    head += "content-type: application/json\r\ncontent-length: 4000\r\n\r\n"
+    assert cut_off_after_s(served, head.encode(), b"x") < 5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused(served, acme, chunked):
+    document = json.dumps(NEW | {"headers": {"X-A": "x" * 5000}}).encode()
+    if not chunked:
+        assert acme.ask("POST", "/v1/endpoints", raw=document).status == 413
+        return
+    head = f"POST /v1/endpoints HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {served.keys['acme']}\r\n"
+    head += "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
+        client.sendall(head.encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(document), document))
+        assert client.recv(65_536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"7", b"{", b'{"url": NaN}', b"\xff", b"[" * 4000, b'{"a":' * 500, b'{"url": "\\ud800"}']
+)
+def test_what_is_no_json_object_is_refused(acme, raw):
+    answer = acme.ask("POST", "/v1/endpoints", raw=raw)
+    assert answer.status == 422
+    assert answer.json["code"] == "invalid"
+
+
+def test_another_content_type_is_refused(acme):
+    assert acme.ask("POST", "/v1/endpoints", raw=b"a=b", content_type="application/x-www-form-urlencoded").status == 415
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/", 404), ("TRACE", "/v1/endpoints", 405)]
+)
+def test_what_is_not_there_is_a_problem_document_too(acme, method, path, status):
+    answer = acme.ask(method, path)
+    assert answer.status == status
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    assert answer.json["status"] == status
+
+
+def test_no_answer_is_kept_by_a_cache(acme):
+    for path in ("/v1/endpoints", "/v1/nothing", "/v1/openapi.json"):
+        assert acme.get(path).headers["cache-control"] == "no-store"
+
+
+def test_the_document_is_served_without_a_key(served):
+    assert served.client(None).get("/v1/openapi.json").json["openapi"] == "3.1.0"
+
+
+def test_who_asks_too_often_is_told_to_wait(postgres):
+    with world.served(postgres, max_requests_per_s=1) as served:
+        acme = served.client(served.keys["acme"])
+        answers = [acme.get("/v1/endpoints") for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 429, 429]
+        assert answers[1].headers["retry-after"] == "1"
+        assert served.client(served.keys["other"]).get("/v1/endpoints").status == 200
+
+
+def test_a_customer_makes_no_more_than_its_bound_and_the_operator_does(postgres):
+    with world.served(postgres, max_endpoints_per_customer=2, max_subscriptions_per_customer=1) as served:
+        acme, operator = served.client(served.keys["acme"]), served.client(served.keys["operator"])
+        assert [acme.post("/v1/endpoints", NEW).status for _ in range(3)] == [201, 409, 409]
+        wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}
+        assert acme.post("/v1/subscriptions", wanted).status == 409
+        assert served.client(served.keys["other"]).post("/v1/endpoints", NEW).status == 201
+        assert operator.post("/v1/endpoints", NEW | {"customer": "acme"}).status == 201
+
+
+def test_a_subscription_names_no_more_than_a_bound(postgres):
+    with world.served(postgres) as served:
+        operator = served.client(served.keys["operator"])
+        wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": [f"t{number}" for number in range(10_001)]}
+        assert operator.post("/v1/subscriptions", wanted).fields == ["tenants"]
+        pairs = wanted | {"tenants": [], "sub_tenants": {"t1": list(range(10_001))}}
+        assert operator.post("/v1/subscriptions", pairs).fields == ["sub_tenants"]
+
+
+def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
+    monkeypatch.setattr("subscriptions_db.api.rows.page", lambda *_, **__: 1 / 0)
+    answer = acme.get("/v1/endpoints")
+    assert answer.status == 500
+    assert b"division" not in answer.text
+    assert answer.json["detail"] == "it is in our log"
+    assert served.client(None).get("/healthz").status == 200
+
+
+def test_while_postgres_is_away_the_answer_is_503_and_then_again_what_it_was(own_postgres):
+    with world.served(own_postgres) as served:
+        acme = served.client(served.keys["acme"])
+        before = acme.get("/v1/endpoints").json
+        assert served.client(None).get("/readyz").status == 200
+        own_postgres.kill()
+        for answer in (acme.get("/v1/endpoints"), acme.post("/v1/endpoints", NEW), served.client(None).get("/readyz")):
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert b"PGSQL" not in answer.text
+        assert served.client(None).get("/healthz").status == 200
+        own_postgres.start()
+        deadline = time.monotonic() + 20
+        while acme.get("/v1/endpoints").status != 200:
+            assert time.monotonic() < deadline
+        assert acme.get("/v1/endpoints").json == before
+        assert served.client(None).get("/readyz").status == 200

@@ -1,0 +1,88 @@
+"""The commands of the API: keys are made, listed and taken away, and what `fanout serve` serves ends in order."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from fanout import cli
+from subscriptions_db.api import openapi
+from subscriptions_db.api.table import ROUTES
+from tests.integration.api import world
+from tests.integration.api.world import Client
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def environment(served, monkeypatch):
+    ring = ",".join(f"{name}={key.get_secret_value()}" for name, key in served.config.keys.ring.items())
+    values = {
+        "FANOUT_DATABASE_URL": served.database,
+        "FANOUT_KEYS_RING": ring,
+        "FANOUT_API_DATABASE_URL": world.login_of(served.database),
+        "FANOUT_LOGS_FORMAT": "json",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("delivery.logs.configure", lambda *_: None)  # the runner's standard error ends with it
+    return values
+
+
+def fanout(*words, code=0):
+    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.output)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_key_is_made_used_listed_and_taken_away(served):
+    made = fanout("api-keys", "create", "--scope", "customer_admin", "--customer", "acme", "--name", "mine", "--expires", "90d")
+    client = served.client(made["key"])
+    assert client.get("/v1/customers/acme").status == 200
+    [row] = [row for row in fanout("api-keys", "list", "--customer", "acme") if row["key_id"] == made["key_id"]]
+    assert (row["name"], row["scope"], row["revoked_at"]) == ("mine", "customer_admin", None)
+    assert fanout("api-keys", "revoke", made["key_id"]) == {"key_id": made["key_id"], "revoked": True}
+    deadline = time.monotonic() + 5  # what is promised
+    while client.get("/v1/customers/acme").status != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_document_is_printed():
+    done = CliRunner().invoke(cli.app, ["openapi"])
+    assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES)))
+
+
+def test_what_is_served_ends_in_order_and_logs_no_secret(served, environment):
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "fanout.cli", "serve"]
+    variables = os.environ | environment | {"FANOUT_API_PORT": str(port)}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE) as server:
+        client = Client(port, served.keys["acme"])
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(ConnectionError):
+                if client.get("/readyz").status == 200:
+                    break
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        made = client.post("/v1/endpoints", {"url": "https://hooks.example.com/?token=hunter4"}).json
+        assert made["signing_secret"]
+        server.send_signal(signal.SIGTERM)
+        _, log = server.communicate(timeout=30)
+    assert server.returncode == 0
+    answered = [json.loads(line) for line in log.splitlines() if b"api.answered" in line]
+    assert {"method": "POST", "route": "/v1/endpoints", "status": 201}.items() <= answered[-1].items()
+    for secret in (made["signing_secret"], served.keys["acme"], "hunter4"):
+        assert secret.encode() not in log

@@ -1,0 +1,69 @@
+"""The examples of docs/api.md, one after the other: what is asked is answered as it says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from subscriptions_db.api import keys, openapi
+from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.table import ROUTES
+
+pytestmark = pytest.mark.integration
+
+TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+EXAMPLES = re.findall(r"```http\n(\w+) (\S+)\n((?:[\w-]+: [^\n]*\n)*)(.*?)```\s+```json\n(.*?)```", TEXT, re.DOTALL)
+
+
+def filled(text, made):
+    """The text with the ids that were made."""
+    for prefix, row_id in made.items():
+        text = text.replace(f"{prefix}_…", row_id)
+    return text
+
+
+def holds(told, answered, where="answer"):
+    """Whether all that is told stands in the answer; `…` is any text."""
+    if isinstance(told, dict):
+        for name, value in told.items():
+            holds(value, answered[name], f"{where}.{name}")
+    elif isinstance(told, list):
+        assert len(told) == len(answered), where
+        for number, value in enumerate(told):
+            holds(value, answered[number], f"{where}[{number}]")
+    elif isinstance(told, str):
+        assert re.fullmatch(re.escape(told).replace("…", ".+"), answered), where
+    else:
+        assert told == answered, where
+
+
+def test_what_the_document_asks_is_answered_as_it_says(served, operator):
+    assert len(EXAMPLES) == TEXT.count("```http")
+    client, made = operator, {}
+    for method, path, headers, body, told in EXAMPLES:
+        named = dict(line.split(": ", 1) for line in headers.splitlines())
+        answer = client.ask(method, filled(path, made), json.loads(filled(body, made)), **named).json
+        holds(json.loads(told), answer)
+        if client is operator:
+            with served.registry() as opened:
+                key = keys.create(opened, customer_id="globex", scope=Scope.CUSTOMER_ADMIN)
+            client = served.client(key.text.reveal().decode())
+        elif method == "POST" and "id" in answer:
+            made[answer["id"].partition("_")[0]] = answer["id"]
+
+
+def test_the_document_names_every_scope_rule_and_path_that_there_is():
+    for scope in Scope:
+        assert f"`{scope}`" in TEXT
+    paths = {route.path for route in ROUTES} | {"/v1/openapi.json"}
+    for path in re.findall(r"`(?:GET )?(/v1/[^`]*)`", TEXT):
+        assert any(re.sub(r"\{\w+\}", "{id}", known) == path for known in paths), path
+    refusals = {int(status) for row in re.findall(r"^\| ([\d, ]+) \|", TEXT, re.MULTILINE) for status in row.split(", ")}
+    documented = {
+        int(status)
+        for methods in openapi.document(ROUTES)["paths"].values()
+        for operation in methods.values()
+        for status in operation["responses"]
+    }
+    assert refusals == documented - {200, 201, 204, 400, 500}

@@ -1,0 +1,90 @@
+"""A change that is repeated with the same Idempotency-Key is answered again, and not done again."""
+
+import concurrent.futures
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+NEW = {"url": "https://hooks.acme.example.com/once"}
+
+
+def count(client):
+    return len(client.get("/v1/endpoints?limit=200").json["items"])
+
+
+def test_a_repeated_request_is_answered_as_before_and_shows_no_secret_again(acme):
+    before = count(acme)
+    first = acme.post("/v1/endpoints", NEW, idempotency_key="k1")
+    second = acme.post("/v1/endpoints", NEW, idempotency_key="k1")
+    assert (first.status, second.status) == (201, 201)
+    assert first.json["signing_secret"]
+    assert second.json == first.json | {"signing_secret": None}
+    assert second.headers["idempotency-replayed"] == "true"
+    assert "idempotency-replayed" not in first.headers
+    assert count(acme) == before + 1
+
+
+def test_the_kept_answer_holds_no_secret(acme, served):
+    made = acme.post("/v1/endpoints", NEW, idempotency_key="k2").json
+    rotated = acme.post(f"/v1/endpoints/{made['id']}/rotate-secret", {}, idempotency_key="k3").json
+    with served.registry() as opened:
+        kept = "".join(row["kept"] for row in opened.execute("select coalesce(answer::text, '') as kept from idempotency_keys"))
+    assert made["id"] in kept
+    assert made["signing_secret"] not in kept
+    assert rotated["secret"] not in kept
+
+
+@pytest.mark.parametrize("again", [NEW | {"max_in_flight": 1}, {"url": "https://hooks.acme.example.com/twice"}])
+def test_a_key_is_not_taken_for_another_request(acme, again):
+    acme.post("/v1/endpoints", NEW, idempotency_key="k4")
+    answer = acme.post("/v1/endpoints", again, idempotency_key="k4")
+    assert answer.status == 422
+    assert answer.fields == ["Idempotency-Key"]
+
+
+def test_a_refused_request_leaves_its_key_free(acme):
+    assert acme.post("/v1/endpoints", {"url": "ftp://x"}, idempotency_key="k5").status == 422
+    assert acme.post("/v1/endpoints", NEW, idempotency_key="k5").status == 201
+
+
+def test_keys_of_two_customers_have_nothing_to_do_with_each_other(acme, other):
+    first = acme.post("/v1/endpoints", NEW, idempotency_key="k6").json
+    second = other.post("/v1/endpoints", NEW, idempotency_key="k6").json
+    assert first["id"] != second["id"]
+    assert second["customer"] == "other"
+
+
+def test_many_at_once_make_one(acme):
+    before = count(acme)
+    with concurrent.futures.ThreadPoolExecutor(8) as at_once:
+        answers = list(at_once.map(lambda _: acme.post("/v1/endpoints", NEW, idempotency_key="k7"), range(8)))
+    assert {answer.status for answer in answers} == {201}
+    assert len({answer.json["id"] for answer in answers}) == 1
+    assert sum(answer.json["signing_secret"] is not None for answer in answers) == 1
+    assert count(acme) == before + 1
+
+
+def test_what_was_answered_is_forgotten_after_a_day(acme, served):
+    first = acme.post("/v1/endpoints", NEW, idempotency_key="k8").json
+    with served.registry() as opened:
+        opened.execute("update idempotency_keys set created_at = now() - interval '25 hours'")
+    assert acme.post("/v1/endpoints", NEW, idempotency_key="k8").json["id"] != first["id"]
+
+
+def test_a_deletion_is_repeated_without_a_body(acme):
+    made = acme.post("/v1/endpoints", NEW).json
+    for _ in range(2):
+        answer = acme.delete(f"/v1/endpoints/{made['id']}", idempotency_key="k9")
+        assert (answer.status, answer.text) == (204, b"")
+
+
+def test_changes_at_once_to_one_row_lose_nothing(acme):
+    made = acme.post("/v1/endpoints", NEW).json
+    changes = [{"max_in_flight": 7}, {"max_per_second": 2.5}, {"headers": {"X-Team": "a"}}, {"order_by": "id"}]
+    with concurrent.futures.ThreadPoolExecutor(4) as at_once:
+        assert {
+            answer.status for answer in at_once.map(lambda one: acme.patch(f"/v1/endpoints/{made['id']}", one), changes)
+        } == {200}
+    shown = acme.get(f"/v1/endpoints/{made['id']}").json
+    assert [{name: shown[name] for name in change} for change in changes] == changes

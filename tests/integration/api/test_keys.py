@@ -1,0 +1,68 @@
+"""Who may come in: keys are kept as digests, and what is taken away or deleted is refused."""
+
+import datetime as dt
+
+import pytest
+from psycopg import sql
+
+from delivery import errors
+from subscriptions_db.api import keys
+from subscriptions_db.api.principals import Scope
+from tests.integration.api.world import DOCUMENT
+
+pytestmark = pytest.mark.integration
+
+
+def made(served, **fields):
+    with served.registry() as opened:
+        return keys.create(opened, **{"customer_id": "acme", "scope": Scope.READ_ONLY} | fields)
+
+
+def status_of(served, key):
+    return served.client(key.text.reveal().decode()).get("/v1/endpoints").status
+
+
+def test_a_key_has_256_random_bits_and_only_its_digest_is_kept(served):
+    key = made(served)
+    text = key.text.reveal().decode()
+    assert text.startswith(f"{key.key_id}_")
+    assert len(text.removeprefix(f"{key.key_id}_")) == 43  # base64 of 32 bytes
+    assert text not in repr(key)
+    with served.registry() as opened:
+        tables = [row["tablename"] for row in opened.execute("select tablename from pg_tables where schemaname = 'public'")]
+        every_row = sql.SQL("select to_jsonb(t)::text as line from {} t")
+        dump = "".join(row["line"] for table in tables for row in opened.execute(every_row.format(sql.Identifier(table))))
+    assert key.key_id in dump
+    assert text.rpartition("_")[2] not in dump
+    for secret in (text[16:], DOCUMENT["endpoints"][0]["auth"]["secret"]):
+        assert secret not in dump
+
+
+def test_a_key_that_has_expired_is_refused(served):
+    now = dt.datetime.now(dt.UTC)
+    assert status_of(served, made(served, expires_at=now - dt.timedelta(seconds=1))) == 401
+    assert status_of(served, made(served, expires_at=now + dt.timedelta(hours=1))) == 200
+
+
+def test_a_key_that_was_revoked_is_refused(served):
+    key = made(served)
+    with served.registry() as opened:
+        keys.revoke(opened, key.text.reveal().decode())
+        keys.revoke(opened, key.key_id)
+        with pytest.raises(errors.RegistrationError, match="no such key"):
+            keys.revoke(opened, "fk_zzzzzzzzzzzz")
+    assert status_of(served, key) == 401
+
+
+def test_a_key_is_of_a_customer_or_of_the_operator(served):
+    for customer_id, scope in (("acme", Scope.OPERATOR), (None, Scope.READ_ONLY), ("nobody", Scope.READ_ONLY)):
+        with pytest.raises(errors.RegistrationError):
+            made(served, customer_id=customer_id, scope=scope)
+
+
+def test_keys_are_listed_without_their_digests(served):
+    key = made(served, name="of the dashboard")
+    with served.registry() as opened:
+        [row] = [row for row in keys.all_(opened, "acme") if row["key_id"] == key.key_id]
+    assert row.keys() == {"key_id", "customer_id", "scope", "name", "created_at", "expires_at", "revoked_at"}
+    assert row["name"] == "of the dashboard"

@@ -1,0 +1,133 @@
+"""Customers subscribe to what they were granted; the operator to all; and both can ask why an event matches, or does not."""
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+NEW = {"endpoint": "acme-orders", "event_type": "invoice.*", "tenants": ["t1"]}
+EVENT = {"type": "invoice.paid", "tenant_id": "t1", "data": {"amount": 7}}
+
+
+@pytest.fixture
+def made(acme):
+    wanted = NEW | {"sub_tenants": {"t2": [100]}, "filter": {"data": {"amount": [{"numeric": [">", 5]}]}}}
+    answer = acme.post("/v1/subscriptions", wanted)
+    assert answer.status == 201
+    return answer.json
+
+
+def test_a_subscription_is_shown_as_it_was_made(acme, made):
+    assert made == acme.get(f"/v1/subscriptions/{made['id']}").json
+    assert made["tenants"] == ["t1"]
+    assert made["sub_tenants"] == {"t2": ["100"]}
+    assert made["filter"] == {"data": {"amount": [{"numeric": [">", 5]}]}}
+    assert (made["status"], made["everything"]) == ("active", False)
+    listed = acme.get("/v1/subscriptions?endpoint=acme-orders&limit=200").json["items"]
+    assert made in listed
+
+
+def test_a_change_keeps_what_it_does_not_name(acme, made):
+    path = f"/v1/subscriptions/{made['id']}"
+    assert acme.patch(path, {"event_type": "order.*"}).json == made | {"event_type": "order.*"}
+    assert acme.patch(path, {"filter": None}).json["filter"] is None
+    assert acme.post(f"{path}/pause").json["status"] == "paused"
+    assert acme.post(f"{path}/resume").json["status"] == "active"
+    assert acme.delete(path).status == 204
+    assert acme.get(path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"filter": {"data": {"a": [{"regex": "(a+)+"}]}}}, "filter.data.a[0].regex"),
+        ({"filter": {"a": "b"}}, "filter.a"),
+        ({"event_type": "a b"}, "event_type"),
+        ({"tenants": []}, ""),
+        ({"endpoint": "nowhere"}, "endpoint"),
+        ({"tenants": ["t3"]}, "tenants"),
+        ({"sub_tenants": {"t3": ["1"]}}, "sub_tenants"),
+        ({"tenants": [], "everything": True}, "everything"),
+    ],
+)
+def test_what_is_wrong_or_not_granted_is_refused_by_name(acme, change, field):
+    answer = acme.post("/v1/subscriptions", NEW | change)
+    assert answer.status == 422
+    assert answer.fields == [field]
+
+
+def test_what_the_operator_registered_beyond_the_grant_can_be_paused_but_not_widened(acme):
+    path = "/v1/subscriptions/acme-all"
+    assert acme.get(path).json["everything"] is True
+    assert acme.patch(path, {"event_type": "*"}).fields == ["everything"]
+    assert acme.patch(path, {"filter": None}).fields == ["everything"]
+    assert acme.post(f"{path}/pause").json["status"] == "paused"
+    assert acme.post(f"{path}/resume").status == 200
+
+
+def test_a_grant_of_the_operator_is_in_effect_at_once(acme, operator, served):
+    grant = {"name": "Acme Inc", "may_subscribe_to": {"tenants": ["t1", "t2", "t5"]}}
+    assert operator.put("/v1/customers/acme", grant).json["may_subscribe_to"] == {
+        "everything": False,
+        "tenants": ["t1", "t2", "t5"],
+    }
+    assert acme.get("/v1/customers/acme").json["may_subscribe_to"]["tenants"] == ["t1", "t2", "t5"]
+    assert acme.post("/v1/subscriptions", NEW | {"tenants": ["t5"]}).status == 201
+    assert operator.put("/v1/customers/acme", {"name": "Acme Inc"}).json["may_subscribe_to"]["tenants"] == ["t1", "t2", "t5"]
+    assert [entry["action"] for entry in served.audit("acme")] == ["grant"]
+
+
+def test_somebody_elses_endpoint_is_as_one_that_there_is_not(acme):
+    theirs = acme.post("/v1/subscriptions", NEW | {"endpoint": "other-orders"})
+    nobodys = acme.post("/v1/subscriptions", NEW | {"endpoint": "nobody-orders"})
+    assert theirs.status == 422
+    assert theirs.text.replace(b"other-", b"") == nobodys.text.replace(b"nobody-", b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, (True, "matches", "it would be sent")),
+        ({"type": "order.made"}, (False, "event_type", "the type order.made is not invoice.*")),
+        ({"tenant_id": "t2"}, (False, "scope", "neither the tenant nor the sub-tenant is included")),
+        ({"tenant_id": "t2", "sub_tenant_id": 100}, (True, "matches", "it would be sent")),
+        ({"data": {"amount": 5}}, (False, "filter", "the filter does not take data.amount")),
+    ],
+)
+def test_an_event_is_explained_by_the_rule_that_decides(acme, made, change, told):
+    answer = acme.post(f"/v1/subscriptions/{made['id']}/explain", {"event": EVENT | change})
+    told = {"subscription": made["id"], "endpoint": "acme-orders"} | dict(zip(("is_due", "rule", "detail"), told, strict=True))
+    assert answer.json["items"] == [told]
+
+
+def test_an_event_is_explained_for_every_subscription_of_an_endpoint(acme, made):
+    items = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT}).json["items"]
+    rules = {item["subscription"]: item["rule"] for item in items}
+    assert rules[made["id"]] == "matches"
+    assert rules["acme-all"] == "event_type"
+
+
+def test_tenants_are_registered_by_the_operator(operator, served):
+    path = "/v1/tenants/t7"
+    shown = operator.put(path, {"name": "Seven", "sub_tenants": [1, {"id": "b", "name": "Buying"}]})
+    assert shown.status == 200
+    assert shown.json["sub_tenants"] == [{"id": "1", "name": ""}, {"id": "b", "name": "Buying"}]
+    assert operator.put(path, {"status": "suspended"}).json["sub_tenants"] == shown.json["sub_tenants"]
+    assert operator.get(path).json["status"] == "suspended"
+    assert "t7" in [row["id"] for row in operator.get("/v1/tenants").json["items"]]
+    assert operator.delete(path).status == 204
+    assert operator.get(path).status == 404
+    assert [entry["action"] for entry in served.audit("t7")] == ["create", "update", "delete"]
+
+
+def test_a_customer_is_deleted_with_all_that_is_its_own(operator):
+    operator.put("/v1/customers/leaving", {"may_subscribe_to": {"everything": True}})
+    endpoint = operator.post("/v1/endpoints", {"customer": "leaving", "url": "https://hooks.example.com/"}).json["id"]
+    assert operator.delete("/v1/customers/leaving").status == 204
+    assert operator.get(f"/v1/endpoints/{endpoint}").status == 404
+    assert operator.get("/v1/customers/leaving").status == 404
+
+
+@pytest.mark.parametrize("row_id", ["a%20b", "%C3%A4", "%00", "x" * 129, "-a"])
+def test_an_id_that_is_none_is_refused_where_it_would_be_made_and_else_not_found(operator, row_id):
+    assert operator.put(f"/v1/customers/{row_id}", {}).fields == ["customer_id"]
+    assert operator.get(f"/v1/customers/{row_id}").status == 404

@@ -1,0 +1,93 @@
+"""A test event goes by the path of every delivery, and what came of it is shown."""
+
+import contextlib
+import socket
+import time
+
+import orjson
+import pytest
+
+from delivery import settings
+from fanout import receiver
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+OPEN = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), attempt_timeout_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres, delivery=OPEN) as made:
+        yield made
+
+
+@pytest.fixture
+def received():
+    return []
+
+
+@pytest.fixture
+def listening(received):
+    secrets = []
+    with receiver.Receiver(
+        secrets_of=lambda _: secrets, on_received=received.append, answer=lambda path: 503 if "broken" in path else 200, port=0
+    ) as server:
+        server.secrets = secrets
+        yield server
+
+
+def made(acme, **fields):
+    answer = acme.post("/v1/endpoints", fields)
+    assert answer.status == 201, answer.text
+    return answer.json
+
+
+@pytest.mark.parametrize("mode", ["direct", "batch"])
+def test_a_test_event_is_signed_and_arrives(acme, served, listening, received, mode):
+    endpoint = made(acme, url=f"{listening.url}/hook", mode=mode)
+    listening.secrets.append(endpoint["signing_secret"])
+    answer = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {"type": "order.created", "data": {"amount": 5}})
+    assert answer.status == 200
+    told = answer.json
+    assert (told["is_delivered"], told["status"], told["error_class"]) == (True, 200, None)
+    [one] = received
+    assert (one.webhook_id, one.is_verified) == (told["webhook_id"], True)
+    body = orjson.loads(one.body)
+    event = body[0] if mode == "batch" else body
+    assert (event["type"], event["tenant_id"], event["data"]) == ("order.created", "fanout-test", {"amount": 5})
+    assert [entry["action"] for entry in served.audit(endpoint["id"])] == ["create", "test"]
+
+
+def test_what_the_endpoint_answers_is_shown(acme, listening):
+    endpoint = made(acme, url=f"{listening.url}/broken")
+    told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
+    assert (told["is_delivered"], told["status"], told["error_class"]) == (False, 503, "unavailable")
+
+
+def test_an_endpoint_that_hangs_is_waited_for_as_long_as_a_delivery_would(acme):
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as hanging:
+        endpoint = made(acme, url=f"http://127.0.0.1:{hanging.getsockname()[1]}/")
+        began = time.monotonic()
+        told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
+    assert told["error_class"] == "timeout"
+    assert time.monotonic() - began < 5
+
+
+def test_one_a_second_goes_to_an_endpoint(acme, listening, received):
+    endpoint = made(acme, url=f"{listening.url}/hook")
+    answers = [acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 429, 429]
+    assert answers[1].headers["retry-after"] == "1"
+    assert len(received) == 1
+
+
+def test_a_test_event_leads_no_more_inside_than_a_delivery(acme, served, listening, received):
+    endpoint = made(acme, url=f"{listening.url}/hook")
+    closed = served.config.model_copy(update={"delivery": settings.Delivery(allow_http=True, allow_ports=())})
+    with world.running(closed) as port:
+        answer = world.Client(port, served.keys["acme"]).post(f"/v1/endpoints/{endpoint['id']}/test", {})
+    assert answer.status == 409
+    assert answer.json["detail"] == (
+        "the endpoint cannot be used: url: the address is not allowed: an endpoint is a public https address"
+    )
+    assert received == []

@@ -1,0 +1,181 @@
+"""A served API with two customers, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+from delivery import settings
+from delivery.webhooks import guard
+from subscriptions_db import apply, connect, keyring, manifest, migrate
+from subscriptions_db.api import keys, serving
+from subscriptions_db.api.principals import Scope
+
+DOCUMENT = {
+    "tenants": [{"id": "t1"}, {"id": "t2", "sub_tenants": [100]}],
+    "customers": [{"id": "acme", "name": "Acme Inc"}, {"id": "other"}],
+    "endpoints": [
+        {"id": "acme-orders", "customer": "acme", "url": "https://hooks.acme.example.com/orders", "max_in_flight": 3,
+         "auth": {"kind": "basic", "username": "ann", "secret": "hunter2"}},
+        {"id": "other-orders", "customer": "other", "url": "https://hooks.other.example.com/orders"},
+    ],
+    "subscriptions": [
+        {"id": "acme-all", "endpoint": "acme-orders", "event_type": "order.*", "everything": True, "except_tenants": ["t9"],
+         "filter": {"data": {"amount": [{"numeric": [">", 5]}]}}},
+        {"id": "other-all", "endpoint": "other-orders", "event_type": "order.*", "tenants": ["t1"]},
+    ],
+}  # fmt: skip
+LOGIN = """
+do $$
+begin
+    if not exists (select from pg_roles where rolname = 'fanout_serve') then
+        create role fanout_serve login in role fanout_api, fanout_operator;
+    end if;
+end
+$$
+"""
+"""As docs/operations.md has it: it owns nothing."""
+GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    text: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that a refusal names."""
+        return [error["field"] for error in self.json["errors"]]
+
+
+@dataclass
+class Client:
+    """Asks with one key, over a connection of its own for each request."""
+
+    port: int
+    key: str | None
+
+    def ask(self, method: str, path: str, document: Any = None, *, raw: bytes | None = None, **headers: str) -> Answer:
+        body = raw if raw is not None else None if document is None else json.dumps(document).encode()
+        sent = {"content-type": "application/json"} if body is not None else {}
+        sent |= {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, sent | {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, named, response.read())
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, document: Any = None, **headers: str) -> Answer:
+        return self.ask("POST", path, document, **headers)
+
+    def put(self, path: str, document: Any, **headers: str) -> Answer:
+        return self.ask("PUT", path, document, **headers)
+
+    def patch(self, path: str, document: Any, **headers: str) -> Answer:
+        return self.ask("PATCH", path, document, **headers)
+
+    def delete(self, path: str, **headers: str) -> Answer:
+        return self.ask("DELETE", path, **headers)
+
+
+@dataclass
+class Served:
+    """A running API."""
+
+    port: int
+    database: str
+    config: settings.Settings
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def client(self, key: str | None) -> Client:
+        return Client(self.port, key)
+
+    @contextlib.contextmanager
+    def registry(self) -> Iterator[connect.Connection]:
+        """The database itself, past the API."""
+        with connect.connect(settings.Database(url=self.database)) as opened:
+            yield opened
+
+    def audit(self, entity_id: str) -> list[dict[str, Any]]:
+        with self.registry() as opened:
+            return opened.execute("select * from audit_log where entity_id = %s order by entry_id", [entity_id]).fetchall()
+
+
+def login_of(url: str) -> str:
+    """The URL of the API's own login."""
+    return url.replace("://postgres:", "://fanout_serve:")
+
+
+@contextlib.contextmanager
+def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: Any) -> Iterator[Served]:
+    """Serve the registry of DOCUMENT from a database of its own."""
+    name = f"api_{uuid.uuid4().hex[:12]}"
+    postgres.create_database(name)
+    ring = {"k1": keyring.generate()}
+    config = settings.Settings(
+        database=settings.Database(url=postgres.url_of(name)),
+        keys=settings.Keys(ring=ring),
+        delivery=delivery or settings.Delivery(),
+        api=settings.Api(
+            port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
+        ),
+    )
+    with connect.connect(config.database) as opened:
+        migrate.migrate(opened)
+        opened.execute(LOGIN)
+        apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
+        opened.execute(GRANTS)
+        made = {
+            "operator": keys.create(opened, customer_id=None, scope=Scope.OPERATOR),
+            "acme": keys.create(opened, customer_id="acme", scope=Scope.CUSTOMER_ADMIN),
+            "reader": keys.create(opened, customer_id="acme", scope=Scope.READ_ONLY),
+            "poller": keys.create(opened, customer_id="acme", scope=Scope.POLLER),
+            "other": keys.create(opened, customer_id="other", scope=Scope.CUSTOMER_ADMIN),
+        }
+    with running(config) as port:
+        texts = {name: key.text.reveal().decode() for name, key in made.items()}
+        yield Served(port, postgres.url_of(name), config, texts)
+
+
+@contextlib.contextmanager
+def running(config: settings.Settings) -> Iterator[int]:
+    """Serve on a thread of its own; yield the port."""
+    loop, stop, port = uvloop.new_event_loop(), asyncio.Event(), 0
+    ready = threading.Event()
+
+    async def serve() -> None:
+        nonlocal port
+        async with serving.serving(config) as port:
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield port
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

@@ -1,0 +1,198 @@
+"""The database itself keeps customers apart, from whoever asks for one of them; and nobody else is hindered."""
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from delivery import settings
+from subscriptions_db import connect, migrate, registry, snapshot
+from tests.integration.registry.documents import DOCUMENT, GUARD, applied
+
+pytestmark = pytest.mark.integration
+
+OF_C2 = {
+    "customers": [{"id": "c2"}],
+    "endpoints": [{"id": "ep9", "customer": "c2", "url": "https://example.com/9"}],
+    "subscriptions": [
+        {"id": "s9", "endpoint": "ep9", "event_type": "order", "tenants": [1], "filter": {"data": {"a": [1]}}},
+    ],
+}  # fmt: skip
+ROWS = """
+insert into customer_tenants values ('c1', '1'), ('c2', null);
+insert into api_keys (key_id, customer_id, scope, digest)
+values ('fk_aaaaaaaaaaaa', 'c1', 'read_only', sha256('a')), ('fk_bbbbbbbbbbbb', 'c2', 'read_only', sha256('b'));
+insert into audit_log (key_id, customer_id, action, entity, entity_id)
+values ('fk_aaaaaaaaaaaa', 'c1', 'create', 'endpoint', 'ep1'), ('fk_aaaaaaaaaaaa', 'c2', 'create', 'endpoint', 'ep9');
+insert into idempotency_keys (customer_id, idempotency_key, request_digest)
+values ('c1', 'k', sha256('')), ('c2', 'k', sha256(''));
+"""
+SEEN_BY_C1 = {"customers": 1, "customer_tenants": 1, "endpoints": 2, "secrets": 3, "subscriptions": 2, "scopes": 3,
+              "filters": 1, "audit_log": 1, "idempotency_keys": 1}  # fmt: skip
+ISOLATED = """
+select c.relname as table, c.relrowsecurity and c.relforcerowsecurity as forced,
+       exists (select from pg_policies p where p.tablename = c.relname and p.permissive = 'RESTRICTIVE'
+               and p.roles = '{fanout_api}' and p.cmd = 'ALL' and p.qual is not null and p.with_check is not null) as apart
+from pg_class c
+where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+"""
+OF_CUSTOMERS = """
+select table_name from information_schema.columns where table_schema = 'public' and column_name = 'customer_id'
+union
+select table_name from information_schema.table_privileges where table_schema = 'public' and grantee = 'fanout_api'
+"""
+
+
+@pytest.fixture
+def two(connection, ring):
+    """A registry of two customers."""
+    applied(connection, ring, DOCUMENT)
+    applied(connection, ring, OF_C2)
+    connection.execute(ROWS)
+    return connection
+
+
+def as_customer(connection, customer_id):
+    connection.execute(
+        "select set_config('role', 'fanout_api', true), set_config('fanout.customer_id', %s, true)", [customer_id]
+    )
+
+
+def counted(connection, tables):
+    count = "select count(*) as rows from {}"
+    return {table: connection.execute(sql.SQL(count).format(sql.Identifier(table))).fetchone()["rows"] for table in tables}
+
+
+def test_no_table_of_customers_is_without_forced_row_level_security_and_a_policy(connection):
+    tables = {row["table"]: row for row in connection.execute(ISOLATED)}
+    of_customers = {row["table_name"] for row in connection.execute(OF_CUSTOMERS)}
+    assert of_customers >= {"endpoints", "secrets", "subscriptions", "scopes", "filters", "api_keys", "audit_log"}
+    lacking = {name for name in of_customers if not (tables[name]["forced"] and tables[name]["apart"])}
+    assert lacking == set(), "call keep_customers_apart('…') in the migration that makes it"
+
+
+def test_the_meta_test_would_see_a_new_table(connection):
+    connection.execute("create table letters (customer_id text)")
+    of_customers = {row["table_name"] for row in connection.execute(OF_CUSTOMERS)}
+    [row] = [row for row in connection.execute(ISOLATED) if row["table"] == "letters"]
+    assert "letters" in of_customers
+    assert not row["forced"]
+    connection.execute("call keep_customers_apart('letters')")
+    [row] = [row for row in connection.execute(ISOLATED) if row["table"] == "letters"]
+    assert row["forced"]
+    assert row["apart"]
+
+
+def test_the_roles_of_the_api_own_nothing_and_pass_by_nothing(connection):
+    of_roles = "select rolsuper, rolbypassrls, rolcanlogin, rolcreaterole from pg_roles where rolname like 'fanout\\_%'"
+    assert [set(row.values()) for row in connection.execute(of_roles)] == [{False}, {False}]
+    owners = {row["tableowner"] for row in connection.execute("select tableowner from pg_tables where schemaname = 'public'")}
+    assert not owners & {"fanout_api", "fanout_operator"}
+
+
+def test_a_customer_sees_its_own_rows_and_no_others(two):
+    with two.transaction():
+        as_customer(two, "c1")
+        assert counted(two, SEEN_BY_C1) == SEEN_BY_C1
+        assert two.execute("select endpoint_id from endpoints where endpoint_id = 'ep9'").fetchall() == []
+
+
+@pytest.mark.parametrize("customer_id", ["", "*", "unknown", "c1 ", "c"])
+def test_without_a_customer_there_is_nothing(two, customer_id):
+    with two.transaction():
+        two.execute("set local role fanout_api")
+        assert set(counted(two, SEEN_BY_C1).values()) == {0}
+        as_customer(two, customer_id)
+        assert set(counted(two, SEEN_BY_C1).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into endpoints (endpoint_id, customer_id, url) values ('mine', 'c2', 'https://example.com/')",
+        "update endpoints set customer_id = 'c2' where endpoint_id = 'ep2'",
+        "insert into subscriptions values ('mine', 'ep9', 'c1', '*', 'everything')",
+        "insert into subscriptions values ('mine', 'ep9', 'c2', '*', 'everything')",
+        "insert into scopes values ('s9', 'selected', 'include', '7', null)",
+        "insert into filters values ('s9', '{\"a\": [1]}')",
+        "insert into audit_log (key_id, customer_id, action, entity, entity_id) values ('fk_x', 'c2', 'create', 'e', 'i')",
+        "insert into idempotency_keys (customer_id, idempotency_key, request_digest) values ('c2', 'other', sha256(''))",
+        "insert into customer_tenants values ('c1', null)",
+        "select * from api_keys",
+        "select * from tenants",
+        "select entity_id from revisions",
+        "update audit_log set action = 'nothing'",
+        "delete from audit_log",
+    ],
+)
+def test_a_customer_writes_and_reads_nothing_that_is_not_its_own(two, statement):
+    refusals = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ForeignKeyViolation)
+    with pytest.raises(refusals), two.transaction():  # noqa: PT012  # whichever of them it is
+        as_customer(two, "c1")
+        two.execute(statement)
+        two.execute("set constraints all immediate")
+
+
+@pytest.mark.parametrize("table", ["endpoints", "secrets", "subscriptions", "scopes", "filters", "idempotency_keys"])
+def test_what_a_customer_deletes_is_its_own(two, table):
+    with two.transaction(force_rollback=True):
+        before = counted(two, [table])[table]
+        as_customer(two, "c1")
+        own = counted(two, [table])[table]
+        two.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
+        two.execute("set local role none")
+        assert counted(two, [table])[table] == before - own > 0
+
+
+def test_a_connection_forgets_its_customer_with_the_transaction_also_after_an_error(two):
+    with pytest.raises(psycopg.errors.DivisionByZero), two.transaction():  # noqa: PT012  # only the last can divide
+        as_customer(two, "c1")
+        two.execute("select 1 / 0")
+    with two.transaction():
+        two.execute("set local role fanout_api")
+        assert counted(two, ["endpoints"]) == {"endpoints": 0}
+
+
+def test_the_operator_sees_all(two):
+    with two.transaction():
+        two.execute("set local role fanout_operator")
+        assert counted(two, ["customers", "endpoints", "audit_log"]) == {"customers": 2, "endpoints": 3, "audit_log": 2}
+
+
+@pytest.fixture
+def owner(database):
+    """A registry of an owner who is no superuser, as at those who rent their Postgres."""
+    name = database.partition("?")[0].rpartition("/")[2]
+    with connect.connect(settings.Database(url=database)) as superuser:
+        superuser.execute(sql.SQL("create role {} login createrole").format(sql.Identifier(name)))
+        superuser.execute(sql.SQL("grant all on schema public to {}").format(sql.Identifier(name)))
+        url = database.replace("postgresql://postgres:", f"postgresql://{name}:")
+        with connect.connect(settings.Database(url=url)) as opened:
+            migrate.migrate(opened)
+            yield opened
+        superuser.execute(sql.SQL("reassign owned by {} to postgres").format(sql.Identifier(name)))
+        superuser.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+        superuser.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def test_an_owner_who_is_no_superuser_registers_and_reads_as_before(owner, ring):
+    assert owner.execute("select rolsuper from pg_roles where rolname = current_user").fetchone() == {"rolsuper": False}
+    applied(owner, ring, DOCUMENT)
+    applied(owner, ring, OF_C2)
+    assert applied(owner, ring, OF_C2).changes == ()
+    read = snapshot.read_full(owner, ring, GUARD)
+    assert (len(read.endpoints), len(read.subscriptions), read.quarantined()) == (3, 3, {})
+    assert snapshot.read_candidates(owner, ring, GUARD, event_type="order", tenant_id="1").subscriptions.keys() == {"s2", "s9"}
+    assert registry.revision(owner) > 0
+    owner.execute("delete from customers where customer_id = 'c2'")
+    assert snapshot.read_full(owner, ring, GUARD).subscriptions.keys() == {"s1", "s2"}
+
+
+def test_a_login_with_read_rights_alone_reads_all_as_before(two):
+    """As the executors' login, when they look up."""
+    two.execute("create role reader_of_tests nologin; grant select on all tables in schema public to reader_of_tests")
+    try:
+        with two.transaction():
+            two.execute("set local role reader_of_tests")
+            assert counted(two, ["endpoints", "scopes"]) == {"endpoints": 3, "scopes": 4}
+    finally:
+        two.execute("drop owned by reader_of_tests; drop role reader_of_tests")
