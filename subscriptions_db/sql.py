@@ -1,4 +1,4 @@
-"""Give the statements of queries.sql by name.
+"""Give the statements of every queries.sql in this package by name.
 
 Runs on the driver and in the command.
 """
@@ -20,5 +20,8 @@ def query(name: str) -> LiteralString:
 
 @functools.cache
 def _queries() -> dict[str, str]:
-    _, *parts = _NAME.split((Path(__file__).parent / "queries.sql").read_text())
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    queries: dict[str, str] = {}
+    for path in sorted(Path(__file__).parent.rglob("queries.sql")):
+        _, *parts = _NAME.split(path.read_text())
+        queries |= dict(zip(parts[::2], parts[1::2], strict=True))
+    return queries
