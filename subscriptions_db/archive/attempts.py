@@ -70,9 +70,10 @@ def search(
     place = {"customer_id": customer_id, "before": start.started_at, "position": start.position}
     wanted = asked.parameters() | place | {"limit": limit, "most": MAX_LOOKED_AT}
     with connect.translating():
-        found = connection.execute(query("attempts_before"), wanted).fetchall()
+        # Not prepared, as for dead letters.
+        found = connection.execute(query("attempts_before"), wanted, prepare=False).fetchall()
         places = [Moment(row["started_at"], row.pop("position")) for row in found]
         if len(found) == limit:
             return Found([AttemptRow(**row) for row in found], places[-1])
-        last = connection.execute(query("last_attempt_looked_at"), wanted).fetchone()
+        last = connection.execute(query("last_attempt_looked_at"), wanted, prepare=False).fetchone()
     return Found([AttemptRow(**row) for row in found], None if last is None else Moment(last["started_at"], last["position"]))

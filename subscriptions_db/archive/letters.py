@@ -85,8 +85,7 @@ def browse(connection: connect.Connection, customer_id: str, selection: Selectio
 def get(connection: connect.Connection, customer_id: str, position: int) -> Archived | None:
     """Return a letter, whatever has become of it; None where the customer has none there."""
     with connect.translating():
-        asked = {"positions": [position], "customer_id": customer_id}
-        row = connection.execute(query("dead_letters_at"), asked).fetchone()
+        row = connection.execute(query("dead_letters_at"), _at(customer_id, [position]), binary=True).fetchone()
     return None if row is None else _archived(row)
 
 
@@ -137,7 +136,8 @@ def find(connection: connect.Connection, customer_id: str, selection: Selection,
     """Return where the letters of a page are."""
     asked = {"customer_id": customer_id, "after": after, "limit": limit, "most": MAX_LOOKED_AT}
     with connect.translating():
-        row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
+        # Planned for what is asked each time: a plan for everything that may be asked can use no index for any of it.
+        row = connection.execute(query("dead_letters_after"), asked | selection.parameters(), prepare=False).fetchone()
     return page(row or {}, after=after)
 
 
@@ -158,8 +158,8 @@ def waiting(connection: connect.Connection, customer_id: str, positions: Sequenc
     if not positions:
         return []
     with connect.translating():
-        asked = {"positions": list(positions), "customer_id": customer_id}
-        return [_archived(row) for row in connection.execute(query("waiting_dead_letters_at"), asked)]
+        found = connection.execute(query("waiting_dead_letters_at"), _at(customer_id, positions), binary=True)
+        return [_archived(row) for row in found]
 
 
 def _mark(
@@ -167,10 +167,15 @@ def _mark(
 ) -> list[int]:
     if not positions:
         return []
-    asked = {"positions": list(positions), "customer_id": customer_id, "state": state, "now": now}
+    asked = _at(customer_id, positions) | {"state": state, "now": now, "from_states": _FROM[state]}
     with connect.translating():
-        marked = connection.execute(query("mark_dead_letters"), asked | {"from_states": _FROM[state]})
+        marked = connection.execute(query("mark_dead_letters"), asked)
         return sorted(row["position"] for row in marked)
+
+
+def _at(customer_id: str, positions: Sequence[int]) -> dict[str, Any]:
+    """Return places as the statements have them: with their bounds, by which Postgres knows the partitions."""
+    return {"customer_id": customer_id, "positions": list(positions), "first": min(positions), "last": max(positions)}
 
 
 def _archived(row: dict[str, Any]) -> Archived:

@@ -31,12 +31,16 @@ where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reach
 update archive_offsets set next_offset = 0
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
+-- name: take_dead_letter_day
+-- Waits for whoever else writes letters.
+update dead_letter_day set day = greatest(day, %(today)s) returning day;
+
 -- name: insert_dead_letters
 insert into dead_letters (
-    archived_at, customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
+    position, archived_at, customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
     letter_topic, letter_partition, letter_offset
 )
-select %(archived_at)s, new.* from unnest(
+select first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived_at)s, new.* from unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(tenant_id)s::text[], %(event_type)s::text[], %(reason)s::text[],
     %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[], %(payload)s::bytea[], %(letter)s::bytea[],
     %(letter_topic)s::text[], %(letter_partition)s::integer[], %(letter_offset)s::bigint[]
@@ -56,13 +60,13 @@ select * from unnest(
 -- name: dead_letters_after
 -- The letters behind a position that are asked for, and up to where none was left out. No more than `most` are looked at, so that
 -- asking for what is rare costs no more than asking for everything. One statement, and so one moment: between two of them a
--- letter could come that only the second sees.
-with matching as materialized (
-    select position from (
-        select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
-        where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
-        order by position limit %(most)s
-    ) as looked_at
+-- letter could come that only the second sees. What is looked at comes in its order, and only as far as it is needed.
+with looked_at as materialized (
+    select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+    where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
+    order by position limit %(most)s
+), matching as materialized (
+    select position from looked_at
     where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
       and (%(event_type)s::text is null or event_type = %(event_type)s)
       and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
@@ -70,36 +74,31 @@ with matching as materialized (
       and (%(reason)s::text is null or reason = %(reason)s)
       and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
       and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
-    order by position limit %(limit)s
+    limit %(limit)s
 )
 select
     array(select position from matching order by position) as positions,
-    case when (select count(*) from matching) < %(limit)s then (
-        select array[count(*), max(position)] from (
-            select position from dead_letters
-            where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
-            order by position limit %(most)s
-        ) as looked_at
-    ) end as looked_at;
+    case when (select count(*) from matching) < %(limit)s
+        then (select array[count(*), max(position)] from looked_at) end as looked_at;
 
 -- name: dead_letters_at
 select position, archived_at, state, state_since, customer_id, payload, letter from dead_letters
-where position = any (%(positions)s) and (%(customer_id)s::text is null or customer_id = %(customer_id)s)
-order by position;
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
 
 -- name: waiting_dead_letters_at
 select position, archived_at, state, state_since, customer_id, payload, letter from dead_letters
-where position = any (%(positions)s) and customer_id = %(customer_id)s and state = 'waiting'
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = 'waiting'
 order by position;
 
 -- name: mark_dead_letters
 update dead_letters set state = %(state)s, state_since = %(now)s
-where position = any (%(positions)s) and customer_id = %(customer_id)s and state = any (%(from_states)s)
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = any (%(from_states)s)
 returning position;
 
 -- name: first_dead_letter_since
 select min(position) as position from dead_letters
-where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(since)s;
+where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(since)s
+  and position >= first_position_of((%(since)s at time zone 'UTC')::date);
 
 -- name: last_dead_letter
 select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
@@ -107,7 +106,7 @@ select max(position) as position from dead_letters where customer_id = %(custome
 -- name: redriving_dead_letters
 -- The oldest, up to so many bytes. Who else hands over takes others.
 with asked as (
-    select position, archived_at, customer_id, letter, payload, letter_topic, letter_partition, letter_offset
+    select position, letter, payload, letter_topic, letter_partition, letter_offset
     from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
 )
 select * from (select *, sum(length(payload) + length(letter)) over (order by position) as bytes from asked) as summed

@@ -86,11 +86,10 @@ def _write(connection: connect.Connection, taken: Sequence[Taken], kept: Kept, n
         letters = [one for one in new if one.letter is not None]
         attempts = [attempt for one in new for attempt in one.attempts]
         to_keep = [one for one in attempts if days.is_kept(days.of(one.started_at), today, kept.attempts)]
-        _make_days(connection, bool(letters), to_keep, today)
         if letters:
-            connection.execute(query("insert_dead_letters"), _letter_columns(letters) | {"archived_at": now})
+            _insert_letters(connection, letters, now)
         if to_keep:
-            connection.execute(query("insert_attempts"), _columns(AttemptRow, to_keep))
+            _insert_attempts(connection, to_keep)
         _reach(connection, {(one.topic, one.partition): one.offset + 1 for one in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 
@@ -104,11 +103,16 @@ def _locked(connection: connect.Connection, places: Iterable[Place]) -> dict[Pla
     return {(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
 
-def _make_days(connection: connect.Connection, has_letters: bool, attempts: Iterable[AttemptRow], today: dt.date) -> None:  # noqa: FBT001
-    if has_letters:
-        days.make(connection, "dead_letters", today)
+def _insert_letters(connection: connect.Connection, taken: Sequence[Taken], now: dt.datetime) -> None:
+    [day] = [row["day"] for row in connection.execute(query("take_dead_letter_day"), {"today": days.of(now)})]
+    days.make(connection, "dead_letters", day)
+    connection.execute(query("insert_dead_letters"), _letter_columns(taken) | {"archived_at": now, "day": day})
+
+
+def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptRow]) -> None:
     for day in sorted({days.of(one.started_at) for one in attempts}):
         days.make(connection, "attempts", day)
+    connection.execute(query("insert_attempts"), _columns(AttemptRow, attempts))
 
 
 def _reach(connection: connect.Connection, reached: dict[Place, int]) -> None:

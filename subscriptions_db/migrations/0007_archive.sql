@@ -10,10 +10,24 @@ create table archive_offsets (
     primary key (topic, partition)
 );
 
-create sequence dead_letter_positions;
+-- A position says the day of the archive, then the order: the day's first one plus a number of the sequence. So it alone leads to
+-- its partition, and those behind a cursor are in its partition and the ones after. Up to the year 2059 a double holds it exactly.
+create sequence dead_letter_positions maxvalue 274877906943;
+create function first_position_of(day date) returns bigint language sql immutable parallel safe as $$
+    select (day - date '1970-01-01') * 274877906944::bigint
+$$;
+
+-- The day of the archive, which never goes back, whatever clocks do. Whoever writes takes this row first, and has it until the commit
+-- is done. So whoever sees a position sees all lower ones that there will ever be, and a cursor never passes a letter that becomes
+-- visible later.
+create table dead_letter_day (
+    only_one boolean primary key default true check (only_one),
+    day      date not null default '1970-01-01'
+);
+insert into dead_letter_day default values;
 
 create table dead_letters (
-    position         bigint not null default nextval('dead_letter_positions'),
+    position         bigint primary key,
     archived_at      timestamptz not null,
     customer_id      registry_id not null,
     endpoint_id      registry_id not null,
@@ -30,20 +44,18 @@ create table dead_letters (
     letter_partition integer not null,
     letter_offset    bigint not null,
     state            text not null default 'waiting' check (state in ('waiting', 'redriving', 'redriven', 'discarded')),
-    state_since      timestamptz not null default now(),
-    primary key (position, archived_at)
-) partition by range (archived_at);
+    state_since      timestamptz not null default now()
+) partition by range (position);
 
 -- All that a poll asks about, so that it looks at no letter that it does not give.
 create index dead_letters_waiting on dead_letters (customer_id, position)
     include (endpoint_id, event_type, tenant_id, reason, dead_lettered_at, archived_at) where state = 'waiting';
 create index dead_letters_redriving on dead_letters (position) where state = 'redriving';
 
--- Positions are given under a lock that is held until the commit is done. So whoever sees a position sees all lower ones that
--- there will ever be, and a cursor never passes a letter that becomes visible later.
-create function order_dead_letters() returns trigger language plpgsql as $$
+-- Wakes who waits for letters, and has whoever inserts without asking for the day wait for those who did.
+create function order_dead_letters() returns trigger language plpgsql set search_path from current as $$
 begin
-    perform pg_advisory_xact_lock(hashtext('fanout.dead_letters'));
+    perform from dead_letter_day for update;
     notify fanout_dead_letters;
     return null;
 end
@@ -104,6 +116,10 @@ create index attempts_of_endpoint on attempts (customer_id, endpoint_id, started
 create function make_archive_day(kind text, day date) returns boolean language plpgsql security definer as $$
 declare
     made constant text := kind || to_char(day, '_YYYYMMDD');
+    bounds constant text[] := case kind
+        when 'dead_letters' then array[first_position_of(day)::text, first_position_of(day + 1)::text]
+        else array[day || ' 00:00+00', day + 1 || ' 00:00+00']
+    end;
 begin
     if kind not in ('dead_letters', 'attempts') then
         raise exception '% has no days', kind using errcode = 'invalid_parameter_value';
@@ -121,9 +137,7 @@ begin
     end if;
     -- Attached, because to create it as a partition would wait for every reader, and have every reader wait for that.
     execute format('create table %I (like %I including all)', made, kind);
-    execute format(
-        'alter table %I attach partition %I for values from (%L) to (%L)', kind, made, day || ' 00:00+00', day + 1 || ' 00:00+00'
-    );
+    execute format('alter table %I attach partition %I for values from (%L) to (%L)', kind, made, bounds[1], bounds[2]);
     call keep_customers_apart(made::regclass);
     return true;
 end

@@ -18,6 +18,7 @@ from tests import archive
 
 pytestmark = pytest.mark.integration
 EVERYTHING = Selection()
+WAITING = "select count(*) as n from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
 def browse(connection, customer="c1", selection=EVERYTHING, after=0, limit=1000):
@@ -121,14 +122,21 @@ def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, open
         late = in_background(
             lambda: writer.write(fast, [archive.taken_letter(0, partition=1, event_type="fast")], archive.KEPT, now=archive.NOW)
         )
-        waits = "select count(*) as n from pg_locks where locktype = 'advisory' and not granted"
-        while not connection.execute(waits).fetchone()["n"]:
+        while not connection.execute(WAITING).fetchone()["n"]:
             assert not late.done()
         page = browse(connection)
         assert (page.letters, page.until, page.has_more) == ([], 0, False)
     late.result(30)
     page = browse(connection, after=page.until)
     assert [orjson.loads(one.letter)["event_type"] for one in page.letters] == ["slow", "fast"]
+
+
+def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(connection, write):
+    midnight = archive.NOW.replace(hour=0)
+    write(1, now=midnight)
+    at = browse(connection).until
+    write(1, now=midnight - dt.timedelta(seconds=1))
+    assert len(browse(connection, after=at).letters) == 1
 
 
 def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write):
@@ -245,7 +253,6 @@ def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, i
     with first.transaction():
         assert days.make(first, "attempts", archive.NOW.date())
         late = in_background(lambda: days.make(second, "attempts", archive.NOW.date()))
-        waits = "select count(*) as n from pg_locks where locktype = 'advisory' and not granted"
-        while not connection.execute(waits).fetchone()["n"]:
+        while not connection.execute(WAITING).fetchone()["n"]:
             assert not late.done()
     assert late.result(30) is False
