@@ -4,6 +4,9 @@ import base64
 import contextlib
 import datetime as dt
 import logging
+import pathlib
+import re
+import uuid
 
 import orjson
 import psycopg
@@ -11,7 +14,8 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
-from subscriptions_db.archive import attempts, days, letters, rows, writer
+from subscriptions_db import migrate
+from subscriptions_db.archive import attempts, days, letters, redriving, rows, writer
 from subscriptions_db.archive.rows import Taken
 from subscriptions_db.archive.selection import Selection
 from tests import archive
@@ -256,3 +260,25 @@ def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, i
         while not connection.execute(WAITING).fetchone()["n"]:
             assert not late.done()
     assert late.result(30) is False
+
+
+def test_the_documented_rights_are_enough_to_archive(connection):
+    """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
+    role = f"archive_{uuid.uuid4().hex[:8]}"
+    connection.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
+    for grant in grants.replace("fanout_archive", role).split(";")[:-1]:
+        connection.execute(grant)
+    connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+    migrate.require_current(connection)
+    told = archive.taken_attempts(0, archive.outcome())
+    written = writer.write(connection, [archive.taken_letter(0), told], archive.KEPT, now=archive.NOW)
+    assert (written.letters, written.attempts) == (1, 1)
+    [found] = browse(connection).letters
+    assert letters.redrive(connection, "c1", [found.position], now=archive.NOW)
+    with redriving.turn(connection, now=archive.NOW) as turn:
+        assert len(turn) == 1
+    assert days.drop(connection, "attempts", dt.date(2100, 1, 1))
+    connection.execute("reset role")
+    connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
