@@ -71,6 +71,7 @@ class Archiver:
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
         self._hold: str | None = None
         self._failures = 0
+        self._redrive_at = 0.0
         self._source: Source | None = None
 
     def follow(self, *, once: bool) -> None:
@@ -113,9 +114,9 @@ class Archiver:
             messages = source.take(WAIT_S)
             for together in chunks.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
-            metrics.ARCHIVE_REDRIVEN.inc(archive_redriving.redrive(self._config, connection, now=_now()))
+            redriven = self._redrive(connection, once=once)
             self._hold, self._failures = None, 0
-            if (once and source.has_all()) or (not once and source.has_new_partitions()):
+            if (once and source.has_all() and not redriven) or (not once and source.has_new_partitions()):
                 return
 
     def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
@@ -127,6 +128,21 @@ class Archiver:
         metrics.ARCHIVED.labels("attempts").inc(written.attempts)
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
+
+    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
+        """Hand over a turn of letters. While Kafka refuses them, the archive goes on without."""
+        if time.monotonic() < self._redrive_at:
+            return 0
+        try:
+            redriven = archive_redriving.redrive(self._config, connection, now=_now())
+        except errors.KafkaUnavailable as exc:
+            if once:
+                raise
+            log.warning("redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
+            self._redrive_at = time.monotonic() + LONGEST_PAUSE_S
+            return 0
+        metrics.ARCHIVE_REDRIVEN.inc(redriven)
+        return redriven
 
     def _taken(self, message: confluent_kafka.Message) -> Taken:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""

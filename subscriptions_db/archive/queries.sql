@@ -141,7 +141,7 @@ update dead_letter_leases set token = %(token)s, until = %(until)s, times = time
 where customer_id = %(customer_id)s and consumer = %(name)s and position in (
     select position from dead_letter_leases
     where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
-    order by position limit %(limit)s
+    order by until limit %(limit)s
 )
 returning position, times;
 

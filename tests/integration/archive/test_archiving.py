@@ -17,10 +17,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from delivery import errors, kafka_options, metrics, settings
 from delivery.stages import topics
 from delivery.webhooks import parcel, segment
-from fanout import archive_source, archiving, publishing, redriving, scanning
+from fanout import archive_source, archiving, handing, publishing, redriving, scanning
 from fanout.local import stack
 from subscriptions_db import connect, migrate
 from subscriptions_db.archive import attempts, letters, writer
+from subscriptions_db.archive import redriving as archive_turns
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
 
@@ -272,6 +273,40 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     with platform.connected() as connection:
         assert writer.offsets(connection)
         assert letters.get(connection, "c1", first).state is letters.State.REDRIVEN
+
+
+def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platform, monkeypatch, caplog):
+    platform.publish_letters("e1")
+    platform.archive_once()
+    [asked] = [one.position for one in platform.letters()]
+    with platform.connected() as connection:
+        letters.redrive(connection, "c1", [asked], now=archive.NOW)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(handing.Handing, "finish", refuse)
+        with platform.archiving():
+            assert_eventually(lambda: caplog.text, lambda text: "redrives wait" in text)
+            platform.publish_letters("e2")
+            assert_eventually(platform.event_ids, lambda found: found == ["e2"])
+    platform.stop.clear()
+    platform.archive_once()
+    with platform.connected() as connection:
+        assert letters.get(connection, "c1", asked).state is letters.State.REDRIVEN
+
+
+def refuse(_):
+    raise errors.KafkaUnavailable("not today")
+
+
+def test_all_that_was_asked_for_is_redriven_before_once_ends(platform, monkeypatch):
+    monkeypatch.setattr(archive_turns, "MAX_LETTERS", 2)
+    platform.publish_letters(*(f"e{n}" for n in range(5)))
+    platform.archive_once()
+    with platform.connected() as connection:
+        letters.redrive(connection, "c1", [one.position for one in platform.letters()], now=archive.NOW)
+    platform.archive_once()
+    with platform.connected() as connection:
+        states = connection.execute("select distinct state from dead_letters").fetchall()
+    assert [row["state"] for row in states] == ["redriven"]
 
 
 def test_with_once_what_is_away_is_raised(platform):
