@@ -120,6 +120,14 @@ ENDPOINTS_DISABLED = Counter(
     "Endpoints that the job disabled in the registry, because they are gone or failing.",
     ["reason"],
 )
+ARCHIVED = Counter("fanout_archived", "Rows that `fanout archive` has written: dead_letters, attempts.", ["kind"])
+ARCHIVE_LEFT_OUT = Counter(
+    "fanout_archive_left_out",
+    "What is not in the archive: records that cannot be read (unreadable), that Postgres does not take (refused), or that "
+    "Kafka had dropped before they were read (lost), and attempts of days that are not kept (expired).",
+    ["reason"],
+)
+ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

@@ -228,6 +228,17 @@ class Retry(Area):
     """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting."""
 
 
+class Archive(Area):
+    """What `fanout archive` keeps in Postgres for customers to poll and search."""
+
+    retention_days: Annotated[int, Field(gt=0, le=3650)] = 30
+    """A dead letter is kept for at least so many days after it was archived, whoever has or has not polled it."""
+    attempts: bool = True
+    """Whether attempts are archived, too: a row for each request to an endpoint."""
+    attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
+    """An attempt is kept for at least so many days after it began."""
+
+
 class Spark(Area):
     """The Spark application."""
 
@@ -313,6 +324,7 @@ class Settings(Area):
     delivery: Delivery = Delivery()
     batch: Batch = Batch()
     retry: Retry = Retry()
+    archive: Archive = Archive()
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()

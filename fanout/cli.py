@@ -186,6 +186,17 @@ def run(
 
 
 @app.command()
+def archive(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Archive what is in Kafka now, then end.")] = False,
+) -> None:
+    """Keep dead letters and attempts in Postgres, to be polled and searched. SIGTERM and Ctrl-C end it between two writes."""
+    from fanout import archiving  # noqa: PLC0415
+
+    archiving.run(_settings(context), stop=terminal.stop_event(), once=once)
+
+
+@app.command()
 def publish(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="NDJSON file, `-` for standard input.")] = None,

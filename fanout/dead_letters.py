@@ -1,18 +1,17 @@
 """`fanout dead-letters`: find what was given up, show it, export it, hand it to the retry lane again.
 
 Runs in the command. Reads the dead-letter topic from one end to the other: there is no index, and it is seldom asked. Only
-`redrive` writes; fanout/redriving.py says what can repeat.
+`redrive` writes; fanout/handing.py does it, and fanout/redriving.py says what can repeat.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import heapq
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import confluent_kafka
@@ -23,17 +22,13 @@ import rich.markup
 import rich.table
 
 from delivery import errors, settings
-from fanout import letters, publishing, redriving, scanning, times
+from fanout import handing, letters, redriving, scanning, times
 from fanout.ledger import Place
 from fanout.letters import Letter, Selection
 from fanout.redriving import Redriven
 
 MARGIN_MS = 600_000
 """Letters are looked for from so long before `--since` on, in topics that know when a record was written: clocks differ."""
-NOTED_TOGETHER = 1000
-"""After so many letters Kafka is asked to have them all, and the log is told."""
-HELD_LETTERS, HELD_BYTES = 10_000, 64 * 1024 * 1024
-"""So much waits at most, to share records with others of its endpoint."""
 _PLACE = re.compile(r"(?:(?P<topic>.+):)?(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
 
 
@@ -206,25 +201,6 @@ def export(reader: Reader, selection: Selection, to: BinaryIO, limit: int | None
     return count
 
 
-@dataclass(slots=True)
-class Summary:
-    """What a redrive has done, or would do."""
-
-    letters: int = 0
-    requests: int = 0
-    redriven_before: int = 0
-    endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
-
-    def document(self) -> dict[str, Any]:
-        """Return it for machines."""
-        return {
-            "letters": self.letters,
-            "requests": self.requests,
-            "redriven_before": self.redriven_before,
-            "endpoints": dict(self.endpoints.most_common()),
-        }
-
-
 def redrive(
     config: settings.Settings,
     reader: Reader,
@@ -233,7 +209,7 @@ def redrive(
     limit: int | None = None,
     dry_run: bool = False,
     now_ms: int | None = None,
-) -> Summary:
+) -> handing.Summary:
     """Hand letters to the retry lane: of each delivery the newest, if it is asked for and was not redriven."""
     if not reader.has_retry_lane():
         raise errors.SettingsError(
@@ -244,84 +220,18 @@ def redrive(
     extents = reader.extents(selection.since_ms)
     reader.read(extents, lambda place, offset, written: plan.take(letters.read(written), place, offset))
     chosen = plan.chosen(limit)
-    handing = _Handing(config, chosen.values(), now_ms=round(time.time() * 1000) if now_ms is None else now_ms, dry_run=dry_run)
+    now_ms = round(time.time() * 1000) if now_ms is None else now_ms
+    hands = handing.Handing(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)
 
     def take(place: Place, offset: int, written: bytes) -> None:
         if (place, offset) in chosen:
-            handing.take(letters.read(written))
+            hands.take(letters.read(written))
 
     if chosen:
         reader.read(extents, take)
-    handing.finish()
-    handing.summary.redriven_before = plan.redriven_before
-    return handing.summary
-
-
-class _Handing:
-    """Gather letters by endpoint, those of one batch until all of them are there, and write what becomes of them."""
-
-    def __init__(self, config: settings.Settings, chosen: Iterable[redriving.Standing], *, now_ms: int, dry_run: bool) -> None:
-        self.summary = Summary()
-        self._topics = config.delivery
-        self._publisher = None if dry_run else publishing.Publisher(config.kafka)
-        self._now_ms = now_ms
-        self._left = collections.Counter(one.batch for one in chosen if one.batch)
-        self._batches: dict[str, list[Letter]] = {}
-        self._requests: dict[str, list[list[Letter]]] = {}
-        self._held = self._held_bytes = 0
-        self._notes: list[publishing.Message] = []
-
-    def take(self, letter: Letter) -> None:
-        batch = letter.batch_webhook_id
-        self._held += 1
-        self._held_bytes += len(letter.payload_base64)
-        if not batch:
-            self._requests.setdefault(letter.endpoint_id, []).append([letter])
-        else:
-            of_batch = self._batches.setdefault(batch, [])
-            of_batch.append(letter)
-            if len(of_batch) == self._left[batch]:
-                self._requests.setdefault(letter.endpoint_id, []).extend(redriving.requests_of(self._batches.pop(batch)))
-        if self._held >= HELD_LETTERS or self._held_bytes >= HELD_BYTES:
-            self._write()
-
-    def finish(self) -> None:
-        """Write what is left."""
-        self._write()
-        self._settle()
-
-    def _write(self) -> None:
-        for endpoint_id, requests in self._requests.items():
-            count = sum(map(len, requests))
-            self.summary.letters += count
-            self.summary.requests += len(requests)
-            self.summary.endpoints[endpoint_id] += count
-            for record in redriving.records(requests, now_ms=self._now_ms):
-                self._publish(record)
-        self._requests = {}
-        self._held = sum(map(len, self._batches.values()))
-        self._held_bytes = sum(len(letter.payload_base64) for batch in self._batches.values() for letter in batch)
-
-    def _publish(self, record: redriving.Record) -> None:
-        if self._publisher is None:
-            return
-        noted = ((redriving.NOTE, record.note),)
-        self._publisher.publish(
-            publishing.Message(topic=self._topics.retries_topic, key=record.key, value=record.postponed, headers=noted)
-        )
-        self._notes.append(publishing.Message(topic=self._topics.attempts_topic, key=record.key, value=record.note))
-        if len(self._notes) >= NOTED_TOGETHER:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Wait until Kafka has what was handed over, and tell the log."""
-        if self._publisher is None:
-            return
-        self._publisher.flush()
-        for note in self._notes:
-            self._publisher.publish(note)
-        self._publisher.flush()
-        self._notes = []
+    hands.finish()
+    hands.summary.redriven_before = plan.redriven_before
+    return hands.summary
 
 
 @contextlib.contextmanager

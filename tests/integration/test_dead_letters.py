@@ -12,7 +12,7 @@ from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
 from delivery.stages import topics
 from delivery.webhooks import intake, message, parcel, rows, segment
 from delivery.webhooks.results import Results
-from fanout import cli, dead_letters, proving, publishing, redriving, scanning
+from fanout import cli, dead_letters, handing, proving, publishing, redriving, scanning
 from fanout.letters import Selection
 from tests import builders
 from tests.unit.test_ledger import attempt, batch
@@ -149,7 +149,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
 
 def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platform, monkeypatch):
     platform.write(platform.dead(1), platform.dead(2))
-    monkeypatch.setattr(dead_letters._Handing, "_settle", lambda handing: handing._publisher.flush())
+    monkeypatch.setattr(handing.Handing, "_settle", lambda hands: hands._publisher.flush())
     with dead_letters.reading(platform.config) as reader:
         assert dead_letters.redrive(platform.config, reader, Selection()).letters == 2
     monkeypatch.undo()

@@ -1,0 +1,37 @@
+"""Hand over the letters of the archive whose redrive was asked for, as `fanout dead-letters redrive` does.
+
+Runs in `fanout archive`. The letters of one turn go over together, so that those of one batch make one request again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from delivery import settings
+from fanout import handing, letters, redriving
+from fanout.ledger import Place
+from fanout.letters import Letter, Selection
+from subscriptions_db import connect
+from subscriptions_db.archive import redriving as archive
+
+
+def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
+    """Hand over a turn of letters, and return how many; of each delivery only the newest."""
+    with archive.turn(connection, now=now) as asked:
+        if not asked:
+            return 0
+        plan = redriving.Plan(Selection(), redriving.Redriven())
+        read = {(Place(one.topic, one.partition), one.offset): letters.read(one.written) for one in asked}
+        for (place, offset), letter in read.items():
+            plan.take(letter, place, offset)
+        return _hand_over(config, plan, read, now_ms=round(now.timestamp() * 1000))
+
+
+def _hand_over(config: settings.Settings, plan: redriving.Plan, read: dict[tuple[Place, int], Letter], *, now_ms: int) -> int:
+    chosen = plan.chosen()
+    hands = handing.Handing(config, chosen.values(), now_ms=now_ms, dry_run=False)
+    for at, letter in read.items():
+        if at in chosen:
+            hands.take(letter)
+    hands.finish()
+    return hands.summary.letters

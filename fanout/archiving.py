@@ -1,0 +1,176 @@
+"""`fanout archive`: write what was given up, and what was attempted, to Postgres, and hand over what is to be redriven.
+
+Runs as a process of its own, so that delivery never waits for it. Whatever fails, it begins anew from what is committed in
+Postgres: a record is archived once. One process is enough; two at once are safe, and do the same work twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import confluent_kafka
+import msgspec
+
+from delivery import errors, health, metrics, serving, settings
+from delivery.health import Phase
+from delivery.stages import backlog, topics
+from delivery.webhooks import chunks
+from fanout import archive_redriving, letters
+from fanout.archive_source import Source, place_of
+from fanout.ledger import Place
+from subscriptions_db import connect, migrate
+from subscriptions_db.archive import days, rows, writer
+from subscriptions_db.archive.rows import Taken
+
+log = logging.getLogger(__name__)
+
+NAME = "archive"
+WAIT_S = 0.5
+"""For records, and so until what was asked for meanwhile is redriven."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of the records that are written together."""
+KEEP_DAYS_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+AWAY = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait after so many failures in a row: doubling, up to a bound."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+
+
+def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
+    """Archive until `stop` is set, or with `once` until all that is in Kafka now is archived; then what is away is raised."""
+    archiver = Archiver(config, stop)
+    serving.serve(config.metrics, {NAME: archiver.watch})
+    backlog.watch(config, NAME, archiver.watch, stop)
+    while not stop.is_set():
+        try:
+            archiver.follow(once=once)
+        except AWAY as exc:
+            if once:
+                raise
+            archiver.failed(exc)
+        else:
+            if once:
+                return
+
+
+class Archiver:
+    """Follow the topics into the archive, and count what happens."""
+
+    def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
+        self.watch = health.Watch(hold=self._hold_reason, stop=stop)
+        self._config = config
+        self._stop = stop
+        self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
+        self._hold: str | None = None
+        self._failures = 0
+        self._redrive_at = 0.0
+        self._source: Source | None = None
+
+    def follow(self, *, once: bool) -> None:
+        """Archive until it is time to stop, or to begin anew because there are new partitions; raise what is away."""
+        names = [self._config.delivery.dead_letter_topic]
+        if self._config.archive.attempts:
+            names.append(self._config.delivery.attempts_topic)
+        with connect.connect(self._config.database, application_name="fanout archive") as connection:
+            migrate.require_current(connection)
+            topics.ensure_all(self._config)
+            with contextlib.closing(Source(self._config.kafka, names)) as self._source:
+                self._begin(connection, self._source)
+                self.watch.entered(Phase.RUNNING)
+                self._go_on(connection, self._source, once=once)
+
+    def failed(self, exc: errors.FanoutError) -> None:
+        """Say that something is away, and wait a while."""
+        self._failures += 1
+        self._hold = str(exc)
+        log.warning("the archive waits %.1f s: %s", pause_s(self._failures), exc)
+        self._stop.wait(pause_s(self._failures))
+
+    def _begin(self, connection: connect.Connection, source: Source) -> None:
+        archived_until = {Place(*place): offset for place, offset in writer.offsets(connection).items()}
+        for place, start in source.begin(archived_until).items():
+            if start.is_anew:
+                log.error("%s:%d was made anew: it is archived from its beginning", *place)
+                writer.begin_anew(connection, place, archived_until[place])
+            if start.lost:
+                log.error("%d records of %s:%d are lost: Kafka dropped them before they were archived", start.lost, *place)
+                metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
+        self.watch.reached(source.positions)
+
+    def _go_on(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
+        keep_days_at = 0.0
+        while not self._stop.is_set():
+            if time.monotonic() >= keep_days_at:
+                self._keep_days(connection)
+                keep_days_at = time.monotonic() + KEEP_DAYS_S
+            messages = source.take(WAIT_S)
+            for together in chunks.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+                self._write(connection, source, together)
+            redriven = self._redrive(connection, once=once)
+            self._hold, self._failures = None, 0
+            if (once and source.has_all() and not redriven) or (not once and source.has_new_partitions()):
+                return
+
+    def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
+        written = writer.write(connection, [self._taken(message) for message in messages], self._kept, now=_now())
+        for message in messages:
+            source.reached(message)
+        self.watch.reached(source.positions)
+        metrics.ARCHIVED.labels("dead_letters").inc(written.letters)
+        metrics.ARCHIVED.labels("attempts").inc(written.attempts)
+        metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
+        metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
+
+    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
+        """Hand over a turn of letters. While Kafka refuses them, the archive goes on without."""
+        if time.monotonic() < self._redrive_at:
+            return 0
+        try:
+            redriven = archive_redriving.redrive(self._config, connection, now=_now())
+        except errors.KafkaUnavailable as exc:
+            if once:
+                raise
+            log.warning("redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
+            self._redrive_at = time.monotonic() + LONGEST_PAUSE_S
+            return 0
+        metrics.ARCHIVE_REDRIVEN.inc(redriven)
+        return redriven
+
+    def _taken(self, message: confluent_kafka.Message) -> Taken:
+        """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
+        (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
+        try:
+            if topic == self._config.delivery.dead_letter_topic:
+                letters.read(value).event()  # a redrive will need all of it
+                return Taken(topic=topic, partition=partition, offset=offset, letter=rows.letter_row(value))
+            return Taken(topic=topic, partition=partition, offset=offset, attempts=rows.attempt_rows(value))
+        except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
+            log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
+            metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
+            return Taken(topic=topic, partition=partition, offset=offset)
+
+    def _keep_days(self, connection: connect.Connection) -> None:
+        today = days.of(_now())
+        kinds: tuple[tuple[days.Kind, int], ...] = (("dead_letters", self._kept.letters), ("attempts", self._kept.attempts))
+        for kind, retention_days in kinds:
+            for day in days.coming(today):
+                days.make(connection, kind, day)
+            for name in days.drop(connection, kind, days.oldest(today, retention_days)):
+                log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
+
+    def _hold_reason(self) -> str | None:
+        if self._source is not None and self._source.is_away:
+            return "Kafka does not answer"
+        return self._hold
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

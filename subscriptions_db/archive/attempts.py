@@ -1,0 +1,79 @@
+"""Search recent attempts of a customer, the newest first.
+
+Runs wherever customers or operators ask. They stand in the order of their time, so one that is archived late comes in behind a
+cursor that has passed its time: whoever wants every attempt reads the attempts topic.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from subscriptions_db import connect
+from subscriptions_db.archive import selection
+from subscriptions_db.archive.cursor import Moment
+from subscriptions_db.archive.rows import AttemptRow
+from subscriptions_db.sql import query
+
+MAX_LOOKED_AT = 5000
+"""As for dead letters."""
+_LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NEVER = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which attempts somebody asks for. What is None is not asked about."""
+
+    endpoint_id: str | None = None
+    event_type: str | None = None
+    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
+    tenant_id: str | None = None
+    status: int | None = None
+    error_class: str | None = None
+    is_accepted: bool | None = None
+    webhook_id: str | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    """Begun before this time."""
+
+    def parameters(self) -> dict[str, Any]:
+        """Return it as the statements have it, less `until`."""
+        return {
+            "endpoint_id": self.endpoint_id,
+            **selection.of_type(self.event_type),
+            "tenant_id": self.tenant_id,
+            "status": self.status,
+            "error_class": self.error_class,
+            "is_accepted": self.is_accepted,
+            "webhook_id": self.webhook_id,
+            "since": self.since or _LONG_AGO,
+        }
+
+
+class Found(NamedTuple):
+    """Some attempts, the newest first, and how to go on."""
+
+    attempts: list[AttemptRow]
+    before: Moment | None
+    """The cursor for older ones; None when there are none."""
+
+
+def search(
+    connection: connect.Connection, customer_id: str, asked: Asked, *, before: Moment | None = None, limit: int
+) -> Found:
+    """Return the newest attempts that are asked for, older than `before`. None may be found, and older ones there still."""
+    start = before or Moment(asked.until or _NEVER, 0)
+    if asked.until is not None:
+        start = min(start, Moment(asked.until, 0))
+    place = {"customer_id": customer_id, "before": start.started_at, "position": start.position}
+    wanted = asked.parameters() | place | {"limit": limit, "most": MAX_LOOKED_AT}
+    with connect.translating():
+        # Not prepared, as for dead letters.
+        found = connection.execute(query("attempts_before"), wanted, prepare=False).fetchall()
+        places = [Moment(row["started_at"], row.pop("position")) for row in found]
+        if len(found) == limit:
+            return Found([AttemptRow(**row) for row in found], places[-1])
+        last = connection.execute(query("last_attempt_looked_at"), wanted, prepare=False).fetchone()
+    return Found([AttemptRow(**row) for row in found], None if last is None else Moment(last["started_at"], last["position"]))

@@ -1,0 +1,201 @@
+-- Every statement of the archive's code, by name. Loaded by subscriptions_db/sql.py.
+
+-- name: make_archive_day
+select make_archive_day(%(kind)s, %(day)s) as made;
+
+-- name: do_not_wait_long
+set local lock_timeout = '1s';
+
+-- name: drop_archive_days
+select dropped from drop_archive_days(%(kind)s, %(before)s) as dropped;
+
+-- name: archive_offsets
+select topic, partition, next_offset from archive_offsets;
+
+-- name: add_archive_offsets
+insert into archive_offsets (topic, partition)
+select * from unnest(%(topics)s::text[], %(partitions)s::integer[]) on conflict do nothing;
+
+-- name: lock_archive_offsets
+-- Whoever else archives the same partitions waits here, and then finds that it is done.
+select topic, partition, next_offset from archive_offsets
+where (topic, partition) in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
+order by topic, partition for update;
+
+-- name: set_archive_offsets
+update archive_offsets set next_offset = reached.next_offset
+from unnest(%(topics)s::text[], %(partitions)s::integer[], %(next_offsets)s::bigint[]) as reached (topic, partition, next_offset)
+where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reached.partition);
+
+-- name: begin_archive_offset_anew
+update archive_offsets set next_offset = 0
+where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
+
+-- name: take_dead_letter_day
+-- Waits for whoever else writes letters.
+update dead_letter_day set day = greatest(day, %(today)s) returning day;
+
+-- name: insert_dead_letters
+insert into dead_letters (
+    position, archived_at, customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
+    letter_topic, letter_partition, letter_offset
+)
+select first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived_at)s, new.* from unnest(
+    %(customer_id)s::text[], %(endpoint_id)s::text[], %(tenant_id)s::text[], %(event_type)s::text[], %(reason)s::text[],
+    %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[], %(payload)s::bytea[], %(letter)s::bytea[],
+    %(letter_topic)s::text[], %(letter_partition)s::integer[], %(letter_offset)s::bigint[]
+) as new;
+
+-- name: insert_attempts
+insert into attempts (
+    started_at, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id,
+    events, attempt, duration_ms, status, error_class, detail
+)
+select * from unnest(
+    %(started_at)s::timestamptz[], %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[],
+    %(event_id)s::text[], %(event_type)s::text[], %(tenant_id)s::text[], %(subscription_id)s::text[], %(events)s::integer[],
+    %(attempt)s::integer[], %(duration_ms)s::real[], %(status)s::integer[], %(error_class)s::text[], %(detail)s::text[]
+);
+
+-- name: dead_letters_after
+-- The letters behind a position that are asked for, and up to where none was left out. No more than `most` are looked at, so that
+-- asking for what is rare costs no more than asking for everything. One statement, and so one moment: between two of them a
+-- letter could come that only the second sees. What is looked at comes in its order, and only as far as it is needed.
+with looked_at as materialized (
+    select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+    where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
+    order by position limit %(most)s
+), matching as materialized (
+    select position from looked_at
+    where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+      and (%(event_type)s::text is null or event_type = %(event_type)s)
+      and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
+      and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+      and (%(reason)s::text is null or reason = %(reason)s)
+      and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
+      and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
+    limit %(limit)s
+)
+select
+    array(select position from matching order by position) as positions,
+    case when (select count(*) from matching) < %(limit)s
+        then (select array[count(*), max(position)] from looked_at) end as looked_at;
+
+-- name: dead_letters_at
+select position, archived_at, state, state_since, customer_id, payload, letter from dead_letters
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
+
+-- name: waiting_dead_letters_at
+select position, archived_at, state, state_since, customer_id, payload, letter from dead_letters
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = 'waiting'
+order by position;
+
+-- name: mark_dead_letters
+update dead_letters set state = %(state)s, state_since = %(now)s
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = any (%(from_states)s)
+returning position;
+
+-- name: first_dead_letter_since
+select min(position) as position from dead_letters
+where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(since)s
+  and position >= first_position_of((%(since)s at time zone 'UTC')::date);
+
+-- name: last_dead_letter
+select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
+
+-- name: redriving_dead_letters
+-- The oldest, up to so many bytes. Who else hands over takes others.
+with asked as (
+    select position, letter, payload, letter_topic, letter_partition, letter_offset
+    from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
+)
+select * from (select *, sum(length(payload) + length(letter)) over (order by position) as bytes from asked) as summed
+where bytes <= %(bytes)s or position = (select min(position) from asked)
+order by position;
+
+-- name: redriven_dead_letters
+update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s) and state = 'redriving';
+
+-- name: put_consumer
+insert into dead_letter_consumers (customer_id, name, endpoint_id, event_type, tenant_id, reason, read_until)
+values (%(customer_id)s, %(name)s, %(endpoint_id)s, %(type)s, %(tenant_id)s, %(reason)s, %(read_until)s)
+on conflict (customer_id, name) do nothing;
+
+-- name: consumers
+select name, endpoint_id, event_type, tenant_id, reason, read_until, created_at,
+       (select count(*) from dead_letter_leases l where (l.customer_id, l.consumer) = (c.customer_id, c.name)) as unacknowledged
+from dead_letter_consumers c
+where customer_id = %(customer_id)s and (%(name)s::text is null or name = %(name)s)
+order by name;
+
+-- name: delete_consumer
+delete from dead_letter_consumers where customer_id = %(customer_id)s and name = %(name)s;
+
+-- name: lock_consumer
+-- Pollers of one consumer come one after another. To each other's leases they are strangers.
+select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
+where customer_id = %(customer_id)s and name = %(name)s for update;
+
+-- name: lease_again
+update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
+where customer_id = %(customer_id)s and consumer = %(name)s and position in (
+    select position from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
+    order by until limit %(limit)s
+)
+returning position, times;
+
+-- name: count_leases
+select count(*) as count from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s;
+
+-- name: lease
+insert into dead_letter_leases (customer_id, consumer, position, token, until, times)
+select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(until)s, 1;
+
+-- name: set_read_until
+update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s;
+
+-- name: forget_leases
+delete from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s
+  and (%(positions)s::bigint[] is null or position = any (%(positions)s));
+
+-- name: acknowledge
+-- A lease that is over, and that nobody else has, is still the poller's.
+delete from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s
+  and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
+returning position;
+
+-- name: give_back
+update dead_letter_leases set token = null, until = %(until)s
+where customer_id = %(customer_id)s and consumer = %(name)s
+  and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
+returning position;
+
+-- name: attempts_before
+-- The newest that are asked for; no more than `most` are looked at.
+select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
+       attempt, duration_ms, status, error_class, detail
+from (
+    select * from attempts
+    where customer_id = %(customer_id)s
+      and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+      and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
+    order by started_at desc, position desc limit %(most)s
+) as looked_at
+where (%(event_type)s::text is null or event_type = %(event_type)s)
+  and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
+  and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+  and (%(status)s::integer is null or status = %(status)s)
+  and (%(error_class)s::text is null or error_class = %(error_class)s)
+  and (%(is_accepted)s::boolean is null or (error_class is null) = %(is_accepted)s)
+  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
+order by started_at desc, position desc limit %(limit)s;
+
+-- name: last_attempt_looked_at
+select started_at, position from attempts
+where customer_id = %(customer_id)s
+  and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+  and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
+order by started_at desc, position desc limit 1 offset %(most)s - 1;

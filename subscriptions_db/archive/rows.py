@@ -1,0 +1,174 @@
+"""What the archive keeps of a dead letter and of an attempt, made from what the job wrote. Pure.
+
+Runs in `fanout archive`. A record that the job cannot have written raises RecordUnreadable.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import orjson
+
+from delivery import errors
+
+MAX_CHARS = 255
+"""How much is kept of what is asked for: more than a subscription's pattern may have."""
+_REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterRow:
+    """A dead letter, as its table has it."""
+
+    customer_id: str
+    endpoint_id: str
+    tenant_id: str
+    event_type: str
+    reason: str
+    webhook_id: str
+    dead_lettered_at: dt.datetime
+    payload: bytes
+    letter: bytes
+    """The record as it was written, less the payload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """A request to an endpoint and what came of it, as its table has it."""
+
+    started_at: dt.datetime
+    customer_id: str
+    endpoint_id: str
+    webhook_id: str
+    event_id: str | None
+    event_type: str | None
+    tenant_id: str | None
+    subscription_id: str | None
+    events: int
+    attempt: int
+    duration_ms: float
+    status: int | None
+    error_class: str | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one Kafka record holds for the archive: a letter, some attempts, or nothing."""
+
+    topic: str
+    partition: int
+    offset: int
+    letter: LetterRow | None = None
+    attempts: list[AttemptRow] = field(default_factory=list)
+
+    def without_rows(self) -> Taken:
+        """Return that the record was seen, and that nothing of it is kept."""
+        return Taken(topic=self.topic, partition=self.partition, offset=self.offset)
+
+
+def letter_row(written: bytes) -> LetterRow:
+    """Return the dead letter in a record of their topic."""
+    try:
+        document: dict[str, Any] = orjson.loads(written)
+        payload = base64.b64decode(document.pop("payload_base64"), validate=True)
+        return LetterRow(
+            customer_id=_registry_id(document["customer_id"]),
+            endpoint_id=_registry_id(document["endpoint_id"]),
+            tenant_id=_registry_id(document["tenant_id"]),
+            event_type=_text(document["event_type"]),
+            reason=_text(document["reason"] or "unknown")[:64],
+            webhook_id=_text(document["webhook_id"]),
+            dead_lettered_at=_moment(document["dead_lettered_at_ms"]),
+            payload=payload,
+            letter=orjson.dumps(document),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        raise errors.RecordUnreadable(f"is no dead letter ({type(exc).__name__})") from exc
+
+
+def written(letter: bytes, payload: bytes) -> bytes:
+    """Return the record of the dead-letter topic again. Its fields are in their order, but the payload is the last."""
+    return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
+
+
+def attempt_rows(written: bytes) -> list[AttemptRow]:
+    """Return the attempts in a record of the attempts topic, which may tell of other things only."""
+    if b'attempt"' not in written:  # a receipt: to look for it is far cheaper than to parse it
+        return []
+    try:
+        row = _outcomes.decode(written)
+        return list(_attempts(row)) if row.kind == "outcomes" else []
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
+        raise errors.RecordUnreadable(f"is no row of the attempts topic ({type(exc).__name__})") from exc
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What attempts of all kinds say."""
+
+    kind: str
+    webhook_id: str = ""
+    started_at_ms: float = 0
+    attempt: int = 0
+    duration_ms: float = 0
+    status: int | None = None
+    error_class: str | None = None
+    detail: str = ""
+    event_id: str | None = None
+    event_type: str | None = None
+    tenant_id: str | None = None
+    subscription_id: str | None = None
+    count: int = 1
+
+
+class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    endpoint_id: str = ""
+    customer_id: str = ""
+    entries: list[_Entry] = []
+
+
+_outcomes = msgspec.json.Decoder(_Outcomes)
+
+
+def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
+    endpoint_id, customer_id = _registry_id(row.endpoint_id), _registry_id(row.customer_id)
+    for entry in row.entries:
+        if entry.kind in {"attempt", "batch_attempt"}:
+            yield AttemptRow(
+                started_at=_moment(entry.started_at_ms),
+                customer_id=customer_id,
+                endpoint_id=endpoint_id,
+                webhook_id=_text(entry.webhook_id),
+                event_id=None if entry.event_id is None else _text(entry.event_id),
+                event_type=None if entry.event_type is None else _text(entry.event_type),
+                tenant_id=None if entry.tenant_id is None else _registry_id(entry.tenant_id),
+                subscription_id=None if entry.subscription_id is None else _registry_id(entry.subscription_id),
+                events=entry.count,
+                attempt=entry.attempt,
+                duration_ms=entry.duration_ms,
+                status=entry.status,
+                error_class=entry.error_class,
+                detail=_text(entry.detail),
+            )
+
+
+def _registry_id(value: str) -> str:
+    if not _REGISTRY_ID.fullmatch(value):
+        raise ValueError("no id of the registry")
+    return value
+
+
+def _text(value: str) -> str:
+    """Return what Postgres takes of a text, and its indexes."""
+    return value[:MAX_CHARS].replace("\0", "\ufffd")
+
+
+def _moment(epoch_ms: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)

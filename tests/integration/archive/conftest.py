@@ -1,0 +1,44 @@
+"""An archive with its schema, and others who use it at the same time."""
+
+import concurrent.futures
+import contextlib
+
+import pytest
+
+from delivery import settings
+from subscriptions_db import connect, migrate
+from subscriptions_db.archive import writer
+from tests import archive
+
+
+@pytest.fixture
+def opened(database):
+    """Open connections to the test's own database; the first migrates it."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(connect.connect(settings.Database(url=database)))
+
+
+@pytest.fixture
+def connection(opened):
+    made = opened()
+    migrate.migrate(made)
+    made.execute("insert into customers values ('c1'), ('c2')")
+    return made
+
+
+@pytest.fixture
+def write(connection):
+    """Archive letters, one offset after the other."""
+    offsets = iter(range(1_000_000))
+
+    def written(count=1, *, to=None, now=archive.NOW, **fields):
+        taken = [archive.taken_letter(next(offsets), **fields) for _ in range(count)]
+        return writer.write(to or connection, taken, archive.KEPT, now=now)
+
+    return written
+
+
+@pytest.fixture
+def in_background():
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
+        yield executor.submit

@@ -1,0 +1,316 @@
+"""`fanout archive` on a real Kafka and a real Postgres: everything once, whatever is away and whenever it dies."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import orjson
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from delivery import errors, kafka_options, metrics, settings
+from delivery.stages import topics
+from delivery.webhooks import parcel, segment
+from fanout import archive_source, archiving, handing, publishing, redriving, scanning
+from fanout.local import stack
+from subscriptions_db import connect, migrate
+from subscriptions_db.archive import attempts, letters, writer
+from subscriptions_db.archive import redriving as archive_turns
+from subscriptions_db.archive.selection import Selection
+from tests import archive, builders
+
+pytestmark = pytest.mark.integration
+
+
+def assert_eventually(value, holds, *, within_s=60.0):
+    deadline = time.monotonic() + within_s
+    while not holds(last := value()):
+        assert time.monotonic() < deadline, f"after {within_s} s the last value was {last!r}"
+        time.sleep(0.02)
+
+
+class Platform:
+    """Topics of a test's own, and an archive of its own."""
+
+    def __init__(self, kafka, database, folder):
+        name = uuid.uuid4().hex[:8]
+        self.folder = folder
+        self.document = {
+            "database": {"url": database},
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "delivery": {
+                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
+                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 2,
+            },
+        }  # fmt: skip
+        self.config = settings.Settings.model_validate(self.document)
+        self.stop = threading.Event()
+        self.migrate()
+        topics.ensure_all(self.config)
+
+    def migrate(self):
+        with self.connected() as connection:
+            migrate.migrate(connection)
+
+    def connected(self):
+        return connect.connect(self.config.database)
+
+    def publish(self, topic, *values, key=b"ep1"):
+        publisher = publishing.Publisher(self.config.kafka)
+        for value in values:
+            publisher.publish(publishing.Message(topic=topic, value=value, key=key))
+        publisher.flush()
+
+    def publish_letters(self, *ids, **fields):
+        written = [
+            archive.letter(event_id=event_id, record=builders.record(offset=offset), **fields)
+            for offset, event_id in enumerate(ids)
+        ]
+        self.publish(self.config.delivery.dead_letter_topic, *written)
+        return written
+
+    def publish_attempts(self, *outcomes):
+        self.publish(self.config.delivery.attempts_topic, *archive.attempts(*outcomes))
+
+    def archive_once(self, **overrides):
+        config = settings.Settings.model_validate(self.document | overrides)
+        archiving.run(config, stop=self.stop, once=True)
+
+    def letters(self, customer="c1"):
+        with self.connected() as connection:
+            return letters.browse(connection, customer, Selection(), after=0, limit=1000).letters
+
+    def event_ids(self):
+        return [orjson.loads(one.letter)["event_id"] for one in self.letters()]
+
+    @contextlib.contextmanager
+    def archiving(self):
+        thread = threading.Thread(target=archiving.run, args=(self.config,), kwargs={"stop": self.stop})
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stop.set()
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def start(self):
+        path = self.folder / "fanout.toml"
+        lines = []
+        for area, fields in self.document.items():
+            lines += [f"[{area}]", *(f"{name} = {stack.toml(value)}" for name, value in fields.items())]
+        path.write_text("\n".join(lines))
+        return subprocess.Popen(
+            [sys.executable, "-m", "fanout.cli", "--config", str(path), "archive"],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def platform(kafka, database, tmp_path):
+    return Platform(kafka, database, tmp_path)
+
+
+def left_out(reason):
+    return metrics.ARCHIVE_LEFT_OUT.labels(reason)._value.get()
+
+
+def test_letters_and_attempts_are_archived_once_however_often_it_is_started(platform):
+    written = platform.publish_letters("e1", "e2")
+    now = archiving._now()
+    platform.publish_attempts(archive.outcome(at=now), archive.outcome(at=now))
+    platform.archive_once()
+    platform.publish_letters("e3")
+    for _ in range(2):
+        platform.archive_once()
+    assert platform.event_ids() == ["e1", "e2", "e3"]
+    assert [orjson.loads(one.written()) for one in platform.letters()][:2] == [orjson.loads(one) for one in written]
+    with platform.connected() as connection:
+        assert len(attempts.search(connection, "c1", attempts.Asked(endpoint_id="ep1"), limit=10).attempts) == 2
+        assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
+
+
+def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
+    platform.publish_attempts(archive.outcome(at=archiving._now()))
+    platform.archive_once(archive={"attempts": False})
+    with platform.connected() as connection:
+        assert attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts == []
+    platform.archive_once()
+    with platform.connected() as connection:
+        assert len(attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts) == 1
+
+
+def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplog):
+    before = left_out("unreadable")
+    config = platform.config.delivery
+    incomplete = orjson.loads(archive.letter())
+    del incomplete["subscription_id"]
+    poison = [b"", b"\xff\xfe", b"{}", b'"' + b"x" * 100_000, orjson.dumps(incomplete), None]
+    platform.publish(config.dead_letter_topic, *poison, key=b"a")
+    platform.publish(config.attempts_topic, b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}')
+    platform.publish(config.dead_letter_topic, archive.letter(event_id="e1"), *poison, archive.letter(event_id="e2"), key=b"a")
+    platform.archive_once()
+    assert platform.event_ids() == ["e1", "e2"]
+    assert left_out("unreadable") - before == 13
+    assert f"{config.dead_letter_topic}:" in caplog.text
+    assert "is left out of the archive" in caplog.text
+
+
+def test_it_goes_on_with_what_comes_and_finds_new_partitions(platform, monkeypatch):
+    monkeypatch.setattr(archive_source, "LOOK_FOR_PARTITIONS_S", 0.1)
+    topic = platform.config.delivery.dead_letter_topic
+    with platform.archiving():
+        platform.publish_letters("e1")
+        assert_eventually(platform.event_ids, lambda found: found == ["e1"])
+        admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+        for added in admin.create_partitions([NewPartitions(topic, 8)]).values():
+            added.result(10)
+        assert_eventually(lambda: len(admin.list_topics(topic).topics[topic].partitions), lambda count: count == 8)
+        for number in range(20):
+            platform.publish(topic, archive.letter(event_id=f"n{number}"), key=b"%d" % number)
+        assert_eventually(lambda: len(platform.event_ids()), lambda count: count == 21)
+
+
+def test_it_waits_for_a_postgres_that_is_killed_and_loses_and_repeats_nothing(kafka, own_postgres, tmp_path, caplog):
+    platform = Platform(kafka, own_postgres.url, tmp_path)
+    with platform.archiving():
+        platform.publish_letters("e1")
+        assert_eventually(platform.event_ids, lambda found: found == ["e1"])
+        own_postgres.kill()
+        platform.publish_letters("e2")
+        assert_eventually(lambda: caplog.text, lambda text: "the archive waits" in text)
+        own_postgres.start()
+        assert_eventually(lambda: connects(platform), bool)
+        assert_eventually(platform.event_ids, lambda found: found == ["e1", "e2"])
+
+
+def connects(platform):
+    with contextlib.suppress(errors.RegistryUnavailable), platform.connected():
+        return True
+    return False
+
+
+def test_sigkill_and_sigterm_at_any_time_leave_each_letter_once(platform):
+    """Killed when something has been archived, or while it is; started again on what is there."""
+    ids = [f"e{n:04}" for n in range(3000)]
+    for number, how in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)):
+        job = platform.start()
+        platform.publish_letters(*ids[number * 1000 : (number + 1) * 1000])
+        assert_eventually(lambda: len(platform.event_ids()), lambda count, least=number * 300: count > least)
+        job.send_signal(how)
+        _, told = job.communicate(timeout=60)
+        assert job.returncode == (0 if how == signal.SIGTERM else -how), told
+    platform.archive_once()
+    with platform.connected() as connection:
+        found = [
+            orjson.loads(row["letter"])["event_id"]
+            for row in connection.execute("select letter from dead_letters order by letter_partition, letter_offset")
+        ]
+    assert found == ids
+
+
+def test_what_kafka_dropped_before_it_was_archived_is_said_to_be_lost(platform, caplog):
+    before = left_out("lost")
+    platform.publish_letters("e1")
+    platform.archive_once()
+    platform.publish_letters("e2", "e3", "e4")
+    topic = platform.config.delivery.dead_letter_topic
+    [at] = [one["letter_partition"] for one in platform_places(platform)]
+    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    for deleted in admin.delete_records([TopicPartition(topic, at, 3)]).values():
+        deleted.result(10)
+    platform.archive_once()
+    assert platform.event_ids() == ["e1", "e4"]
+    assert left_out("lost") - before == 2
+    assert "2 records of" in caplog.text
+
+
+def platform_places(platform):
+    with platform.connected() as connection:
+        return connection.execute("select letter_partition from dead_letters").fetchall()
+
+
+def test_a_topic_that_was_made_anew_is_archived_from_its_beginning(platform, caplog):
+    platform.publish_letters("e1", "e2", "e3")
+    platform.archive_once()
+    topic = platform.config.delivery.dead_letter_topic
+    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    for deleted in admin.delete_topics([topic]).values():
+        deleted.result(10)
+    assert_eventually(lambda: topic in admin.list_topics().topics, lambda exists: not exists)
+    topics.ensure_all(platform.config)
+    platform.publish_letters("e4")
+    platform.archive_once()
+    assert platform.event_ids() == ["e1", "e2", "e3", "e4"]
+    assert "made anew" in caplog.text
+
+
+def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
+    written = platform.publish_letters("e1", "e2", "e3")
+    platform.archive_once()
+    first, second, _ = [one.position for one in platform.letters()]
+    with platform.connected() as connection:
+        letters.redrive(connection, "c1", [first, second], now=archive.NOW)
+    platform.archive_once()
+    read = []
+    with contextlib.closing(scanning.Scanner(platform.config.kafka)) as scanner:
+        scanner.read(scanner.extents([platform.config.delivery.retries_topic]), "retries", read.append)
+    [record] = read
+    assert [name for name, _ in scanning.headers(record)] == [redriving.NOTE]
+    postponed = parcel.message(record.value())
+    events = [segment.unpacked(one.packed[0]) for one in postponed.parcels]
+    assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
+    told = redriving.Redriven()
+    told.take(orjson.loads(dict(scanning.headers(record))[redriving.NOTE]))
+    assert [told.has(archiving.letters.read(one)) for one in written] == [True, True, False]
+    assert platform.event_ids() == ["e3"]
+    with platform.connected() as connection:
+        assert writer.offsets(connection)
+        assert letters.get(connection, "c1", first).state is letters.State.REDRIVEN
+
+
+def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platform, monkeypatch, caplog):
+    platform.publish_letters("e1")
+    platform.archive_once()
+    [asked] = [one.position for one in platform.letters()]
+    with platform.connected() as connection:
+        letters.redrive(connection, "c1", [asked], now=archive.NOW)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(handing.Handing, "finish", refuse)
+        with platform.archiving():
+            assert_eventually(lambda: caplog.text, lambda text: "redrives wait" in text)
+            platform.publish_letters("e2")
+            assert_eventually(platform.event_ids, lambda found: found == ["e2"])
+    platform.stop.clear()
+    platform.archive_once()
+    with platform.connected() as connection:
+        assert letters.get(connection, "c1", asked).state is letters.State.REDRIVEN
+
+
+def refuse(_):
+    raise errors.KafkaUnavailable("not today")
+
+
+def test_all_that_was_asked_for_is_redriven_before_once_ends(platform, monkeypatch):
+    monkeypatch.setattr(archive_turns, "MAX_LETTERS", 2)
+    platform.publish_letters(*(f"e{n}" for n in range(5)))
+    platform.archive_once()
+    with platform.connected() as connection:
+        letters.redrive(connection, "c1", [one.position for one in platform.letters()], now=archive.NOW)
+    platform.archive_once()
+    with platform.connected() as connection:
+        states = connection.execute("select distinct state from dead_letters").fetchall()
+    assert [row["state"] for row in states] == ["redriven"]
+
+
+def test_with_once_what_is_away_is_raised(platform):
+    with pytest.raises(errors.RegistryUnavailable):
+        platform.archive_once(database={"url": "postgresql://127.0.0.1:1/fanout"})
+    with pytest.raises(errors.KafkaUnavailable):
+        platform.archive_once(kafka={"bootstrap_servers": "127.0.0.1:1"})

@@ -1,0 +1,289 @@
+"""Customers page through their letters, and pollers share them: nothing is lost, and nobody waits for another."""
+
+import contextlib
+import datetime as dt
+import random
+
+import orjson
+import pytest
+
+from delivery import errors
+from subscriptions_db.archive import consumers, cursor, letters, redriving
+from subscriptions_db.archive.letters import State
+from subscriptions_db.archive.selection import Selection
+from tests import archive
+
+pytestmark = pytest.mark.integration
+EVERYTHING = Selection()
+NOW = archive.NOW
+
+
+def after(seconds):
+    return NOW + dt.timedelta(seconds=seconds)
+
+
+class Pollers:
+    """The pollers of consumer `k` of customer c1."""
+
+    def __init__(self, connection, name="k", selection=EVERYTHING):
+        self._of = (connection, "c1", name)
+        assert consumers.create(*self._of, selection)
+
+    def poll(self, at=0, *, limit=10, lease_s=60.0):
+        return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
+
+    def acknowledge(self, *leased):
+        return consumers.acknowledge(*self._of, [one.receipt for one in leased])
+
+    def give_back(self, *leased, at=0, wait_s=0):
+        return consumers.give_back(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s)
+
+    def seek(self, position):
+        consumers.seek(*self._of, after=position)
+
+
+@pytest.fixture
+def pollers(connection):
+    return Pollers(connection)
+
+
+def positions(given):
+    return [one.letter.position for one in given.leased]
+
+
+def all_of(connection, selection=EVERYTHING, limit=3):
+    found, at = [], 0
+    while True:
+        page = letters.browse(connection, "c1", selection, after=at, limit=limit)
+        found += page.letters
+        at = cursor.position_of(cursor.of_position(page.until))
+        if not page.has_more:
+            return found
+
+
+ASKED_FOR = [
+    (Selection(), range(12)),
+    (Selection(endpoint_id="ep1"), range(0, 12, 2)),
+    (Selection(event_type="order.created"), range(0, 12, 3)),
+    (Selection(event_type="order.*"), range(0, 12, 3)),
+    (Selection(event_type="order.*", endpoint_id="ep0"), (3, 9)),
+    (Selection(reason="gone"), range(6, 12)),
+    (Selection(tenant_id="t2"), (11,)),
+    (Selection(since=after(10), until=after(11)), (10,)),
+    (Selection(endpoint_id="nobody's"), ()),
+]
+
+
+def test_letters_are_found_by_what_is_asked_for(connection, write, monkeypatch):
+    for n in range(12):
+        write(
+            endpoint=f"ep{1 - n % 2}", event_type="user.created" if n % 3 else "order.created", dead_lettered_at=after(n),
+            reason="gone" if n >= 6 else "timeout", tenant_id="t2" if n == 11 else "t1", event_id=f"e{n}",
+        )  # fmt: skip
+    write(customer="c2")
+    for looked_at in (5000, 2):
+        monkeypatch.setattr(letters, "MAX_LOOKED_AT", looked_at)
+        for selection, wanted in ASKED_FOR:
+            found = [orjson.loads(one.letter)["event_id"] for one in all_of(connection, selection)]
+            assert found == [f"e{n}" for n in wanted], selection
+
+
+def test_two_pollers_of_one_consumer_share_the_letters(connection, write, pollers):
+    write(25)
+    first, second, third = pollers.poll(), pollers.poll(), pollers.poll()
+    assert (len(first.leased), len(second.leased), len(third.leased)) == (10, 10, 5)
+    assert (first.has_more, third.has_more) == (True, False)
+    shared = positions(first) + positions(second) + positions(third)
+    assert shared == [one.position for one in all_of(connection)]
+    assert pollers.poll().leased == []
+
+
+def test_a_consumer_is_not_seen_by_another(connection, write, pollers):
+    write(5)
+    pollers.acknowledge(*pollers.poll().leased)
+    assert len(Pollers(connection, "another").poll().leased) == 5
+
+
+def test_what_is_not_acknowledged_is_given_again_when_its_lease_is_over(write, pollers):
+    write(3)
+    first = pollers.poll(lease_s=30)
+    assert pollers.acknowledge(first.leased[1]) == [first.leased[1].letter.position]
+    assert pollers.poll(29.9).leased == []
+    again = pollers.poll(30)
+    assert positions(again) == [positions(first)[0], positions(first)[2]]
+    assert [one.times for one in again.leased] == [2, 2]
+    assert pollers.acknowledge(*first.leased) == []  # another has them by now
+    assert pollers.acknowledge(*again.leased) == positions(again)
+    assert pollers.poll(1000).leased == []
+
+
+def test_who_is_late_and_was_not_replaced_may_still_acknowledge(write, pollers):
+    write(1)
+    first = pollers.poll(lease_s=1)
+    assert len(pollers.acknowledge(*first.leased)) == 1
+    assert pollers.poll(100).leased == []
+
+
+def test_what_is_given_back_comes_again_after_the_wait(write, pollers):
+    write(2)
+    first = pollers.poll()
+    assert pollers.give_back(first.leased[0]) == positions(first)[:1]
+    assert pollers.give_back(first.leased[1], wait_s=20) == positions(first)[1:]
+    assert pollers.acknowledge(*first.leased) == []
+    assert positions(pollers.poll(1)) == positions(first)[:1]
+    assert positions(pollers.poll(20)) == positions(first)[1:]
+
+
+def test_seeking_goes_both_ways(connection, write, pollers):
+    write(3)
+    write(3, now=after(100))
+    first = pollers.poll()
+    pollers.seek(positions(first)[1])
+    assert positions(pollers.poll()) == positions(first)[2:]
+    pollers.seek(consumers.position_before(connection, "c1", after(100)))
+    assert positions(pollers.poll()) == positions(first)[3:]
+    pollers.seek(consumers.position_before(connection, "c1", after(101)))
+    assert pollers.poll().leased == []
+    pollers.seek(0)
+    assert positions(pollers.poll()) == positions(first)
+    assert pollers.acknowledge(*first.leased) == []  # what was given before the seek acknowledges nothing
+
+
+def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monkeypatch):
+    monkeypatch.setattr(letters, "MAX_LOOKED_AT", 4)
+    pollers = Pollers(connection, selection=Selection(event_type="order.*"))
+    for n in range(20):
+        write(event_type="order.created" if n % 10 == 9 else "user.created")
+    given, has_more = [], True
+    while has_more:
+        polled = pollers.poll()
+        given, has_more = given + polled.leased, polled.has_more
+    assert [orjson.loads(one.letter.letter)["event_type"] for one in given] == ["order.created"] * 2
+    assert not consumers.create(connection, "c1", "k", EVERYTHING)
+    [known] = consumers.consumers(connection, "c1")
+    assert (known.name, known.selection.event_type, known.unacknowledged) == ("k", "order.*", 2)
+    with pytest.raises(errors.RegistrationError, match="seek"):
+        consumers.create(connection, "c1", "other", Selection(since=NOW))
+    assert consumers.delete(connection, "c1", "k")
+    assert not consumers.delete(connection, "c1", "k")
+    with pytest.raises(errors.RegistrationError, match="no such consumer"):
+        pollers.poll()
+
+
+def test_who_acknowledges_nothing_gets_no_more_and_no_more(write, pollers, monkeypatch):
+    monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
+    write(10)
+    first = pollers.poll()
+    assert len(first.leased) == 4
+    assert pollers.poll(1).leased == []
+    assert positions(pollers.poll(60)) == positions(first)
+    pollers.acknowledge(*pollers.poll(120).leased[:2])
+    assert len(pollers.poll(121).leased) == 2
+
+
+def test_what_is_discarded_or_redriven_is_given_to_nobody(connection, write, pollers):
+    write(5)
+    first, second, third, fourth, fifth = positions(pollers.poll(lease_s=10))
+    assert letters.discard(connection, "c1", [first, second, 999], now=NOW) == [first, second]
+    assert letters.redrive(connection, "c1", [second, third], now=NOW) == [second, third]
+    assert letters.discard(connection, "c1", [second, third], now=NOW) == []
+    assert letters.redrive(connection, "c2", [fourth], now=NOW) == []
+    assert positions(pollers.poll(10)) == [fourth, fifth]
+    assert [one.position for one in all_of(connection)] == [fourth, fifth]
+    assert letters.get(connection, "c1", first).state is State.DISCARDED
+    assert letters.get(connection, "c2", first) is None
+    [known] = consumers.consumers(connection, "c1")
+    assert known.unacknowledged == 2
+
+
+def test_many_letters_are_marked_by_what_is_asked_for(connection, write):
+    write(7, endpoint="ep2")
+    write(3, endpoint="ep3")
+    at, counts, more = 0, [], True
+    while more:
+        marked = letters.mark_all(
+            connection, "c1", Selection(endpoint_id="ep2"), State.REDRIVING, after=at, limit=3, now=NOW
+        )  # fmt: skip
+        at, more = marked.until, marked.has_more
+        counts.append(marked.count)
+    assert counts == [3, 3, 1]
+    assert len(all_of(connection)) == 3
+
+
+def test_a_redrive_that_dies_before_its_commit_is_made_again(connection, opened, write):
+    class Killed(Exception):
+        pass
+
+    write(3)
+    asked = letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    with contextlib.suppress(Killed), redriving.turn(opened(), now=NOW) as turn:
+        assert len(turn) == 3
+        with redriving.turn(connection, now=NOW) as meanwhile:
+            assert meanwhile == []  # another process has them
+        raise Killed
+    with redriving.turn(connection, now=NOW) as turn:
+        assert [orjson.loads(one.written)["webhook_id"] for one in turn]
+        assert [(one.topic, one.partition, one.offset) for one in turn] == [("dead-letters", 0, n) for n in range(3)]
+    with redriving.turn(connection, now=NOW) as turn:
+        assert turn == []
+    assert {letters.get(connection, "c1", position).state for position in asked} == {State.REDRIVEN}
+
+
+def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch):
+    monkeypatch.setattr(redriving, "MAX_BYTES", 5000)
+    write(4, data=b"x" * 3000)
+    letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    turns = []
+    while True:
+        with redriving.turn(connection, now=NOW) as turn:
+            turns.append(len(turn))
+        if not turn:
+            break
+    assert turns == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pollers_that_crash_lose_nothing_and_repeat_only_what_they_had(connection, opened, write, seed):
+    """Two pollers; either may die with what it has, answer late, or give back. Every letter is handled in the end."""
+    rng, clock = random.Random(seed), 0.0
+    both = [Pollers(connection), object.__new__(Pollers)]
+    both[1]._of = (opened(), "c1", "k")
+    held, handled, given, published = [[], []], set(), {}, 0
+    while len(handled) < 40 or published < 40:
+        clock += rng.expovariate(1 / 4)
+        who = rng.randrange(2)
+        match rng.choice(["write", "poll", "poll", "poll", "acknowledge", "acknowledge", "give back", "die"]):
+            case "write" if published < 40:
+                published += (count := min(rng.randint(1, 8), 40 - published))
+                write(count)
+            case "poll":
+                for one in both[who].poll(clock, limit=rng.randint(1, 7), lease_s=10).leased:
+                    position = one.letter.position
+                    # Nobody else has it: it was never given, or its lease was over, or it was given back.
+                    assert given.get(position, 0) <= clock
+                    given[position] = clock + 10
+                    assert position not in handled
+                    held[who].append(one)
+            case "acknowledge":
+                handled |= set(both[who].acknowledge(*held[who]))
+                held[who] = []
+            case "give back":
+                for position in both[who].give_back(*held[who], at=clock):
+                    given[position] = clock
+                held[who] = []
+            case "die":
+                held[who] = []
+    assert handled == {row["position"] for row in connection.execute("select position from dead_letters")}
+    assert both[0].poll(clock + 1000).leased == []
+
+
+def test_a_poller_that_dies_inside_its_poll_leaves_the_letters_to_the_next(opened, write, pollers):
+    class Killed(Exception):
+        pass
+
+    write(3)
+    dying = opened()
+    with contextlib.suppress(Killed), dying.transaction():
+        assert len(consumers.lease(dying, "c1", "k", limit=10, lease_s=60, now=NOW).leased) == 3
+        raise Killed
+    assert len(pollers.poll().leased) == 3

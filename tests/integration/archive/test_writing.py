@@ -1,0 +1,284 @@
+"""Each record is in the archive once, whatever died, and as it was written."""
+
+import base64
+import contextlib
+import datetime as dt
+import logging
+import pathlib
+import re
+import uuid
+
+import orjson
+import psycopg
+import pytest
+from psycopg import sql
+
+from delivery import errors
+from subscriptions_db import migrate
+from subscriptions_db.archive import attempts, days, letters, redriving, rows, writer
+from subscriptions_db.archive.rows import Taken
+from subscriptions_db.archive.selection import Selection
+from tests import archive
+
+pytestmark = pytest.mark.integration
+EVERYTHING = Selection()
+WAITING = "select count(*) as n from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+def browse(connection, customer="c1", selection=EVERYTHING, after=0, limit=1000):
+    return letters.browse(connection, customer, selection, after=after, limit=limit)
+
+
+def test_a_letter_comes_back_byte_for_byte(connection):
+    strange = bytes(range(256)) * 40
+    for offset, payload in enumerate((archive.PAYLOAD, strange, b"")):
+        written = archive.letter(data=payload)
+        row = rows.letter_row(written)
+        writer.write(connection, [Taken(topic="d", partition=0, offset=offset, letter=row)], archive.KEPT, now=archive.NOW)
+        [*_, found] = browse(connection).letters
+        assert found.payload == payload
+        assert orjson.loads(found.written()) == orjson.loads(written)
+        assert base64.b64decode(found.document()["payload_base64"]) == payload
+        assert letters.get(connection, "c1", found.position) == found
+
+
+def test_what_was_committed_is_not_written_again_by_who_did_not_learn_of_it(connection):
+    taken = [archive.taken_letter(offset) for offset in range(5)]
+    assert writer.write(connection, taken[:3], archive.KEPT, now=archive.NOW).letters == 3
+    assert writer.write(connection, taken, archive.KEPT, now=archive.NOW).letters == 2
+    assert len(browse(connection).letters) == 5
+    assert writer.offsets(connection) == {("dead-letters", 0): 5}
+
+
+def test_a_crash_between_the_insert_and_the_commit_leaves_nothing_and_loses_nothing(connection, opened):
+    class Killed(Exception):
+        pass
+
+    taken = [archive.taken_letter(offset) for offset in range(3)]
+    dying = opened()
+    with contextlib.suppress(Killed), dying.transaction():
+        writer.write(dying, taken, archive.KEPT, now=archive.NOW)
+        raise Killed
+    assert (browse(connection).letters, writer.offsets(connection)) == ([], {})
+    assert writer.write(connection, taken, archive.KEPT, now=archive.NOW).letters == 3
+
+
+def test_a_server_that_ends_the_session_at_any_statement_leaves_each_record_once(connection, opened):
+    """The session dies before the n-th statement, for every n: the next process begins with what the archive says."""
+    for number in range(12):
+        taken = [archive.taken_letter(10 * number + offset) for offset in range(4)]
+        dying = opened()
+        left = number
+        execute = dying.execute
+
+        def dies(*arguments, execute=execute, dying=dying, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                connection.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
+            return execute(*arguments, **options)
+
+        dying.execute = dies
+        try:
+            writer.write(dying, taken, archive.KEPT, now=archive.NOW)
+        except errors.RegistryUnavailable:
+            assert left < 0
+        writer.write(connection, taken, archive.KEPT, now=archive.NOW)
+        found = connection.execute("select letter_offset from dead_letters order by 1").fetchall()
+        wanted = [10 * before + offset for before in range(number + 1) for offset in range(4)]
+        assert [row["letter_offset"] for row in found] == wanted
+
+
+def test_two_processes_that_read_the_same_write_it_once(connection, opened, in_background):
+    taken = [archive.taken_letter(offset) for offset in range(20)]
+    first, second = opened(), opened()
+    with first.transaction():
+        writer.write(first, taken[:10], archive.KEPT, now=archive.NOW)
+        late = in_background(lambda: writer.write(second, taken, archive.KEPT, now=archive.NOW))
+    assert late.result(30).letters == 10
+    assert len(browse(connection).letters) == 20
+
+
+def test_a_record_that_postgres_refuses_holds_up_no_other(connection, caplog):
+    taken = [archive.taken_letter(offset) for offset in range(3)]
+    object.__setattr__(taken[1].letter, "tenant_id", "not an id")
+    with caplog.at_level(logging.WARNING):
+        written = writer.write(connection, taken, archive.KEPT, now=archive.NOW)
+    assert (written.letters, written.refused) == (2, 1)
+    assert "dead-letters:0:1 is left out" in caplog.text
+    assert writer.write(connection, taken, archive.KEPT, now=archive.NOW) == writer.Written()
+
+
+def test_the_longest_names_fit_into_the_indexes(connection):
+    ids = {"customer": "c" * 128, "endpoint": "e" * 128, "tenant_id": "t" * 128}
+    long = archive.taken_letter(0, **ids, reason="r" * 100, event_type="\U0001f600" * 10_000)
+    assert writer.write(connection, [long], archive.KEPT, now=archive.NOW).refused == 0
+    told = archive.taken_attempts(1, archive.outcome(**ids, event_type="\U0001f600" * 10_000))
+    assert writer.write(connection, [told], archive.KEPT, now=archive.NOW).attempts == 1
+
+
+def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, opened, in_background):
+    """The slow writer has its positions first; a second one has to wait until these are to be seen."""
+    slow, fast = opened(), opened()
+    days.make(connection, "dead_letters", archive.NOW.date())
+    with slow.transaction():
+        writer.write(slow, [archive.taken_letter(0, event_type="slow")], archive.KEPT, now=archive.NOW)
+        late = in_background(
+            lambda: writer.write(fast, [archive.taken_letter(0, partition=1, event_type="fast")], archive.KEPT, now=archive.NOW)
+        )
+        while not connection.execute(WAITING).fetchone()["n"]:
+            assert not late.done()
+        page = browse(connection)
+        assert (page.letters, page.until, page.has_more) == ([], 0, False)
+    late.result(30)
+    page = browse(connection, after=page.until)
+    assert [orjson.loads(one.letter)["event_type"] for one in page.letters] == ["slow", "fast"]
+
+
+def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(connection, write):
+    midnight = archive.NOW.replace(hour=0)
+    write(1, now=midnight)
+    at = browse(connection).until
+    write(1, now=midnight - dt.timedelta(seconds=1))
+    assert len(browse(connection, after=at).letters) == 1
+
+
+def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write):
+    today = archive.NOW.date()
+    for day in days.coming(today):
+        assert days.make(connection, "dead_letters", day)
+        assert not days.make(connection, "dead_letters", day)
+    write(1)
+    write(1, now=archive.NOW + dt.timedelta(days=1))
+    later = today + dt.timedelta(days=31)
+    assert days.drop(connection, "dead_letters", days.oldest(later, 30)) == ["dead_letters_20260510"]
+    assert len(browse(connection).letters) == 1
+
+
+def test_to_make_a_day_waits_for_no_reader_and_to_drop_one_gives_way(connection, opened, write):
+    write(1)
+    reader = opened()
+    with reader.transaction():
+        assert len(browse(reader).letters) == 1
+        assert days.make(connection, "dead_letters", archive.NOW.date() + dt.timedelta(days=1))
+        assert days.drop(connection, "dead_letters", dt.date(2100, 1, 1)) == []
+        assert len(browse(connection).letters) == 1
+    assert len(days.drop(connection, "dead_letters", dt.date(2100, 1, 1))) == 2
+
+
+def test_attempts_are_found_by_what_is_asked_for_the_newest_first(connection):
+    minutes = [archive.NOW - dt.timedelta(minutes=n) for n in range(30)]
+    told = [
+        archive.outcome(at=at, endpoint=f"ep{n % 3}", event_type="order.created" if n % 2 else "user.created")
+        for n, at in enumerate(minutes)
+    ]
+    writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+
+    def found(limit=100, before=None, **asked):
+        return attempts.search(connection, "c1", attempts.Asked(**asked), before=before, limit=limit)
+
+    assert [one.started_at for one in found().attempts] == minutes
+    assert [one.started_at for one in found(endpoint_id="ep1", event_type="order.*").attempts] == minutes[1::6]
+    assert [one.started_at for one in found(since=minutes[5], until=minutes[2]).attempts] == minutes[3:6]
+    assert found(status=500, error_class="server_error", is_accepted=False).attempts == found().attempts
+    assert found(is_accepted=True) == found(status=200) == attempts.Found([], None)
+    assert attempts.search(connection, "c2", attempts.Asked(), limit=1).attempts == []
+
+    paged, before = [], None
+    while (page := found(limit=7, before=before)).before:
+        paged += page.attempts
+        before = page.before
+    assert [one.started_at for one in paged + page.attempts] == minutes
+
+
+def test_a_rare_attempt_is_found_although_only_so_many_are_looked_at(connection, monkeypatch):
+    monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 10)
+    told = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
+    writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+    pages, before = 0, None
+    asked = attempts.Asked(event_type="t34")
+    while not (page := attempts.search(connection, "c1", asked, before=before, limit=5)).attempts:
+        pages, before = pages + 1, page.before
+    assert (pages, [one.event_type for one in page.attempts]) == (3, ["t34"])
+
+
+def test_attempts_that_are_too_old_or_far_ahead_are_left_out(connection):
+    told = [archive.outcome(at=archive.NOW + dt.timedelta(days=n)) for n in (-8, -7, 0, 2, 3)]
+    written = writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+    assert (written.attempts, written.expired) == (3, 2)
+
+
+def test_a_topic_that_was_made_anew_begins_at_its_beginning(connection, write):
+    write(3)
+    writer.begin_anew(connection, ("dead-letters", 0), 2)  # somebody else has gone on meanwhile
+    assert writer.offsets(connection) == {("dead-letters", 0): 3}
+    writer.begin_anew(connection, ("dead-letters", 0), 3)
+    assert writer.write(connection, [archive.taken_letter(0)], archive.KEPT, now=archive.NOW).letters == 1
+
+
+def test_customers_see_their_own_rows_only(connection, write):
+    write(2, customer="c1")
+    write(3, customer="c2")
+    told = archive.taken_attempts(0, archive.outcome(customer="c1"), archive.outcome(customer="c2", endpoint="ep2"))
+    writer.write(connection, [told], archive.KEPT, now=archive.NOW)
+    counts = {}
+    for customer in ("c1", "c2", ""):
+        with connection.transaction():
+            connection.execute("set local role fanout_api")
+            connection.execute("select set_config('fanout.customer_id', %s, true)", [customer])
+            for table in ("dead_letters", "attempts"):
+                counted = sql.SQL("select count(*) as n from {}").format(sql.Identifier(table))
+                counts[customer, table] = connection.execute(counted).fetchone()["n"]
+            assert browse(connection, "c2" if customer == "c1" else "c1").letters == []
+    assert counts == {
+        ("c1", "dead_letters"): 2, ("c2", "dead_letters"): 3, ("", "dead_letters"): 0,
+        ("c1", "attempts"): 1, ("c2", "attempts"): 1, ("", "attempts"): 0,
+    }  # fmt: skip
+
+
+def test_a_customer_can_change_no_letter_but_what_has_become_of_it(connection, write):
+    write(1)
+    connection.execute("set role fanout_api")
+    connection.execute("select set_config('fanout.customer_id', 'c1', false)")
+    for statement in (
+        "update dead_letters set payload = ''",
+        "delete from dead_letters",
+        "insert into archive_offsets values ('d', 0)",
+        "select make_archive_day('attempts', '2026-01-01')",
+        "select * from dead_letters_20260510",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(statement)
+    connection.execute("reset role")
+
+
+def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, in_background):
+    first, second = opened(), opened()
+    with first.transaction():
+        assert days.make(first, "attempts", archive.NOW.date())
+        late = in_background(lambda: days.make(second, "attempts", archive.NOW.date()))
+        while not connection.execute(WAITING).fetchone()["n"]:
+            assert not late.done()
+    assert late.result(30) is False
+
+
+def test_the_documented_rights_are_enough_to_archive(connection):
+    """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
+    role = f"archive_{uuid.uuid4().hex[:8]}"
+    connection.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
+    for grant in grants.replace("fanout_archive", role).split(";")[:-1]:
+        connection.execute(grant)
+    connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+    migrate.require_current(connection)
+    told = archive.taken_attempts(0, archive.outcome())
+    written = writer.write(connection, [archive.taken_letter(0), told], archive.KEPT, now=archive.NOW)
+    assert (written.letters, written.attempts) == (1, 1)
+    [found] = browse(connection).letters
+    assert letters.redrive(connection, "c1", [found.position], now=archive.NOW)
+    with redriving.turn(connection, now=archive.NOW) as turn:
+        assert len(turn) == 1
+    assert days.drop(connection, "attempts", dt.date(2100, 1, 1))
+    connection.execute("reset role")
+    connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
