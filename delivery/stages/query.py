@@ -23,7 +23,7 @@ from delivery.stages import session
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-_OF_A_STACK = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames))")
+_SAYS_NOTHING = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
@@ -140,9 +140,9 @@ class Lane(Generic[Registry]):
 
 
 def cause_of(failure: str) -> str:
-    """Return the line of a failed query's text that says why: the last one that is no line of a JVM's stack."""
+    """Return the line of a failed query's text that says why: the last that is neither of a JVM's stack nor a bare code."""
     told = failure.partition("=== Streaming Query ===")[0].splitlines()
-    lines = [line.strip() for line in told if line.strip() and not _OF_A_STACK.match(line)]
+    lines = [line.strip() for line in told if line.strip() and not _SAYS_NOTHING.match(line)]
     return lines[-1] if lines else ""
 
 

@@ -32,11 +32,9 @@ def processes_of(folder):
 
 
 @pytest.fixture
-def own_kafka(jars, tmp_path):
-    broker = local_kafka.EmbeddedKafka(tmp_path / "kafka", libraries=jars)
-    broker.start()
-    yield broker
-    broker.stop()
+def own_kafka(own_kafka, tmp_path):
+    yield own_kafka
+    own_kafka.stop()
     assert processes_of(tmp_path) == {}
 
 
