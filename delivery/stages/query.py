@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors, health, metrics, settings
-from delivery.stages import session
+from delivery.stages import rerun, session
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ class Lane(Generic[Registry]):
             self._run_query(planned(), config, interval_s, once=once)
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
+        checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
+        rerun.require_whole(rows.sparkSession, checkpoint)
         writer = (
-            rows.writeStream.queryName(self._name)
-            .option("checkpointLocation", f"{config.checkpoint.rstrip('/')}/{self._name}")
-            .foreachBatch(self._handle_batch)
+            rows.writeStream.queryName(self._name).option("checkpointLocation", checkpoint).foreachBatch(self._handle_batch)
         )
         if once:
             query = writer.trigger(availableNow=True).start()

@@ -1,5 +1,6 @@
 """A lane that cannot go on from where it was says what is gone, and guesses nothing."""
 
+import shutil
 import threading
 import uuid
 
@@ -19,21 +20,30 @@ pytestmark = [
 ]
 
 
-def test_state_that_is_damaged_is_refused_by_the_name_of_its_file_and_what_waits_is_there_when_it_is_restored(spark, tmp_path):
+def cause_of_refusal(lane):
+    with pytest.raises(StreamingQueryException) as failure:
+        lane.run()
+    return query.cause_of(str(failure.value))
+
+
+def test_state_that_is_gone_in_part_or_whole_is_refused_and_what_waits_is_there_when_it_is_restored(spark, tmp_path):
     lane = Lane(spark, tmp_path)
     for name in ("a", "b"):
         lane.write(postponed(name))
         lane.run()
-    newest = [path for path in (tmp_path / "checkpoint" / "retry" / "state").rglob("2.changelog") if path.stat().st_size > 100]
-    [lost] = newest
-    kept = lost.read_bytes()
-    lost.unlink()
+    state = tmp_path / "checkpoint" / "retry" / "state"
     lane.write(postponed("c"))
-    with pytest.raises(StreamingQueryException) as failure:
-        lane.run()
-    assert str(lost.relative_to(tmp_path)) in query.cause_of(str(failure.value))
 
-    lost.write_bytes(kept)
+    kept = state.rename(state.with_name("kept"))
+    assert "restore the missing state files" in cause_of_refusal(lane)
+    shutil.rmtree(state, ignore_errors=True)
+    kept.rename(state)
+
+    [changed] = [path for path in state.rglob("2.changelog") if path.stat().st_size > 100]  # of the shard that ep1 is in
+    kept = changed.rename(changed.with_name("kept"))
+    assert str(changed) in cause_of_refusal(lane)
+    kept.rename(changed)
+
     _, waits = lane.run()
     assert waits.events == 3
 
@@ -87,3 +97,20 @@ def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_c
 
     topic.run("another")
     assert topic.taken == [b"0", b"1", b"4"]
+
+
+def test_offsets_that_are_gone_end_the_lane_before_an_old_micro_batch_is_sent_again(spark, kafka, tmp_path):
+    topic = Topic(spark, kafka, tmp_path)
+    for value in (b"0", b"1"):
+        topic.publish(value)
+        topic.run("checkpoint")
+    newest = tmp_path / "checkpoint" / "direct" / "offsets" / "1"
+    kept = newest.rename(tmp_path / "kept")
+    with pytest.raises(errors.LaneFailed, match=r"direct is damaged: offsets/1 is gone, .* restore a backup"):
+        topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1"]
+
+    kept.rename(newest)
+    topic.publish(b"2")
+    topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1", b"2"]
