@@ -6,13 +6,18 @@ import pytest
 
 from delivery import settings
 from delivery.stages import snapshot
+from delivery.webhooks import guard
+from subscriptions_db import apply, manifest
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def follower(connection, database, ring_key):  # noqa: ARG001  # the schema is to be there
+def follower(connection, database, ring, ring_key):
+    """It knows one endpoint."""
+    wanted = {"customers": [{"id": "c1"}], "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/"}]}
+    apply.apply(connection, manifest.check(wanted, guard.Guard()), ring)
     stop = threading.Event()
     document = {"database": {"url": database}, "keys": {"ring": {"k1": ring_key}}, "snapshot": {"poll_interval_s": 0.1}}
     following = snapshot.Follower(settings.Settings.model_validate(document), stop=stop)
@@ -36,8 +41,10 @@ def test_a_read_that_hangs_or_breaks_off_keeps_nobody_waiting_and_tells_nothing_
 ):
     known = follower.current()
     with other.transaction():
-        other.execute("lock table endpoints in access exclusive mode")  # read after the tenants
-        connection.execute("insert into tenants (tenant_id) values ('t9')")
+        other.execute("lock table secrets in access exclusive mode")  # an endpoint's are read after the tenants
+        with connection.transaction():
+            connection.execute("insert into tenants (tenant_id) values ('t9')")
+            connection.execute("update endpoints set url = 'https://example.com/moved'")
         [first] = assert_eventually(lambda: hanging(connection), bool)
         assert follower.current().revision == known.revision
 
@@ -46,4 +53,5 @@ def test_a_read_that_hangs_or_breaks_off_keeps_nobody_waiting_and_tells_nothing_
         assert (follower.current().revision, follower.current().changes) == (known.revision, None)
 
     assert_eventually(lambda: follower.current().revision, lambda revision: revision > known.revision)
-    assert list(follower.current().changes.tenants) == ["t9"]
+    changes = follower.current().changes
+    assert (list(changes.tenants), changes.endpoints["ep1"].url) == (["t9"], "https://example.com/moved")
