@@ -46,7 +46,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     6. A second job on the same checkpoint is refused at once.
     """
     platform.create_topic("order")
-    job = platform.start()
+    job = platform.start("--lanes", "direct")
     assert_eventually(platform.log, lambda log: "fanout db migrate" in log)
     assert not platform.received
 
@@ -81,7 +81,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     platform.register([{}])
     platform.publish(1)
     own_postgres.kill()
-    job = platform.start(snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
+    job = platform.start("--lanes", "direct", snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
     assert_eventually(platform.log, lambda log: "registry not read: Postgres does not answer" in log)
     assert not platform.received
     own_postgres.start()
