@@ -8,6 +8,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── KafkaUnavailable         Kafka does not answer the command or the starting job
     ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
     ├── RegistryOutdated         the schema is not the one that this version works with
+    ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LaneFailed               a streaming query ended by itself; what it committed is kept
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
     │   ├── FilterError          … in a filter pattern
@@ -57,6 +58,10 @@ class RegistryUnavailable(FanoutError):
 
 class RegistryOutdated(FanoutError):
     """The schema in Postgres is not at the version that this code works with."""
+
+
+class CheckpointInUse(FanoutError):
+    """Another job runs a lane on this checkpoint. The message says which process."""
 
 
 class LaneFailed(FanoutError):

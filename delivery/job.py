@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from delivery import health, plan, serving, settings
-from delivery.stages import backlog, disabling, lanes, lookup, session, snapshot, topics
+from delivery.stages import backlog, claim, disabling, lanes, lookup, session, snapshot, topics
 from delivery.stages.held import Held
 from delivery.stages.network import Network
 
@@ -30,10 +30,11 @@ def run(
     *,
     jars: Iterable[Path] = (),
     stop: threading.Event,
-    names: Iterable[str] = LANES,
+    names: Collection[str] = LANES,
     once: bool = False,
 ) -> None:
     """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
+    claim.take(config.spark.checkpoint, names)
     if opened := plan.opened_for_development(config.delivery):
         log.warning("the address guard is OPEN for development: %s", opened)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)

@@ -54,7 +54,7 @@ class Certified:
 def issue(
     name: str, *, issuer: Certified | None = None, is_authority: bool = False, days: int = 1, address: str = "127.0.0.1"
 ) -> Certified:
-    """Return a certificate for `address`; a negative `days` makes it expired."""
+    """Return a certificate for `address`, of an IP or a host; a negative `days` makes it expired."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     ends = NOW + dt.timedelta(days=days)
@@ -67,9 +67,16 @@ def issue(
         .not_valid_before(ends - dt.timedelta(days=30))
         .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_name(address)]), critical=False)
     )
     return Certified(builder.sign(issuer.private_key if issuer else key, hashes.SHA256()), key, issuer)
+
+
+def _name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def authority(name: str = "authority") -> Certified:

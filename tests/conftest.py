@@ -27,6 +27,15 @@ def kafka(jars, tmp_path_factory):
     broker.stop()
 
 
+@pytest.fixture
+def own_kafka(jars, tmp_path):
+    """A broker of this test's own, for what it does to it."""
+    broker = local_kafka.EmbeddedKafka(tmp_path / "kafka", libraries=jars)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
 @pytest.fixture(scope="session")
 def postgres():
     with _postgres() as server:

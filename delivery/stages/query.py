@@ -18,12 +18,12 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors, health, metrics, settings
-from delivery.stages import session
+from delivery.stages import rerun, session
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-_OF_A_STACK = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames))")
+_SAYS_NOTHING = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
@@ -73,10 +73,10 @@ class Lane(Generic[Registry]):
             self._run_query(planned(), config, interval_s, once=once)
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
+        checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
+        rerun.require_whole(rows.sparkSession, checkpoint)
         writer = (
-            rows.writeStream.queryName(self._name)
-            .option("checkpointLocation", f"{config.checkpoint.rstrip('/')}/{self._name}")
-            .foreachBatch(self._handle_batch)
+            rows.writeStream.queryName(self._name).option("checkpointLocation", checkpoint).foreachBatch(self._handle_batch)
         )
         if once:
             query = writer.trigger(availableNow=True).start()
@@ -140,9 +140,9 @@ class Lane(Generic[Registry]):
 
 
 def cause_of(failure: str) -> str:
-    """Return the line of a failed query's text that says why: the last one that is no line of a JVM's stack."""
+    """Return the line of a failed query's text that says why: the last that is neither of a JVM's stack nor a bare code."""
     told = failure.partition("=== Streaming Query ===")[0].splitlines()
-    lines = [line.strip() for line in told if line.strip() and not _OF_A_STACK.match(line)]
+    lines = [line.strip() for line in told if line.strip() and not _SAYS_NOTHING.match(line)]
     return lines[-1] if lines else ""
 
 

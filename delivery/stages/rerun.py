@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery import kafka_options, plan, settings
+from delivery import errors, kafka_options, plan, settings
 from delivery.stages import journal
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,24 @@ class Uncommitted(NamedTuple):
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
     """Return the micro-batch that a lane's checkpoint says is to run again."""
-    begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
+    begun, committed = _newest(spark, checkpoint)
     if begun <= committed:
         return None
     logged = spark.read.text(f"{checkpoint}/offsets/{begun}").where(F.col("value").startswith('{"batchWatermarkMs"')).collect()
     return Uncommitted(begun, int(json.loads(logged[0][0])["batchTimestampMs"])) if logged else None
+
+
+def require_whole(spark: SparkSession, checkpoint: str) -> None:
+    """Raise LaneFailed where micro-batches were committed of which the offsets are gone.
+
+    Spark would run the newest of which it has the offsets, an old one, and refuse when all of that was sent once more.
+    """
+    begun, committed = _newest(spark, checkpoint)
+    if begun < committed:
+        raise errors.LaneFailed(
+            f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} is there. "
+            "Nothing was sent: restore a backup of the folder"
+        )
 
 
 class Reruns:
@@ -77,6 +90,12 @@ class Reruns:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+def _newest(spark: SparkSession, checkpoint: str) -> tuple[int, int]:
+    """Return the newest micro-batch that was begun and the newest that was committed; -1: none."""
+    begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
+    return begun, committed
 
 
 def _numbers(spark: SparkSession, folder: str) -> list[int]:

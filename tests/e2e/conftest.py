@@ -55,6 +55,7 @@ class Platform:
         self.folder = folder
         self.received = []
         self.statuses = {}
+        self.secrets = [SECRET]
         self.gate = None
         self._kafka, self._database = kafka, database
         self._key = stack.new_key()
@@ -233,7 +234,7 @@ class Platform:
 def platform(kafka, database, tmp_path):
     platform = Platform(kafka, database, tmp_path)
     with receiver.Receiver(
-        secrets_of=lambda _: [SECRET],
+        secrets_of=lambda _: platform.secrets,
         on_received=platform.received.append,
         answer=lambda path: platform.statuses.get(path.strip("/"), 200),
     ) as receivers:

@@ -1,12 +1,38 @@
 """Changes take effect while the job runs; Postgres may go away; new topics are found."""
 
+import datetime as dt
 import itertools
 
 import pytest
+import standardwebhooks
 
-from tests.e2e.conftest import assert_eventually
+from delivery.model import SignatureScheme
+from fanout import registering
+from subscriptions_db import connect
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
+
+
+def rotate_ten_times(platform):
+    """Each time the customer of ep2 goes over to the new secret as soon as it signs, and the overlap ends there and then."""
+    numbers = itertools.count(4000, 5)
+    for _ in range(10):
+        rotated = registering.rotate_secret(
+            platform.config, "ep2", scheme=SignatureScheme.HMAC, overlap=dt.timedelta(minutes=5)
+        )
+        new = standardwebhooks.Webhook(rotated["secret"])
+
+        def verifies(_, new=new):
+            newest = platform.received[-1]
+            stamp = dt.datetime.fromtimestamp(int(newest.headers["webhook-timestamp"]), dt.UTC)
+            return new.sign(newest.webhook_id, stamp, newest.body.decode()) in newest.headers["webhook-signature"].split()
+
+        assert_eventually(lambda: platform.publish(5, first=next(numbers)), verifies)
+        platform.secrets = [rotated["secret"]]
+        with connect.connect(platform.config.database) as connection:
+            connection.execute("update secrets set expires_at = now() where expires_at is not null")
+    return platform.publish(5, first=next(numbers))
 
 
 def test_a_running_job_follows_the_registry_and_the_topics(platform):
@@ -16,6 +42,8 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     2. Migrated and registered by then, it delivers.
     3. A change by plain SQL is in effect within 2 s.
     4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
+    5. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
+    6. A second job on the same checkpoint is refused at once.
     """
     platform.create_topic("order")
     job = platform.start("--lanes", "direct")
@@ -35,16 +63,28 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     platform.add_partitions("brand.new", 8)
     more = platform.publish(40, event_type="brand.new", first=3000)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(more) <= set(got))
+
+    last = rotate_ten_times(platform)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(last) <= set(got))
+    assert all(one.is_verified for one in platform.received)
+
+    assert platform.start("--once", "--lanes", "retry,direct").wait(JOB_TIMEOUT_S) == 1
+    assert f"is run by another job (process {job.pid} on" in platform.log()
     assert "the address guard is OPEN for development: networks 127.0.0.0/8, plain http, any port" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
 
 
 def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(platform, own_postgres):
+    """Away before the start, it is waited for; away later, deliveries go on, and then hold."""
     platform._database = own_postgres.url
     platform.migrate()
     platform.register([{}])
     platform.publish(1)
+    own_postgres.kill()
     job = platform.start("--lanes", "direct", snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
+    assert_eventually(platform.log, lambda log: "registry not read: Postgres does not answer" in log)
+    assert not platform.received
+    own_postgres.start()
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
 
     own_postgres.kill()

@@ -302,6 +302,25 @@ def test_a_name_that_was_found_is_not_looked_up_for_each_connection(names):
     assert names.asked == ["hooks.example.com"]
 
 
+def test_a_server_is_told_by_which_name_it_is_asked_and_may_choose_its_certificate_by_it(names):
+    of_the_name = certificates.server_context(certificates.issue("hooks", issuer=AUTHORITY, address="hooks.example.com"))
+    context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY))
+
+    def choose(connection, name, _):
+        if name == "hooks.example.com":
+            connection.context = of_the_name
+
+    context.sni_callback = choose
+
+    async def main():
+        async with serving.serve(saying(OK), context) as server, serving.network() as network:
+            to = serving.to(server.url("hooks.example.com"), tls=Tls(authorities=AUTHORITY.pem))
+            return (await network.post(to, HEADERS, b"body", 1.0)).status
+
+    assert serving.run(main()) == 200
+    assert names.asked == ["hooks.example.com"]
+
+
 def test_that_a_name_was_not_found_is_not_remembered(names):
     async def main():
         async with serving.serve(saying(OK)) as server, serving.network() as network:

@@ -32,11 +32,9 @@ def processes_of(folder):
 
 
 @pytest.fixture
-def own_kafka(jars, tmp_path):
-    broker = local_kafka.EmbeddedKafka(tmp_path / "kafka", libraries=jars)
-    broker.start()
-    yield broker
-    broker.stop()
+def own_kafka(own_kafka, tmp_path):
+    yield own_kafka
+    own_kafka.stop()
     assert processes_of(tmp_path) == {}
 
 
@@ -90,9 +88,9 @@ def test_what_a_killed_postgres_had_committed_is_there_when_it_is_started_again(
         assert connection.execute("select one from kept").fetchone() == (1,)
 
 
-def test_a_process_that_has_got_the_number_of_a_crashed_postgres_is_not_taken_for_it(own_postgres, tmp_path):
+def test_a_process_that_has_got_the_number_of_a_crashed_postgres_is_not_taken_for_it(own_postgres):
     own_postgres.kill()
-    left = tmp_path / "postgres" / "postmaster.pid"
+    left = own_postgres._data / "postmaster.pid"
     left.write_text(left.read_text().replace(str(own_postgres.pid), str(os.getpid()), 1))
     own_postgres.start()
     with psycopg.connect(own_postgres.url) as connection:

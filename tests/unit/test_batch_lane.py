@@ -125,6 +125,11 @@ def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(snapsho
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
 
 
+def test_what_waits_of_a_tenant_that_was_deleted_goes_to_those_who_are_still_subscribed():
+    results, posted = deliver(builders.snapshot(endpoint(), builders.subscription(), tenants=()), lot(*events(3)))
+    assert (len(posted), tally.of(results, cpu_s=0).deliveries) == (1, {("delivered", "none"): 3})
+
+
 def test_only_the_events_of_the_subscription_that_is_gone_are_skipped():
     stays, goes = lot(*events(2), through="s1"), lot(*events(3), through="s2")
     stays.extend(goes)

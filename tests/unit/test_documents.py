@@ -141,8 +141,16 @@ def test_every_command_that_a_document_names_exists(path):
                 assert option in shown.output, line
 
 
-def test_every_test_that_the_threat_model_names_exists():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat-model.md").read_text()))
+@pytest.mark.parametrize("path", ["docs/faults.md", "docs/threat-model.md"])
+def test_every_test_that_a_document_names_exists(path):
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / path).read_text()))
     defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert named
     assert named <= defined
+
+
+def test_every_fault_is_listed_once_with_a_test():
+    rows = re.findall(r"^\| (\d+) \|(.+)$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    numbers = [int(number) for number, _ in rows]
+    assert numbers == sorted(set(numbers))
+    assert [number for number, row in rows if "`test_" not in row] == []

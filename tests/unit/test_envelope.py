@@ -85,6 +85,7 @@ def test_a_structured_cloud_event_may_carry_its_json_in_base64():
         pytest.param(None, "tombstone", id="tombstone"),
         pytest.param(b" \n", "empty", id="empty"),
         pytest.param(b"x" * 262_145, "too_large", id="one byte over the bound"),
+        pytest.param(b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 5_000_000), "too_large", id="5 MB"),
         pytest.param(b"{", "not_json", id="not JSON"),
         pytest.param(b"[1]", "not_json", id="not an object"),
         pytest.param(b'{"tenant_id":"\xff"}', "not_json", id="invalid UTF-8"),

@@ -10,6 +10,7 @@ Caused by: java.lang.ArithmeticException: long overflow
 \tat java.base/java.lang.Math.multiplyExact(Math.java:1)
 \t... 3 more
 """
+WITH_CODES = JVM + "\n SQLSTATE: 39000 SQLSTATE: XXKST\n=== Streaming Query ===\n"
 PYTHON = """[STREAM_FAILED] it ended
 Traceback (most recent call last):
   File "a.py", line 1
@@ -23,6 +24,7 @@ ValueError: no
     [
         ("[STREAM_FAILED] terminated: boom\n=== Streaming Query ===\nId: 1", "[STREAM_FAILED] terminated: boom"),
         (JVM, "Caused by: java.lang.ArithmeticException: long overflow"),
+        (WITH_CODES, "Caused by: java.lang.ArithmeticException: long overflow"),
         (PYTHON, "ValueError: no"),
         ("", ""),
     ],

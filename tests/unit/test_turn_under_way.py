@@ -128,6 +128,13 @@ def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, sna
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
 
+def test_what_waits_of_a_tenant_that_was_deleted_goes_to_those_who_are_still_subscribed():
+    known = registry()
+    without = builders.snapshot(*known.endpoints.values(), *known.subscriptions.values(), tenants=())
+    carried = Carried(without, turn(waiting(), waiting()))
+    assert (len(carried.sent), carried.deliveries()) == (2, {("delivered", "none"): 2})
+
+
 @pytest.mark.parametrize(
     ("status", "hold"), [(EndpointStatus.PAUSED, retry.ENDPOINT_PAUSED), (EndpointStatus.DISABLED, retry.ENDPOINT_DISABLED)]
 )

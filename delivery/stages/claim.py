@@ -1,0 +1,52 @@
+"""Keep a second driver from the checkpoint of a lane that one runs already.
+
+Runs on the driver. Both would deliver the micro-batch under way before Spark noticed that two write the same log. The lock is
+the system's, on a file beside the lane's folder: it ends with the process, however that ends, and needs neither Kafka nor
+Postgres. It reaches as far as the file system's locks do (with NFS 4: other machines too). A checkpoint with a scheme, such as
+`s3a://`, has no such locks: there Spark ends the driver that is second to write an entry of its log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from delivery import errors
+
+log = logging.getLogger(__name__)
+
+
+def take(checkpoint: str, lanes: Iterable[str]) -> None:
+    """Claim the lanes for as long as this process lives; raise CheckpointInUse where another has one of them."""
+    if "://" in checkpoint:
+        return
+    for lane in lanes:
+        _take(Path(checkpoint), lane)
+
+
+def _take(folder: Path, lane: str) -> None:
+    path = folder / f"{lane}.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closed, it would be free. No child inherits it
+    except OSError as exc:
+        raise errors.SettingsError(f"{path} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        owner = os.pread(file, 1000, 0).decode(errors="replace")
+        os.close(file)
+        raise errors.CheckpointInUse(
+            f"lane {lane} of the checkpoint {folder} is run by another job ({owner}): stop that one first, or set "
+            "spark.checkpoint to another folder"
+        ) from exc
+    except OSError as exc:
+        os.close(file)
+        log.warning("%s cannot be locked (%s): see to it that no second job runs on this checkpoint", path, exc.strerror)
+        return
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

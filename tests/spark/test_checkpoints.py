@@ -1,0 +1,116 @@
+"""A lane that cannot go on from where it was says what is gone, and guesses nothing."""
+
+import shutil
+import threading
+import uuid
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.errors import StreamingQueryException
+
+from delivery import errors, health, kafka_options, settings
+from delivery.stages import query, source, topics
+from tests.spark.test_retry import Lane, postponed
+
+pytestmark = [
+    pytest.mark.spark,
+    # py4j leaves its sockets for the garbage collector to close.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def cause_of_refusal(lane):
+    with pytest.raises(StreamingQueryException) as failure:
+        lane.run()
+    return query.cause_of(str(failure.value))
+
+
+def test_state_that_is_gone_in_part_or_whole_is_refused_and_what_waits_is_there_when_it_is_restored(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    for name in ("a", "b"):
+        lane.write(postponed(name))
+        lane.run()
+    state = tmp_path / "checkpoint" / "retry" / "state"
+    lane.write(postponed("c"))
+
+    kept = state.rename(state.with_name("kept"))
+    assert "restore the missing state files" in cause_of_refusal(lane)
+    shutil.rmtree(state, ignore_errors=True)
+    kept.rename(state)
+
+    [changed] = [path for path in state.rglob("2.changelog") if path.stat().st_size > 100]  # of the shard that ep1 is in
+    kept = changed.rename(changed.with_name("kept"))
+    assert str(changed) in cause_of_refusal(lane)
+    kept.rename(changed)
+
+    _, waits = lane.run()
+    assert waits.events == 3
+
+
+class Topic:
+    """A topic of its own, and a lane that reads it into `taken`."""
+
+    def __init__(self, spark, kafka, folder):
+        self._spark, self._folder = spark, folder
+        self.kafka = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+        self.name = f"{uuid.uuid4().hex[:8]}.order"
+        topics.ensure(self.kafka, [self.name], 1)
+        self._client = kafka_options.for_librdkafka(self.kafka)
+        self.taken = []
+
+    def publish(self, *values):
+        producer = Producer(self._client)
+        for value in values:
+            producer.produce(self.name, value)
+        assert producer.flush(10) == 0
+
+    def expire(self, before):
+        admin = AdminClient(self._client)
+        [gone] = admin.delete_records([TopicPartition(self.name, 0, before)]).values()
+        gone.result(10)
+
+    def run(self, checkpoint):
+        stop = threading.Event()
+        watch = health.Watch(hold=lambda: None, stop=stop)
+        config = settings.Source(topic_pattern=self.name.replace(".", r"\."), starting_offsets="earliest")
+        lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch)
+        spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
+        lane.run(lambda: source.read(self._spark, self.kafka, config), spark, 0, once=True)
+
+    def _take(self, batch, _):
+        self.taken += [bytes(row.value) for row in batch.collect()]
+
+
+def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_checkpoint_takes_the_rest(
+    spark, kafka, tmp_path
+):
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"0", b"1")
+    topic.run("checkpoint")
+    topic.publish(b"2", b"3", b"4")
+    topic.expire(4)
+    with pytest.raises(errors.LaneFailed) as failure:
+        topic.run("checkpoint")
+    assert f"{topic.name}-0" in str(failure.value)
+    assert topic.taken == [b"0", b"1"]
+
+    topic.run("another")
+    assert topic.taken == [b"0", b"1", b"4"]
+
+
+def test_offsets_that_are_gone_end_the_lane_before_an_old_micro_batch_is_sent_again(spark, kafka, tmp_path):
+    topic = Topic(spark, kafka, tmp_path)
+    for value in (b"0", b"1"):
+        topic.publish(value)
+        topic.run("checkpoint")
+    newest = tmp_path / "checkpoint" / "direct" / "offsets" / "1"
+    kept = newest.rename(tmp_path / "kept")
+    with pytest.raises(errors.LaneFailed, match=r"direct is damaged: offsets/1 is gone, .* restore a backup"):
+        topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1"]
+
+    kept.rename(newest)
+    topic.publish(b"2")
+    topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1", b"2"]
