@@ -1,8 +1,11 @@
 """Customers take their dead letters over HTTP: shared between pollers, byte for byte, and nobody else's."""
 
 import base64
+import contextlib
 import datetime as dt
+import http.client
 import threading
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -42,17 +45,31 @@ def often(monkeypatch):
     monkeypatch.setattr(polls, "ASK_EVERY_S", 0.02)
 
 
-@pytest.fixture
-def waiting(monkeypatch):
-    """Returns when so many polls more have begun to wait."""
-    begun, wait = threading.Semaphore(0), polls.Polls.wait
+@dataclass
+class Waits:
+    """When polls begin to wait, and when they have ended."""
 
-    def noted(*asked):
-        begun.release()
-        return wait(*asked)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    made, wait = Waits(), polls.Polls.wait
+
+    async def noted(*asked):
+        made.begun.release()
+        try:
+            return await wait(*asked)
+        finally:
+            made.ended.release()
 
     monkeypatch.setattr(polls.Polls, "wait", noted)
-    return lambda count: all(begun.acquire(timeout=20) for _ in range(count))
+    return made
+
+
+def happens(what, count=1):
+    return all(what.acquire(timeout=20) for _ in range(count))
 
 
 def write(served, count=1, **fields):
@@ -120,10 +137,10 @@ def test_what_is_not_acknowledged_or_is_given_back_is_given_again(served, poller
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("way", ["browse", "lease"])
-def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waiting, way):
+def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waits, way):
     asks = {"browse": lambda: poller.get("/v1/dead-letters?wait_s=20"), "lease": lambda: lease(poller, wait_s=20, limit=1)}
     both = [in_background(asks[way]) for _ in range(2)]
-    assert waiting(2)
+    assert happens(waits.begun, 2)
     write(served, customer="other")  # is not given to them
     write(served, 2)
     given = [ids(one()) for one in both]
@@ -134,9 +151,9 @@ def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waiti
 
 
 @pytest.mark.usefixtures("often")
-def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, poller, other, waiting):
+def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, poller, other, waits):
     both = [in_background(lambda: poller.get("/v1/dead-letters?wait_s=20")) for _ in range(2)]
-    assert waiting(2)
+    assert happens(waits.begun, 2)
     refused = poller.get("/v1/dead-letters?wait_s=20")
     assert (refused.status, refused.headers["retry-after"]) == (429, "2")
     assert other.get("/v1/dead-letters?wait_s=0.01").status == 200
@@ -145,28 +162,42 @@ def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, po
     assert [len(ids(one())) for one in both] == [1, 1]
 
 
-def test_of_all_customers_no_more_than_a_bound_wait(postgres, waiting):
+def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
     with world.served(postgres, max_polls=1) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         [letter] = ids(acme.get("/v1/dead-letters"))
         acme.post(f"/v1/dead-letters/{letter}/discard")
         one = in_background(lambda: acme.get("/v1/dead-letters?wait_s=60"))
-        assert waiting(1)
+        assert happens(waits.begun)
         refused = other.get("/v1/dead-letters?wait_s=1")
         assert (refused.status, refused.headers["retry-after"]) == (503, "2")
     assert ids(one()) == []  # a server that stops answers the polls that wait
 
 
 @pytest.mark.usefixtures("often")
-def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waiting, monkeypatch):
+def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, monkeypatch):
     monkeypatch.setattr(admission, "KNOWN_FOR_S", 0)
     with world.served(postgres) as served, served.registry() as opened:
         key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
         client = served.client(key.text.reveal().decode())
         one = in_background(lambda: client.get("/v1/dead-letters?wait_s=20"))
-        assert waiting(1)
+        assert happens(waits.begun)
         keys.revoke(opened, key.key_id)
         assert one().status == 401
+
+
+@pytest.mark.usefixtures("often")
+def test_who_has_gone_while_waiting_is_given_no_lease(served, poller, waits):
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", f"{CONSUMER}/lease", b'{"wait_s": 60}',
+            {"authorization": f"Bearer {poller.key}", "content-type": "application/json"},
+        )  # fmt: skip
+        assert happens(waits.begun)
+    assert happens(waits.ended)
+    write(served)
+    assert [item["times"] for item in lease(poller).json["items"]] == [1]
 
 
 @pytest.mark.usefixtures("often")
