@@ -163,7 +163,7 @@ def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, po
 
 
 def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
-    with world.served(postgres, max_polls=1) as served:
+    with world.served(postgres, max_polls=1, max_poll_s=60) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         [letter] = ids(acme.get("/v1/dead-letters"))
         acme.post(f"/v1/dead-letters/{letter}/discard")
