@@ -9,7 +9,7 @@ import http.client
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ $$
 LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
 """The id of the letter that acme has: the first of its day."""
 CONSUMER = "billing"
+CONSUMER_PATH = f"/v1/dead-letter-consumers/{CONSUMER}"
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
 
@@ -196,3 +197,33 @@ def running(config: settings.Settings) -> Iterator[int]:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()
+
+
+def write(served: Served, count: int = 1, **fields: Any) -> None:
+    """Archive letters, as `letters` does."""
+    with served.registry() as opened:
+        letters(opened, count, **fields)
+
+
+def ids(answer: Answer) -> list[str]:
+    """The letters of a page."""
+    assert answer.status == 200, answer.text
+    return [item["id"] for item in answer.json["items"]]
+
+
+def lease(poller: Client, **asked: Any) -> Answer:
+    """Poll for the consumer."""
+    return poller.post(f"{CONSUMER_PATH}/lease", asked)
+
+
+def in_background(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin; return what waits for the result."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+
+    def result() -> Any:
+        thread.join(20)
+        return found[0]
+
+    return result
