@@ -24,6 +24,7 @@ MAX_LETTERS = 100
 """In one answer, with payloads of up to `source.max_event_bytes` each."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 Cursor = Annotated[str, Field(max_length=cursor.MAX_CHARS)]
 WaitS = Annotated[float, Field(ge=0, le=60)]
 
@@ -35,7 +36,7 @@ class Asked(Nothing):
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`."""
     tenant: manifest.Id | None = None
-    reason: Text | None = None
+    reason: Reason | None = None
 
 
 class AskedInTime(Asked):

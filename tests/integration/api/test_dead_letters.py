@@ -130,6 +130,7 @@ def test_a_consumer_is_made_moved_and_forgotten(served, acme, poller):
     made = acme.post("/v1/dead-letter-consumers", wanted)
     assert (made.status, made.json["event_type"], made.json["unacknowledged"]) == (201, "*", 0)
     assert acme.post("/v1/dead-letter-consumers", wanted).fields == ["name"]
+    assert acme.post("/v1/dead-letter-consumers", {"name": "long", "reason": "x" * 65}).fields == ["reason"]
     path = "/v1/dead-letter-consumers/late"
     assert ids(poller.post(f"{path}/lease", {})) == []
     first = poller.get("/v1/dead-letters?limit=1").json
