@@ -309,6 +309,14 @@ class Api(Area):
     """More than so many a customer cannot make by itself."""
     max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000
     """As above."""
+    max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
+    """As above, of consumers of dead letters."""
+    max_poll_s: Seconds = 30
+    """A poll that finds no dead letter is answered after so long at the latest, however long it would wait."""
+    max_polls: Annotated[int, Field(gt=0)] = 200
+    """At most so many polls wait at once; beyond it the answer is 503. They count among `max_waiting`."""
+    max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
+    """At most so many polls of one customer wait at once; beyond it the answer is 429."""
     max_requests_per_s: Seconds = 100
     """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
 

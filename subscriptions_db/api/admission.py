@@ -40,13 +40,14 @@ class Admission:
 
     async def admit(self, authorization: str | None, route: Route) -> Principal:
         """Return who asks; raise Refused with 401, 403 or 429."""
-        principal = await self._who(authorization)
+        principal = await self.who(authorization)
         self._pace(principal)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with the scope {principal.scope} may not do this")
         return principal
 
-    async def _who(self, authorization: str | None) -> Principal:
+    async def who(self, authorization: str | None) -> Principal:
+        """Return whose key it is; raise Refused with 401."""
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.id_of(text)
         if key_id is None:

@@ -38,7 +38,7 @@ class Request:
 
     def digest(self, route: Route) -> bytes:
         """Return what is the same for a request that is repeated, and for no other."""
-        asked = [route.name, sorted(self.path.items()), hashlib.sha256(self.body).hexdigest()]
+        asked = [route.name, sorted(self.path.items()), sorted(self.query.items()), hashlib.sha256(self.body).hexdigest()]
         return hashlib.sha256(orjson.dumps(asked)).digest()
 
 
@@ -51,6 +51,10 @@ class Answer:
     is_repeated: bool = False
     sending: routes.Sending | None = None
     """What is to be sent before there is a document."""
+    awaited: routes.Awaited | None = None
+    """How long to wait for another answer than this one."""
+    content: bytes | None = None
+    """What is answered in place of a document."""
 
 
 class Answerer:
@@ -66,7 +70,7 @@ class Answerer:
         """Return the answer; raise Refused."""
         asked, document, body = _checked(route, request)
         try:
-            with self._store.transaction(request.principal, is_change=route.is_change) as connection:
+            with self._store.transaction(request.principal, is_change=route.is_change or route.is_poll) as connection:
                 call = routes.Call(
                     principal=request.principal,
                     connection=connection,
@@ -84,10 +88,16 @@ class Answerer:
 
 
 def _made(route: Route, call: routes.Call) -> Answer:
-    made = route.handler(call)
-    if isinstance(made, routes.Sending):
-        return Answer(status=route.status, document=None, sending=made)
-    return Answer(status=route.status, document=None if made is None else made.model_dump(mode="json"))
+    match made := route.handler(call):
+        case None:
+            return Answer(status=route.status, document=None)
+        case routes.Sending():
+            return Answer(status=route.status, document=None, sending=made)
+        case routes.Raw(content):
+            return Answer(status=route.status, document=None, content=content)
+        case routes.Awaited(answer):
+            return Answer(status=route.status, document=answer.model_dump(mode="json"), awaited=made)
+    return Answer(status=route.status, document=made.model_dump(mode="json"))
 
 
 def _once(route: Route, request: Request, call: routes.Call) -> Answer:

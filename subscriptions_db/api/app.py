@@ -20,7 +20,7 @@ from aiohttp import web
 
 from delivery import errors, plan, settings
 from subscriptions_db import keyring
-from subscriptions_db.api import admission, answering, openapi, problems, store, table, trials
+from subscriptions_db.api import admission, answering, openapi, polls, problems, store, table, trials
 from subscriptions_db.api.routes import Route
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Api:
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
+        self._polls = polls.Polls(config.api, self._asked, self._admission.who)
         self._under_way = 0
 
     def application(self) -> web.Application:
@@ -56,6 +57,7 @@ class Api:
         app.router.add_route("GET", "/v1/openapi.json", functools.partial(_static, document))
         app.router.add_route("GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
         app.router.add_route("GET", "/readyz", self._ready)
+        app.on_shutdown.append(self._polls.end)
         return app
 
     def close(self) -> None:
@@ -72,14 +74,21 @@ class Api:
             body=body,
             idempotency_key=_idempotency_key(request) if route.is_change else None,
         )
-        answer = await self._in_thread(functools.partial(self._answerer.answer, route, asked))
+        answer = await self._asked(route, asked)
+        if answer.awaited is not None:
+            answer = await self._polls.wait(request, route, asked, answer)
         document = answer.document
         if answer.sending is not None:
             document = (await self._trials.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
+        if answer.content is not None:
+            return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
         return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
+
+    async def _asked(self, route: Route, asked: answering.Request) -> answering.Answer:
+        return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
 
     async def _ready(self, _: web.Request) -> web.Response:
         try:
@@ -104,7 +113,7 @@ class Api:
         began = time.monotonic()
         self._under_way += 1
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
+            async with asyncio.timeout(self._config.request_timeout_s) as request[polls.BOUND]:
                 response = await (handler if self._under_way <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
             response = _problem(exc)

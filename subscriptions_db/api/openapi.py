@@ -14,7 +14,7 @@ import pydantic
 from pydantic.json_schema import models_json_schema
 
 from subscriptions_db.api import problems
-from subscriptions_db.api.routes import Route
+from subscriptions_db.api.routes import Raw, Route
 
 REF = "#/components/schemas/{model}"
 ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
@@ -32,7 +32,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     routes = list(routes)
     models: list[tuple[type[pydantic.BaseModel], Any]] = [(problems.Problem, "serialization")]
     models += [(route.body, "validation") for route in routes if route.body]
-    models += [(route.answer, "serialization") for route in routes if route.answer]
+    models += [
+        (route.answer, "serialization") for route in routes if route.answer and issubclass(route.answer, pydantic.BaseModel)
+    ]
     refs, definitions = models_json_schema(list(dict.fromkeys(models)), ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -53,7 +55,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
     problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
     success: dict[str, Any] = {"description": "Done."}
-    if route.answer:
+    if route.answer is Raw:
+        success["content"] = {"application/octet-stream": {}}
+    elif route.answer:
         success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]}}
     operation: dict[str, Any] = {
         "operationId": route.name,

@@ -15,13 +15,15 @@ from pydantic import Field
 from delivery import settings
 from delivery.model import Sendable
 from delivery.webhooks import guard
-from subscriptions_db import connect, keyring
+from subscriptions_db import connect, keyring, manifest
 from subscriptions_db.api import cursors
 from subscriptions_db.api.principals import Principal, Scope
 
 OPERATOR = frozenset({Scope.OPERATOR})
 ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}
 READERS = ADMINS | {Scope.READ_ONLY}
+POLLERS = ADMINS | {Scope.POLLER}
+BROWSERS = READERS | POLLERS
 MAX_PAGE = 200
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
@@ -31,6 +33,13 @@ class Nothing(pydantic.BaseModel):
     """No parameters."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Whose(Nothing):
+    """Whose dead letters and attempts."""
+
+    customer: manifest.Id | None = None
+    """For the operator, who has to say it."""
 
 
 class Page(Nothing):
@@ -75,6 +84,21 @@ class Sending(NamedTuple):
     delivery: Sendable
 
 
+class Awaited(NamedTuple):
+    """What a handler returns that has found nothing, and whose asker would rather wait than hear of it."""
+
+    answer: pydantic.BaseModel
+    wait_s: float
+    cursor: str | None = None
+    """Where to look next, in place of the `cursor` that was asked with."""
+
+
+class Raw(NamedTuple):
+    """What a handler returns that is answered byte for byte."""
+
+    content: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One method on one path."""
@@ -85,13 +109,15 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | Sending | None]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | Awaited | Raw | None]
     body: type[pydantic.BaseModel] | None = None
     query: type[pydantic.BaseModel] = Nothing
-    answer: type[pydantic.BaseModel] | None = None
+    answer: type[pydantic.BaseModel | Raw] | None = None
     """None: no body, status 204."""
     status: int = 200
     is_change: bool = False
     """Takes an `Idempotency-Key`, and is written in the audit log."""
+    is_poll: bool = False
+    """Changes only which poller has what: too often for the audit log, and safe to repeat without a key, by its receipts."""
     shown_once: str | None = None
     """The field of the answer that is a secret: it is not kept for a repeated request."""

@@ -5,7 +5,20 @@ Runs in the API and in the command.
 
 from __future__ import annotations
 
-from subscriptions_db.api import audit, customers, endpoints, explain, subscriptions, tenants, trials
+from subscriptions_db.api import (
+    attempts,
+    audit,
+    consumers,
+    customers,
+    dead_letters,
+    endpoints,
+    explain,
+    marking,
+    polling,
+    subscriptions,
+    tenants,
+    trials,
+)
 from subscriptions_db.api.routes import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -15,5 +28,10 @@ ROUTES: tuple[Route, ...] = (
     *subscriptions.ROUTES,
     *explain.ROUTES,
     *trials.ROUTES,
+    *dead_letters.ROUTES,
+    *marking.ROUTES,
+    *consumers.ROUTES,
+    *polling.ROUTES,
+    *attempts.ROUTES,
     *audit.ROUTES,
 )

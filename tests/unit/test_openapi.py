@@ -29,6 +29,7 @@ def test_a_change_is_for_admins_alone_and_takes_an_idempotency_key(route):
     assert route.is_change == ("Idempotency-Key" in names)
     assert route.is_change <= (scopes <= {"operator", "customer_admin"})
     assert route.is_change or route.method in {"GET", "POST"}
+    assert not (route.is_change and route.is_poll)
 
 
 @pytest.mark.parametrize("kind", [shapes.Endpoint, shapes.MadeEndpoint, shapes.Endpoints, shapes.Subscription])

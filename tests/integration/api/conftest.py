@@ -25,3 +25,18 @@ def other(served):
 @pytest.fixture(scope="module")
 def operator(served):
     return served.client(served.keys["operator"])
+
+
+@pytest.fixture(scope="module")
+def poller(served):
+    return served.client(served.keys["poller"])
+
+
+@pytest.fixture
+def emptied(served):
+    """Begin with no letter, and a consumer that has seen none."""
+    with served.registry() as opened:
+        opened.execute("delete from dead_letters")
+        opened.execute("delete from dead_letter_leases")
+        opened.execute("delete from dead_letter_consumers where name <> 'billing'")
+        opened.execute("update dead_letter_consumers set read_until = 0")

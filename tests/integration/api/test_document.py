@@ -1,4 +1,4 @@
-"""The examples of docs/api.md, one after the other: what is asked is answered as it says."""
+"""The examples of docs/api.md and docs/dead-letters.md, one after the other: what is asked is answered as it says."""
 
 import json
 import re
@@ -9,17 +9,27 @@ import pytest
 from subscriptions_db.api import keys, openapi
 from subscriptions_db.api.principals import Scope
 from subscriptions_db.api.table import ROUTES
+from subscriptions_db.archive import writer
+from tests import archive
+from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
 
-TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
-EXAMPLES = re.findall(r"```http\n(\w+) (\S+)\n((?:[\w-]+: [^\n]*\n)*)(.*?)```\s+```json\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT, LETTERS = (DOCS / "api.md").read_text(), (DOCS / "dead-letters.md").read_text()
+EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n((?:[\w-]+: [^\n]*\n)*)(.*?)```\s+```json\n(.*?)```", re.DOTALL)
+
+
+def examples(text):
+    found = EXAMPLE.findall(text)
+    assert len(found) == text.count("```http")
+    return found
 
 
 def filled(text, made):
-    """The text with the ids that were made."""
-    for prefix, row_id in made.items():
-        text = text.replace(f"{prefix}_…", row_id)
+    """The text with what was given before."""
+    for shown, given in made.items():
+        text = text.replace(f"{shown}…", given)
     return text
 
 
@@ -39,9 +49,8 @@ def holds(told, answered, where="answer"):
 
 
 def test_what_the_document_asks_is_answered_as_it_says(served, operator):
-    assert len(EXAMPLES) == TEXT.count("```http")
     client, made = operator, {}
-    for method, path, headers, body, told in EXAMPLES:
+    for method, path, headers, body, told in examples(TEXT):
         named = dict(line.split(": ", 1) for line in headers.splitlines())
         answer = client.ask(method, filled(path, made), json.loads(filled(body, made)), **named).json
         holds(json.loads(told), answer)
@@ -50,7 +59,21 @@ def test_what_the_document_asks_is_answered_as_it_says(served, operator):
                 key = keys.create(opened, customer_id="globex", scope=Scope.CUSTOMER_ADMIN)
             client = served.client(key.text.reveal().decode())
         elif method == "POST" and "id" in answer:
-            made[answer["id"].partition("_")[0]] = answer["id"]
+            made[answer["id"].partition("_")[0] + "_"] = answer["id"]
+
+
+def test_what_the_document_of_dead_letters_asks_is_answered_as_it_says(served, acme):
+    with served.registry() as opened:
+        opened.execute("delete from dead_letters")
+        world.letters(opened, 1, event_type="order.created")
+        outcome = archive.outcome(customer="acme", endpoint="acme-orders", event_type="order.created")
+        writer.write(opened, [archive.taken_attempts(0, outcome)], archive.KEPT, now=archive.NOW)
+    made = {}
+    for method, path, _, body, told in examples(LETTERS):
+        answer = acme.ask(method, filled(path, made), json.loads(filled(body, made)) if body else None).json
+        holds(json.loads(told), answer)
+        for item in answer.get("items", []):
+            made |= {item[name][:4]: item[name] for name in ("id", "receipt") if name in item}
 
 
 def test_the_document_names_every_scope_rule_and_path_that_there_is():

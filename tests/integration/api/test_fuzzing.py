@@ -10,13 +10,21 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from subscriptions_db.api import openapi
 from subscriptions_db.api.table import ROUTES
+from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
 
 SCHEMA = schemathesis.openapi.from_dict(openapi.document(ROUTES))
 EXAMPLES = int(os.environ.get("EXAMPLES", "5"))
 """For each route and kind of request. Raise it to look for more."""
-KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1"}
+KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
+         "letter_id": world.LETTER, "consumer_id": world.CONSUMER}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres, max_poll_s=0.01) as made:
+        yield made
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

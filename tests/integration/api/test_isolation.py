@@ -1,17 +1,22 @@
 """Every route that the OpenAPI document names, tried with the wrong key: nothing is done, and nothing is told."""
 
 import re
+import uuid
 
 import pytest
 from psycopg import sql
 
 from subscriptions_db.api import openapi
 from subscriptions_db.api.table import ROUTES
+from subscriptions_db.archive.cursor import Receipt
+from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
 
-OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1"}
+OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
+           "letter_id": world.LETTER, "consumer_id": world.CONSUMER}  # fmt: skip
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
+RECEIPTS = {"receipts": [Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
     "createEndpoint": {"url": "https://hooks.example.com/"},
     "updateEndpoint": {"max_in_flight": 1},
@@ -21,13 +26,20 @@ BODIES = {
     "testEndpoint": {},
     "explainForEndpoint": {"event": {"type": "order.made", "tenant_id": "t1"}},
     "explainForSubscription": {"event": {"type": "order.made", "tenant_id": "t1"}},
+    "redriveDeadLetters": {"everything": True},
+    "discardDeadLetters": {"everything": True},
+    "createConsumer": {"name": "mine"},
+    "seekConsumer": {"to": "end"},
+    "acknowledgeDeadLetters": RECEIPTS,
+    "giveDeadLettersBack": RECEIPTS,
 }
 OPERATIONS = [
     pytest.param(method.upper(), path, operation, id=operation["operationId"])
     for path, methods in openapi.document(ROUTES)["paths"].items()
     for method, operation in methods.items()
 ]
-KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log")
+KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
+        "dead_letters", "dead_letter_consumers", "dead_letter_leases")  # fmt: skip
 EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
 
@@ -79,8 +91,10 @@ def test_a_key_that_only_reads_changes_nothing(served, method, path, operation):
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
-def test_a_pollers_key_sees_no_registry(served, method, path, operation):
-    assert ask(served.client(served.keys["poller"]), method, path, operation, OF_ACME).status == 403
+def test_a_pollers_key_takes_dead_letters_and_sees_no_registry(served, method, path, operation):
+    answer = ask(served.client(served.keys["poller"]), method, path, operation, OF_ACME)
+    assert answer.status == (200 if "poller" in scopes_of(operation) else 403)
+    assert ("poller" in scopes_of(operation)) <= path.startswith("/v1/dead-letter")
 
 
 def test_filters_of_a_list_lead_to_nobody_else(other):
@@ -88,6 +102,19 @@ def test_filters_of_a_list_lead_to_nobody_else(other):
         assert other.get(f"/v1/subscriptions?{query}").json["items"] == []
     assert other.get("/v1/endpoints?customer=acme").json["items"] == []
     assert other.get("/v1/audit-log?customer=acme").json["items"] == []
+
+
+def test_a_customer_that_names_another_is_told_nothing_of_its_letters(acme, other):
+    for path in ("/v1/dead-letters", "/v1/dead-letter-consumers", "/v1/attempts"):
+        assert acme.get(f"{path}?customer=acme").status == 200
+        assert b"acme" not in other.get(path).text
+        assert world.CONSUMER.encode() not in other.get(path).text
+        assert other.get(f"{path}?customer=acme").fields == ["customer"]
+        assert other.get(f"{path}?customer=acme").text == other.get(f"{path}?customer=nobo").text.replace(b"nobo", b"acme")
+    cursor = acme.get("/v1/dead-letters").json["next_cursor"]
+    assert other.get(f"/v1/dead-letters?cursor={cursor}").json["items"] == []
+    assert other.post("/v1/dead-letters/discard", {"everything": True}).json["count"] == 0
+    assert acme.get(f"/v1/dead-letters/{world.LETTER}").json["state"] == "waiting"
 
 
 def test_a_customer_that_asks_after_another_on_the_same_connection_sees_its_own(acme, other):

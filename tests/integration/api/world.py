@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import http.client
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ from delivery.webhooks import guard
 from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db.api import keys, serving
 from subscriptions_db.api.principals import Scope
+from subscriptions_db.archive import consumers, writer
+from subscriptions_db.archive.selection import Selection
+from tests import archive
 
 DOCUMENT = {
     "tenants": [{"id": "t1"}, {"id": "t2", "sub_tenants": [100]}],
@@ -44,6 +48,10 @@ end
 $$
 """
 """As docs/operations.md has it: it owns nothing."""
+LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
+"""The id of the letter that acme has: the first of its day."""
+CONSUMER = "billing"
+CONSUMER_PATH = f"/v1/dead-letter-consumers/{CONSUMER}"
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
 
@@ -127,6 +135,14 @@ def login_of(url: str) -> str:
     return url.replace("://postgres:", "://fanout_serve:")
 
 
+def letters(opened: connect.Connection, count: int, **fields: Any) -> None:
+    """Archive letters of acme, or of another customer, behind those that are there."""
+    [row] = opened.execute("select coalesce(max(next_offset), 0) as next from archive_offsets where partition = 0").fetchall()
+    wanted = {"customer": "acme", "endpoint": "acme-orders"} | fields
+    taken = [archive.taken_letter(row["next"] + number, **wanted) for number in range(count)]
+    writer.write(opened, taken, archive.KEPT, now=archive.NOW)
+
+
 @contextlib.contextmanager
 def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: Any) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
@@ -146,6 +162,8 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         opened.execute(LOGIN)
         apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
         opened.execute(GRANTS)
+        letters(opened, 1)
+        consumers.create(opened, "acme", CONSUMER, Selection())
         made = {
             "operator": keys.create(opened, customer_id=None, scope=Scope.OPERATOR),
             "acme": keys.create(opened, customer_id="acme", scope=Scope.CUSTOMER_ADMIN),
@@ -179,3 +197,33 @@ def running(config: settings.Settings) -> Iterator[int]:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()
+
+
+def write(served: Served, count: int = 1, **fields: Any) -> None:
+    """Archive letters, as `letters` does."""
+    with served.registry() as opened:
+        letters(opened, count, **fields)
+
+
+def ids(answer: Answer) -> list[str]:
+    """The letters of a page."""
+    assert answer.status == 200, answer.text
+    return [item["id"] for item in answer.json["items"]]
+
+
+def lease(poller: Client, **asked: Any) -> Answer:
+    """Poll for the consumer."""
+    return poller.post(f"{CONSUMER_PATH}/lease", asked)
+
+
+def in_background(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin; return what waits for the result."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+
+    def result() -> Any:
+        thread.join(20)
+        return found[0]
+
+    return result

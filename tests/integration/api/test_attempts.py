@@ -1,0 +1,65 @@
+"""Customers search their attempts of the last days over HTTP, the newest first."""
+
+import datetime as dt
+
+import pytest
+
+from subscriptions_db.archive import writer
+from tests import archive
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+
+def after(seconds):
+    return archive.NOW + dt.timedelta(seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres) as made:
+        outcomes = [
+            archive.outcome(customer="acme", endpoint=f"ep{n % 2}", event_type=f"order.t{n}", event_id=f"e{n}", at=after(n))
+            for n in range(5)
+        ]
+        others = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
+        with made.registry() as opened:
+            writer.write(opened, [archive.taken_attempts(0, *outcomes, others)], archive.KEPT, now=archive.NOW)
+        yield made
+
+
+def events(answer):
+    assert answer.status == 200, answer.text
+    return [item["event_id"] for item in answer.json["items"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("", ["e4", "e3", "e2", "e1", "e0"]),
+        ("endpoint=ep1", ["e3", "e1"]),
+        ("event_type=order.t2", ["e2"]),
+        ("event_type=user.*", []),
+        ("status=500&accepted=false&error_class=server_error&limit=1", ["e4"]),
+        ("accepted=true", []),
+        (f"since={after(3):%Y-%m-%dT%H:%M:%SZ}", ["e4", "e3"]),
+        (f"until={after(1):%Y-%m-%dT%H:%M:%SZ}", ["e0"]),
+    ],
+)
+def test_attempts_are_found_by_what_is_asked_for(acme, asked, wanted):
+    assert events(acme.get(f"/v1/attempts?{asked}")) == wanted
+
+
+def test_a_cursor_goes_on_with_older_ones(acme):
+    found, cursor = [], ""
+    while cursor is not None:
+        page = acme.get(f"/v1/attempts?limit=2{cursor and f'&cursor={cursor}'}")
+        found += events(page)
+        cursor = page.json["next_cursor"]
+    assert found == ["e4", "e3", "e2", "e1", "e0"]
+
+
+def test_an_attempt_says_what_came_of_it_and_others_see_only_their_own(acme, other):
+    [newest] = acme.get("/v1/attempts?limit=1").json["items"]
+    assert (newest["status"], newest["error_class"], newest["attempt"], newest["events"]) == (500, "server_error", 1, 1)
+    assert events(other.get("/v1/attempts")) == ["theirs"]

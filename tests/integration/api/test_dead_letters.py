@@ -1,0 +1,173 @@
+"""Customers take their dead letters over HTTP: shared between pollers, byte for byte, and nobody else's."""
+
+import base64
+import datetime as dt
+import threading
+
+import pytest
+
+from tests import archive
+from tests.integration.api import world
+from tests.integration.api.world import ids, in_background, lease, write
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("emptied")]
+
+CONSUMER = world.CONSUMER_PATH
+
+
+def acknowledge(poller, answer):
+    return poller.post(f"{CONSUMER}/ack", {"receipts": [item["receipt"] for item in answer.json["items"]]}).json["letters"]
+
+
+def test_two_pollers_share_the_letters_and_lose_nothing(served, poller):
+    write(served, 25)
+    everything, handled = ids(poller.get("/v1/dead-letters?limit=100")), []
+    lock = threading.Lock()
+
+    def poll():
+        while ids(taken := lease(poller, limit=3)):
+            done = acknowledge(poller, taken)
+            assert done == ids(taken)
+            with lock:
+                handled.extend(done)
+
+    both = [in_background(poll) for _ in range(2)]
+    for one in both:
+        one()
+    assert sorted(handled) == everything
+    assert len(everything) == 25
+
+
+def test_what_is_not_acknowledged_or_is_given_back_is_given_again(served, poller):
+    write(served, 2)
+    first = lease(poller, lease_s=0)
+    again = lease(poller)
+    assert ids(first) == ids(again)
+    assert [item["times"] for item in again.json["items"]] == [2, 2]
+    assert acknowledge(poller, first) == []  # another has them by now
+    receipts = [item["receipt"] for item in again.json["items"]]
+    assert poller.post(f"{CONSUMER}/nack", {"receipts": receipts[:1]}).json["letters"] == ids(again)[:1]
+    assert poller.post(f"{CONSUMER}/nack", {"receipts": receipts[1:], "wait_s": 3600}).json["letters"] == ids(again)[1:]
+    assert ids(lease(poller)) == ids(again)[:1]
+
+
+def test_a_cursor_passes_no_letter_and_shows_none_twice(served, poller):
+    write(served, 5)
+    found, path = [], "/v1/dead-letters?limit=2"
+    cursor = ""
+    for _ in range(3):
+        page = poller.get(path + cursor)
+        found += ids(page)
+        cursor = f"&cursor={page.json['next_cursor']}"
+    assert len(set(found)) == len(found) == 5
+    assert ids(poller.get(path + cursor)) == []
+    write(served, 1)
+    assert len(ids(poller.get(path + cursor))) == 1
+
+
+def test_a_payload_comes_back_byte_for_byte(served, poller):
+    write(served)
+    [letter] = poller.get("/v1/dead-letters").json["items"]
+    assert base64.b64decode(letter["payload_base64"]) == archive.PAYLOAD
+    raw = poller.get(f"/v1/dead-letters/{letter['id']}/payload")
+    assert raw.text == archive.PAYLOAD
+    assert raw.headers["content-type"] == "application/octet-stream"
+    assert raw.headers["x-content-type-options"] == "nosniff"
+    assert letter["record"]["endpoint_id"] == "acme-orders"
+    assert letter == poller.get(f"/v1/dead-letters/{letter['id']}").json
+
+
+def test_letters_are_found_by_what_is_asked_for(served, poller):
+    at = archive.NOW + dt.timedelta(hours=1)
+    write(served, endpoint="a", reason="gone", event_type="order.made")
+    write(served, endpoint="b", event_type="user.made", dead_lettered_at=at, tenant_id="t2")
+    first, second = ids(poller.get("/v1/dead-letters"))
+    for asked, wanted in {
+        "endpoint=a": [first], "reason=gone": [first], "event_type=order.*": [first], "tenant=t2": [second],
+        f"since={at:%Y-%m-%dT%H:%M:%SZ}": [second], f"until={at:%Y-%m-%dT%H:%M:%SZ}": [first], "endpoint=c": [],
+    }.items():  # fmt: skip
+        assert ids(poller.get(f"/v1/dead-letters?{asked}")) == wanted, asked
+
+
+def test_a_letter_is_redriven_or_discarded_once(served, acme):
+    write(served, 2)
+    first, second = ids(acme.get("/v1/dead-letters"))
+    assert acme.post(f"/v1/dead-letters/{first}/discard").json["state"] == "discarded"
+    assert acme.post(f"/v1/dead-letters/{first}/discard").status == 409
+    assert acme.post(f"/v1/dead-letters/{first}/redrive").json["state"] == "redriving"
+    for _ in range(2):
+        answer = acme.post(f"/v1/dead-letters/{second}/redrive", idempotency_key=f"again-{second}")
+        assert answer.json["state"] == "redriving"
+    assert answer.headers["idempotency-replayed"] == "true"
+    assert ids(lease(acme)) == []
+    assert [(row["action"], row["after"]["state"]) for row in served.audit(first)] == [
+        ("discard", "discarded"), ("redrive", "redriving")
+    ]  # fmt: skip
+
+
+def test_many_letters_are_redriven_by_what_is_asked_for(served, acme):
+    write(served, 3, endpoint="a")
+    write(served, 2, endpoint="b")
+    write(served, customer="other")
+    assert acme.post("/v1/dead-letters/redrive", {}).fields == ["everything"]
+    assert acme.post("/v1/dead-letters/redrive", {"endpoint": "a", "everything": True}).fields == ["everything"]
+    part = acme.post("/v1/dead-letters/redrive", {"endpoint": "a", "limit": 2}).json
+    assert (part["count"], part["has_more"]) == (2, True)
+    rest = acme.post("/v1/dead-letters/redrive", {"endpoint": "a", "cursor": part["next_cursor"]}).json
+    assert (rest["count"], rest["has_more"]) == (1, False)
+    assert acme.post("/v1/dead-letters/discard", {"everything": True}).json["count"] == 2
+    with served.registry() as opened:
+        states = opened.execute("select customer_id, state, count(*) from dead_letters group by 1, 2 order by 1, 2").fetchall()
+    assert [tuple(row.values()) for row in states] == [
+        ("acme", "discarded", 2), ("acme", "redriving", 3), ("other", "waiting", 1)
+    ]  # fmt: skip
+    assert served.audit("acme")[-1]["after"]["count"] == 2
+
+
+def test_a_consumer_is_made_moved_and_forgotten(served, acme, poller):
+    write(served, 3)
+    wanted = {"name": "late", "event_type": "*", "to": "end"}
+    made = acme.post("/v1/dead-letter-consumers", wanted)
+    assert (made.status, made.json["event_type"], made.json["unacknowledged"]) == (201, "*", 0)
+    assert acme.post("/v1/dead-letter-consumers", wanted).fields == ["name"]
+    assert acme.post("/v1/dead-letter-consumers", {"name": "long", "reason": "x" * 65}).fields == ["reason"]
+    path = "/v1/dead-letter-consumers/late"
+    assert ids(poller.post(f"{path}/lease", {})) == []
+    first = poller.get("/v1/dead-letters?limit=1").json
+    for place, count in (
+        ({"cursor": first["next_cursor"]}, 2),
+        ({"to": "beginning"}, 3),
+        ({"since": "2026-01-01T00:00:00Z"}, 3),
+    ):
+        assert acme.post(f"{path}/seek", place).status == 200
+        assert len(ids(poller.post(f"{path}/lease", {}))) == count
+    assert acme.get(path).json["unacknowledged"] == 3
+    assert acme.post(f"{path}/seek", {"to": "end", "cursor": first["next_cursor"]}).fields == ["to", "cursor"]
+    assert acme.post(f"{path}/seek", {}).status == 422
+    assert [row["name"] for row in poller.get("/v1/dead-letter-consumers").json["items"]] == ["billing", "late"]
+    assert acme.delete(path).status == 204
+    assert poller.post(f"{path}/lease", {}).status == poller.post(f"{path}/ack", {"receipts": []}).status == 404
+
+
+def test_a_customer_makes_no_more_consumers_than_its_bound(postgres):
+    with world.served(postgres, max_consumers_per_customer=2) as served:
+        acme = served.client(served.keys["acme"])
+        assert [acme.post("/v1/dead-letter-consumers", {"name": f"c{number}"}).status for number in range(2)] == [201, 409]
+
+
+def test_the_operator_names_the_customer(served, operator):
+    write(served)
+    assert operator.get("/v1/dead-letters").fields == ["customer"]
+    [letter] = ids(operator.get("/v1/dead-letters?customer=acme"))
+    assert operator.get(f"/v1/dead-letters/{letter}?customer=other").status == 404
+    key = {"idempotency_key": "op-1"}
+    assert operator.post("/v1/dead-letters/redrive?customer=other", {"everything": True}, **key).json["count"] == 0
+    assert operator.post("/v1/dead-letters/redrive?customer=acme", {"everything": True}, **key).status == 422
+    assert operator.post(f"/v1/dead-letters/{letter}/redrive?customer=acme").json["state"] == "redriving"
+
+
+@pytest.mark.parametrize("cursor", ["bm8", "x", "bC4tMQ"])
+def test_a_cursor_that_was_never_given_is_refused(acme, cursor):
+    for path in ("/v1/dead-letters", "/v1/attempts"):
+        assert acme.get(f"{path}?cursor={cursor}").fields == ["cursor"]
+    assert acme.post(f"{CONSUMER}/ack", {"receipts": [cursor]}).fields == ["receipt"]

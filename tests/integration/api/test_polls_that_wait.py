@@ -1,0 +1,126 @@
+"""A poll that finds nothing waits: bounded in number, for a letter, for its time, and for who may still come in."""
+
+import contextlib
+import http.client
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from subscriptions_db.api import admission, keys, polls
+from subscriptions_db.api.principals import Scope
+from tests.integration.api import world
+from tests.integration.api.world import ids, in_background, lease, write
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("emptied", "often")]
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres, max_polls_per_customer=2) as made:
+        yield made
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(polls, "ASK_EVERY_S", 0.02)
+
+
+@dataclass
+class Waits:
+    """When polls begin to wait, and when they have ended."""
+
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    made, wait = Waits(), polls.Polls.wait
+
+    async def noted(*asked):
+        made.begun.release()
+        try:
+            return await wait(*asked)
+        finally:
+            made.ended.release()
+
+    monkeypatch.setattr(polls.Polls, "wait", noted)
+    return made
+
+
+def happens(what, count=1):
+    return all(what.acquire(timeout=20) for _ in range(count))
+
+
+@pytest.mark.parametrize("way", ["browse", "lease"])
+def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waits, way):
+    asks = {"browse": lambda: poller.get("/v1/dead-letters?wait_s=20"), "lease": lambda: lease(poller, wait_s=20, limit=1)}
+    both = [in_background(asks[way]) for _ in range(2)]
+    assert happens(waits.begun, 2)
+    write(served, customer="other")  # is not given to them
+    write(served, 2)
+    given = [ids(one()) for one in both]
+    with served.registry() as opened:
+        rows = opened.execute("select position from dead_letters where customer_id = 'acme' order by position").fetchall()
+    whole = [str(row["position"]) for row in rows]
+    assert given == [whole, whole] if way == "browse" else sorted(given[0] + given[1]) == whole
+
+
+def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, poller, other, waits):
+    both = [in_background(lambda: poller.get("/v1/dead-letters?wait_s=20")) for _ in range(2)]
+    assert happens(waits.begun, 2)
+    refused = poller.get("/v1/dead-letters?wait_s=20")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "2")
+    assert other.get("/v1/dead-letters?wait_s=0.01").status == 200
+    assert poller.get("/v1/dead-letters").status == 200  # this one does not wait
+    write(served)
+    assert [len(ids(one())) for one in both] == [1, 1]
+
+
+def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
+    with world.served(postgres, max_polls=1, max_poll_s=60) as served:
+        acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
+        [letter] = ids(acme.get("/v1/dead-letters"))
+        acme.post(f"/v1/dead-letters/{letter}/discard")
+        one = in_background(lambda: acme.get("/v1/dead-letters?wait_s=60"))
+        assert happens(waits.begun)
+        refused = other.get("/v1/dead-letters?wait_s=1")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+    assert ids(one()) == []  # a server that stops answers the polls that wait
+
+
+def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, monkeypatch):
+    monkeypatch.setattr(admission, "KNOWN_FOR_S", 0)
+    with world.served(postgres) as served, served.registry() as opened:
+        key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
+        client = served.client(key.text.reveal().decode())
+        one = in_background(lambda: client.get("/v1/dead-letters?wait_s=20"))
+        assert happens(waits.begun)
+        keys.revoke(opened, key.key_id)
+        assert one().status == 401
+
+
+def test_who_has_gone_while_waiting_is_given_no_lease(served, poller, waits):
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", f"{world.CONSUMER_PATH}/lease", b'{"wait_s": 60}',
+            {"authorization": f"Bearer {poller.key}", "content-type": "application/json"},
+        )  # fmt: skip
+        assert happens(waits.begun)
+    assert happens(waits.ended)
+    write(served)
+    assert [item["times"] for item in lease(poller).json["items"]] == [1]
+
+
+def test_a_poll_that_waits_may_take_longer_than_another_request(postgres):
+    with world.served(postgres, request_timeout_s=0.5) as served:
+        assert ids(served.client(served.keys["other"]).get("/v1/dead-letters?wait_s=0.8")) == []
+
+
+def test_a_poll_that_waits_ends_with_its_time_and_says_where_to_go_on(poller):
+    answer = poller.get("/v1/dead-letters?wait_s=0.01")
+    assert ids(answer) == []
+    assert not answer.json["has_more"]
+    assert poller.get(f"/v1/dead-letters?cursor={answer.json['next_cursor']}").status == 200
