@@ -142,7 +142,7 @@ class _Stateful:
 
     def _run(
         self,
-        planned: Callable[[], DataFrame],
+        planned: Callable[[], DataFrame | None],
         handle: Callable[[DataFrame, routing.RefreshedSource], None],
         watch: health.Watch,
         *,
@@ -196,10 +196,11 @@ class Batch(_Stateful):
         self._reruns.read()
         self._run(self._planned, self._handle, watch, once=once, began=self._reruns.began)
 
-    def _planned(self) -> DataFrame:
+    def _planned(self) -> DataFrame | None:
         known = self._hold()
-        if known is not None:
-            self._carrier = carried.Carrier(self._spark.sparkContext, known)
+        if known is None:
+            return None
+        self._carrier = carried.Carrier(self._spark.sparkContext, known)
         ticks_topic = self._config.batch.ticks_topic
         records = source.read(self._spark, self._config.kafka, self._config.source, beside=ticks_topic)
         return self._routed(records.where(records.topic != ticks_topic))
@@ -283,9 +284,12 @@ def made(
 
 
 def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
-    """Make all lanes ready by the registry that is known; None where the job is to stop."""
+    """Make lanes ready by the registry that each knows; None where the job is to stop.
+
+    A lane that knows none is left cold: in a job that runs once nobody waits for the first event, but for the end.
+    """
     for name, lane in lanes.items():
-        if (registry := known[name]) is not None:
+        if (registry := known.get(name)) is not None:
             began = time.monotonic()
             lane.warm(registry)
             log.info("lane %s is warm after %.1f s", name, time.monotonic() - began)

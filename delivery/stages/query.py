@@ -61,16 +61,17 @@ class Lane(Generic[Registry]):
         self._handed_back: type[Exception] | None = None
         self._last_begun = -1
 
-    def run(self, planned: Callable[[], DataFrame], config: settings.Spark, interval_s: float, *, once: bool) -> None:
+    def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
         """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled.
 
-        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain.
+        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain. None: the job is to stop.
         """
-        self._run_query(planned(), config, interval_s, once=once)
-        while self._handed_back is StartAgain and not self._stop.is_set():
+        while (rows := planned()) is not None:
+            self._run_query(rows, config, interval_s, once=once)
+            if self._handed_back is not StartAgain or self._stop.is_set():
+                return
             self._handed_back = None
             log.info("lane %s is planned anew", self._name)
-            self._run_query(planned(), config, interval_s, once=once)
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
