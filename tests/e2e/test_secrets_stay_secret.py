@@ -8,8 +8,9 @@ import uuid
 import orjson
 import pytest
 
+from delivery.stages import topics
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import SECRET, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +40,7 @@ def get(port, path):
 
 
 def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platform, jars, tmp_path):
-    secrets = {name: canary(name) for name in ("sasl", "key-password", "conf", "database", "bearer", "path")}
+    secrets = {name: canary(name) for name in ("sasl", "key-password", "client-password", "conf", "database", "bearer", "path")}
     platform._key = base64.b64encode(b"canary-key-ring-0123456789abcdef").decode()
     secrets |= {"ring": platform._key, "signing": SECRET.removeprefix("whsec_")}
     broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": secrets["sasl"]})
@@ -63,9 +64,14 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         (tmp_path / "events").mkdir()
         (tmp_path / "log4j2.properties").write_text(TALKATIVE)
         ui, own = local_kafka.free_port(), local_kafka.free_port()
+        # A dead letter does not fit, so that the job ends with an error that Spark tells at length.
+        topics.ensure(platform.config.kafka, [platform.config.delivery.dead_letter_topic], 1, {"max.message.bytes": "300"})
         job = platform.start(
-            # A dead letter does not fit, so that the job ends with an error that Spark tells at length.
-            kafka={**kafka, "spark_options": {"ssl.key.password": secrets["key-password"], "max.request.size": "700"}},
+            kafka={
+                **kafka,
+                "spark_options": {"ssl.key.password": secrets["key-password"]},
+                "librdkafka_options": {"ssl.key.password": secrets["client-password"]},
+            },
             logs={"format": "json", "level": "DEBUG", "attempt_sample": 1.0},
             metrics={"port": own},
             spark={
@@ -93,7 +99,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
 
         platform.statuses[f"ep1/{secrets['path']}"] = 500
         platform.publish(1, first=1)
-        assert job.wait(90) == 1
+        assert job.wait(JOB_TIMEOUT_S) == 1
     finally:
         broker.stop()
 
@@ -103,8 +109,8 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
     assert "spark.redaction.regex" in told["/environment"]
     assert "SparkListenerSQLExecutionStart" in told["event log"]
     assert "sasl.jaas.config" in told["event log"] + told["log"]
-    assert "INFO ProducerConfig" in told["log"]
-    assert "RecordTooLargeException" in told["log"]
+    assert "INFO ConsumerConfig" in told["log"]
+    assert "KafkaUnavailable" in told["log"]
     assert '"event":"delivery.attempted"' in told["log"]
     found = [
         (place, name) for (place, text), (name, secret) in itertools.product(told.items(), secrets.items()) if secret in text
