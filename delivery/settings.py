@@ -1,29 +1,18 @@
-"""Read the configuration once, at the start, from a TOML file and `FANOUT_…` environment variables.
+"""What can be set: each area's names, defaults, bounds and meanings.
 
-Runs on the driver and in the `fanout` command. Executors get small frozen values made from it, never all of it; those that look
-up the registry themselves get the areas `database` and `keys`.
-
-Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`), the file named by `--config` or `FANOUT_CONFIG`,
-`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults below. An unknown name is an error that
-names the nearest known one. docs/configuration.md is generated from the docstrings in this file.
+`delivery.configuration` reads them at the start. Executors get small frozen values made from them, never all of them; those
+that look up the registry themselves get the areas `database` and `keys`. docs/configuration.md is generated from the
+docstrings in this file.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery import errors
-
-LOCAL_FILE = Path(".fanout/local.toml")
-PREFIX = "FANOUT_"
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -337,62 +326,6 @@ class Settings(Area):
     logs: Logs = Logs()
     metrics: Metrics = Metrics()
     api: Api = Api()
-
-
-def load(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> Settings:
-    """Read and check the settings; raise SettingsError that names every wrong one together with the right one.
-
-    `config` is the file asked for on the command line; `root` is where the default files are looked for.
-    """
-    named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
-    if named is not None and not named.is_file():
-        raise errors.SettingsError(f"there is no settings file {named}: name an existing one with --config or {PREFIX}CONFIG")
-    merged: dict[str, dict[str, Any]] = {}
-    for path in (root / LOCAL_FILE, named or root / "fanout.toml"):
-        if path.is_file():
-            _merge(merged, _read(path))
-    _merge(merged, _from_environment(environ))
-    try:
-        return Settings.model_validate(merged)
-    except pydantic.ValidationError as exc:
-        # pydantic's own text would quote the rejected input, which may be a secret.
-        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_input=False))) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as exc:
-        raise errors.SettingsError(f"{path} is not TOML: {exc}") from exc
-
-
-def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
-    for area, fields in layer.items():
-        if isinstance(fields, Mapping):
-            into.setdefault(area, {}).update(fields)
-        else:
-            into[area] = fields
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    layer: dict[str, dict[str, str]] = {}
-    for name, value in environ.items():
-        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
-            continue
-        area, _, field = name.removeprefix(PREFIX).lower().partition("_")
-        layer.setdefault(area, {})[field] = value
-    return layer
-
-
-def _explain(error: Any) -> str:
-    """Turn one pydantic error into a line that names the setting, the problem and the nearest right name."""
-    location = [str(part) for part in error["loc"]]
-    name = ".".join(location)
-    if error["type"] != "extra_forbidden":
-        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {error['msg']}"
-    known = known_names() if len(location) > 1 else list(Settings.model_fields)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"setting {name} is not known; did you mean {nearest[0]}? `fanout config` lists all of them"
 
 
 def known_names() -> list[str]:

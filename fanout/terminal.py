@@ -16,7 +16,7 @@ import rich.console
 import rich.table
 import typer
 
-from delivery import logs, settings
+from delivery import configuration, logs, settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 console = rich.console.Console(soft_wrap=True, highlight=False)
@@ -26,7 +26,7 @@ progress = rich.console.Console(stderr=True)
 
 def settings_of(context: typer.Context) -> settings.Settings:
     """Return the settings, and set up the log."""
-    loaded = settings.load(os.environ, context.obj)
+    loaded = configuration.read(os.environ, context.obj)
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
 

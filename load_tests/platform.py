@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from delivery import errors, plan, settings
+from delivery import configuration, errors, plan
 from fanout import proving, reconciling, registering
 from fanout.local import job as local_job
 from fanout.local import stack
@@ -33,7 +33,7 @@ class Platform:
     def __init__(self, folder: Path, servers: stack.Stack) -> None:
         self.folder = folder
         stack.write_local_settings(folder, servers)
-        self.config = settings.load({}, folder / "local.toml", root=folder)
+        self.config = configuration.read({}, folder / "local.toml", root=folder)
 
     def register(self, document: dict[str, Any]) -> None:
         """Register what `document` says; see `fanout apply`."""

@@ -20,7 +20,7 @@ import rich.console
 import rich.progress
 import rich.table
 
-from delivery import errors, plan, settings
+from delivery import configuration, errors, plan, settings
 from delivery.stages import topics
 from fanout import ledger, proving, publishing, receiver, registering
 from fanout.demo import reconcile, scenario
@@ -146,7 +146,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
 
 def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, is_changed: threading.Event) -> _Scene:
     stack.write_local_settings(ROOT, servers)
-    config = settings.load({}, ROOT / "local.toml", root=ROOT)
+    config = configuration.read({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
     topics.ensure(config.kafka, [scenario.TOPIC_PREFIX + event_type for event_type in scenario.EVENT_TYPES], PARTITIONS)

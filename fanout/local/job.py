@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from delivery import settings
+from delivery import configuration
 from fanout.local import guardian
 
 LOG = "job.log"
@@ -27,8 +27,8 @@ def running(folder: Path, overrides: Mapping[str, str] | None = None, *arguments
     `arguments` are those of `fanout run`. At the end it is asked to stop; its `returncode` then says how it ended. Killed when
     it does not come to an end.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}
-    replaced = {settings.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(configuration.PREFIX)}
+    replaced = {configuration.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     with (folder / LOG).open("wb") as log:
         job = subprocess.Popen(
             [sys.executable, "-m", "fanout.cli", "--config", "local.toml", "run", *arguments],

@@ -97,9 +97,7 @@ def _grant(call: Call, customer_id: str, wanted: Granted) -> None:
 def delete(call: Call) -> None:
     """Delete a customer with all that is its own: endpoints, secrets, subscriptions, keys."""
     customer_id = call.path["customer_id"]
-    before = rows.held(call, "customer", customer_id)
-    call.connection.execute(query("delete_customer"), {"id": customer_id})
-    audit.write(call, "delete", "customer", customer_id, customer_id=customer_id, before=before)
+    rows.delete(call, "customer", customer_id, lambda _: customer_id)
 
 
 ROUTES = (

@@ -71,9 +71,7 @@ def _secrets(call: Call) -> list[tuple[str, str, str]]:
 
 def delete(call: Call) -> None:
     """Delete an endpoint with its subscriptions. What waits for it ends as skipped."""
-    before = rows.held(call, "endpoint", _id(call))
-    call.connection.execute(query("delete_endpoints"), {"ids": [_id(call)]})
-    audit.write(call, "delete", "endpoint", _id(call), customer_id=before["customer"], before=before)
+    rows.delete(call, "endpoint", _id(call), lambda row: row["customer"])
 
 
 def pause(call: Call) -> shapes.Endpoint:

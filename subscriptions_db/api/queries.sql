@@ -76,11 +76,11 @@ delete from customer_tenants where customer_id = %(customer_id)s;
 -- name: put_granted_tenant
 insert into customer_tenants (customer_id, tenant_id) values (%(customer_id)s, %(tenant_id)s);
 
--- name: delete_customer
-delete from customers where customer_id = %(id)s;
+-- name: delete_customers
+delete from customers where customer_id = any (%(ids)s);
 
--- name: delete_tenant
-delete from tenants where tenant_id = %(id)s;
+-- name: delete_tenants
+delete from tenants where tenant_id = any (%(ids)s);
 
 -- name: set_subscription_status
 update subscriptions set status = %(status)s where subscription_id = %(id)s and status <> %(status)s;

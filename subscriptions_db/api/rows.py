@@ -6,7 +6,7 @@ Runs in the API.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from subscriptions_db import apply, manifest, registry
@@ -62,6 +62,13 @@ def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, act
             after=after,
         )
     return result
+
+
+def delete(call: Call, kind: registry.Kind, row_id: str, owner: Callable[[dict[str, Any]], str | None]) -> None:
+    """Delete a row with what hangs on it, and note what it was and, by `owner`, whose; raise that there is none."""
+    before = held(call, kind, row_id)
+    call.connection.execute(query(f"delete_{kind}s"), {"ids": [row_id]})
+    audit.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
 
 
 def new_id(prefix: str) -> str:

@@ -60,10 +60,7 @@ def update(call: Call) -> shapes.Subscription:
 
 def delete(call: Call) -> None:
     """Delete a subscription."""
-    before = rows.held(call, "subscription", _id(call))
-    call.connection.execute(query("delete_subscriptions"), {"ids": [_id(call)]})
-    owner = _owner(call, before["endpoint"])
-    audit.write(call, "delete", "subscription", _id(call), customer_id=owner, before=before)
+    rows.delete(call, "subscription", _id(call), lambda row: _owner(call, row["endpoint"]))
 
 
 def pause(call: Call) -> shapes.Subscription:

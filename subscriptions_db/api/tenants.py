@@ -10,9 +10,8 @@ from typing import Any
 import pydantic
 
 from subscriptions_db import manifest
-from subscriptions_db.api import audit, routes, rows
+from subscriptions_db.api import routes, rows
 from subscriptions_db.api.routes import Call, Page, Route
-from subscriptions_db.sql import query
 
 
 class Tenant(pydantic.BaseModel):
@@ -57,10 +56,7 @@ def put(call: Call) -> Tenant:
 
 def delete(call: Call) -> None:
     """Delete a tenant: its events are rejected from now on. Scopes that name it stay."""
-    tenant_id = call.path["tenant_id"]
-    before = rows.held(call, "tenant", tenant_id)
-    call.connection.execute(query("delete_tenant"), {"id": tenant_id})
-    audit.write(call, "delete", "tenant", tenant_id, customer_id=None, before=before)
+    rows.delete(call, "tenant", call.path["tenant_id"], lambda _: None)
 
 
 ROUTES = (

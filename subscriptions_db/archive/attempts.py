@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from subscriptions_db import connect
 from subscriptions_db.archive import selection
@@ -23,33 +23,13 @@ _NEVER = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Which attempts somebody asks for. What is None is not asked about."""
+class Asked(selection.Asked):
+    """Which attempts."""
 
-    endpoint_id: str | None = None
-    event_type: str | None = None
-    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
-    tenant_id: str | None = None
     status: int | None = None
     error_class: str | None = None
     is_accepted: bool | None = None
     webhook_id: str | None = None
-    since: dt.datetime | None = None
-    until: dt.datetime | None = None
-    """Begun before this time."""
-
-    def parameters(self) -> dict[str, Any]:
-        """Return it as the statements have it, less `until`."""
-        return {
-            "endpoint_id": self.endpoint_id,
-            **selection.of_type(self.event_type),
-            "tenant_id": self.tenant_id,
-            "status": self.status,
-            "error_class": self.error_class,
-            "is_accepted": self.is_accepted,
-            "webhook_id": self.webhook_id,
-            "since": self.since or _LONG_AGO,
-        }
 
 
 class Found(NamedTuple):
@@ -67,7 +47,12 @@ def search(
     start = before or Moment(asked.until or _NEVER, 0)
     if asked.until is not None:
         start = min(start, Moment(asked.until, 0))
-    place = {"customer_id": customer_id, "before": start.started_at, "position": start.position}
+    place = {
+        "customer_id": customer_id,
+        "before": start.started_at,
+        "position": start.position,
+        "since": asked.since or _LONG_AGO,
+    }
     wanted = asked.parameters() | place | {"limit": limit, "most": MAX_LOOKED_AT}
     with connect.translating():
         # Not prepared, as for dead letters.

@@ -174,6 +174,15 @@ class Platform:
     def run_once(self, *arguments, **overrides):
         assert self.start("--once", *arguments, **overrides).wait(JOB_TIMEOUT_S) == 0, self.log()
 
+    def give_up(self, count):
+        """Have `ep1` refuse so many events for good; return the ids under which they were sent."""
+        self.migrate()
+        self.register([{}])
+        self.statuses["ep1"] = 400
+        self.publish(count)
+        self.run_once("--lanes", "direct")
+        return {one.webhook_id for one in self.received}
+
     def stop(self, job):
         job.send_signal(signal.SIGTERM)
         return job.wait(JOB_TIMEOUT_S)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from delivery import errors, settings
+from delivery import configuration, errors, settings
 from delivery.model import ContentMode
 from delivery.webhooks import batch_message, guard, message, retry, signing
 from fanout import cli, documents
@@ -38,7 +38,7 @@ def test_the_metrics_document_is_the_declarations():
 def test_the_examples_of_settings_are_accepted(path, tmp_path):
     [example] = blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
-    assert settings.load({}, root=tmp_path) != settings.Settings()
+    assert configuration.read({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():

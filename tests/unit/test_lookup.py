@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from delivery import settings
+from delivery import configuration, errors, settings
 from delivery.model import Revision
 from delivery.stages import lookup as stage
 from delivery.webhooks import guard, lookup
@@ -169,6 +169,6 @@ def test_a_worker_keeps_its_answers_from_one_micro_batch_to_the_next(source):
 
 def test_a_setting_chooses_the_source_and_knows_no_other():
     assert settings.Settings().snapshot.source == "broadcast"
-    assert settings.load({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
-    with pytest.raises(settings.errors.SettingsError, match=r"snapshot\.source"):
-        settings.load({"FANOUT_SNAPSHOT_SOURCE": "api"})
+    assert configuration.read({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
+    with pytest.raises(errors.SettingsError, match=r"snapshot\.source"):
+        configuration.read({"FANOUT_SNAPSHOT_SOURCE": "api"})

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from delivery import kafka_options, plan, settings
+from delivery import configuration, kafka_options, plan, settings
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.stages import deliver, lookup, observer, sink, snapshot, tasks
@@ -37,7 +37,7 @@ BASE = builders.snapshot(ENDPOINT)
 SOURCE = routing.BroadcastSource(
     base_id="b", broadcast=None, delta=SnapshotChanges(since=1, revision=2, endpoints={"ep1": ENDPOINT})
 )
-CONFIG = settings.load(ENVIRON)
+CONFIG = configuration.read(ENVIRON)
 LOOK_UP = lookup.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )

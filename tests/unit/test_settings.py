@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery import errors, kafka_options, plan, settings
+from delivery import configuration, errors, kafka_options, plan, settings
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_u
     local = folder / ".fanout" / "local.toml"
     local.write_text('[kafka]\nbootstrap_servers = "local"\nsasl_username = "local"\n[logs]\nlevel="ERROR"')
     (folder / "fanout.toml").write_text('[kafka]\nbootstrap_servers = "file"\nsasl_username = "file"')
-    loaded = settings.load({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
+    loaded = configuration.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
     assert (loaded.kafka.bootstrap_servers, loaded.kafka.sasl_username, loaded.logs.level) == ("env", "file", "ERROR")
 
 
@@ -34,13 +34,13 @@ def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_u
 )
 def test_a_wrong_setting_is_named_with_the_right_one(folder, environ, said):
     with pytest.raises(errors.SettingsError) as refused:
-        settings.load(environ, root=folder)
+        configuration.read(environ, root=folder)
     assert said in str(refused.value)
 
 
 def test_every_wrong_setting_is_named_at_once(folder):
     with pytest.raises(errors.SettingsError) as refused:
-        settings.load({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
+        configuration.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
     assert len(str(refused.value).splitlines()) == 2
 
 
@@ -50,9 +50,9 @@ def test_no_secret_shows_in_a_repr_or_an_error(folder):
         "FANOUT_KAFKA_SASL_PASSWORD": "hunter2",
         "FANOUT_KEYS_RING": "a=hunter2",
     }
-    assert "hunter2" not in repr(settings.load(environ, root=folder))
+    assert "hunter2" not in repr(configuration.read(environ, root=folder))
     with pytest.raises(errors.SettingsError) as refused:
-        settings.load(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
+        configuration.read(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
     assert "hunter2" not in str(refused.value)
 
 

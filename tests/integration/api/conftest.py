@@ -12,24 +12,17 @@ def served(postgres):
         yield made
 
 
-@pytest.fixture(scope="module")
-def acme(served):
-    return served.client(served.keys["acme"])
+def client_of(name):
+    """A client with the API key of that name."""
+
+    @pytest.fixture(scope="module", name=name)
+    def client(served):
+        return served.client(served.keys[name])
+
+    return client
 
 
-@pytest.fixture(scope="module")
-def other(served):
-    return served.client(served.keys["other"])
-
-
-@pytest.fixture(scope="module")
-def operator(served):
-    return served.client(served.keys["operator"])
-
-
-@pytest.fixture(scope="module")
-def poller(served):
-    return served.client(served.keys["poller"])
+acme, other, operator, poller = map(client_of, ("acme", "other", "operator", "poller"))
 
 
 @pytest.fixture
