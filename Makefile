@@ -6,12 +6,12 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test lint setup lock docs clean
+.PHONY: demo test lint setup prepare lock docs clean
 
-demo: setup
+demo: prepare
 	$(BIN)/fanout demo $(ARGS)
 
-test: lint
+test: lint prepare
 	$(BIN)/python -m pytest tests/unit tests/properties tests/simulation $(ARGS)
 	$(BIN)/python -m pytest tests/integration tests/spark tests/e2e $(ARGS)
 
@@ -33,6 +33,10 @@ $(VENV)/locked: requirements.lock
 $(VENV)/installed: $(VENV)/locked pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# The jars, and an archive of the classes that Spark starts with.
+prepare: setup
+	@$(BIN)/fanout prepare
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index.
 lock:

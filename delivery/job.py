@@ -13,8 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection
 
 from delivery import health, plan, serving, settings
 from delivery.stages import backlog, claim, disabling, lanes, lookup, session, snapshot, topics
@@ -28,7 +27,7 @@ LANES = ("direct", "batch", "retry")
 def run(
     config: settings.Settings,
     *,
-    jars: Iterable[Path] = (),
+    libraries: session.Libraries,
     stop: threading.Event,
     names: Collection[str] = LANES,
     once: bool = False,
@@ -44,7 +43,7 @@ def run(
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
     topics.ensure_all(config)
-    spark = session.start(config.spark, jars)
+    spark = session.start(config.spark, libraries)
     disabler = disabling.Disabling(config, stop)
     try:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -17,12 +18,12 @@ from delivery import settings
 LOG_LEVEL = "WARN"
 """What Spark itself logs."""
 STATE_SERVER = "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer"
+COLLECTOR = "-XX:+UseParallelGC"
+"""Less CPU than the default collector: a sixth of the JVM's in the load test. Small heaps do without its shorter pauses."""
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
-    # Less CPU than the default collector: a sixth of the JVM's in the load test. Small heaps do without its shorter pauses.
-    "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
-    "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",
+    "spark.executor.defaultJavaOptions": COLLECTOR,
     "spark.python.worker.reuse": "true",
     # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
@@ -51,10 +52,22 @@ LOCAL_CHECKPOINT = {
 }
 
 
-def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
-    """Return a session by the settings. `jars` are the Kafka connector's; a cluster's image may hold them itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Libraries:
+    """What the JVM is given beside Spark's own jars."""
+
+    jars: Sequence[Path] = ()
+    """The Kafka connector's. A cluster's image may hold them itself."""
+    class_archive: Path | None = None
+    """For a quicker start; the JVM goes on without one that does not fit it, and need not say so."""
+
+
+def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
+    """Return a session by the settings."""
+    archive = libraries.class_archive
     conf = {
         **ALWAYS,
+        "spark.driver.defaultJavaOptions": java_options(*([] if archive is None else sharing(archive))),
         **({} if "://" in config.checkpoint else LOCAL_CHECKPOINT),
         "spark.app.name": config.app_name,
         "spark.master": config.master,
@@ -62,7 +75,7 @@ def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
         "spark.ui.enabled": str(config.ui).lower(),
         **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
-    paths = ",".join(str(jar) for jar in jars)
+    paths = ",".join(str(jar) for jar in libraries.jars)
     if paths:
         conf["spark.jars"] = paths
     # PySpark takes the workers' interpreter from here and from nowhere else; without it, it would be the first on the PATH.
@@ -74,6 +87,16 @@ def start(config: settings.Spark, jars: Iterable[Path] = ()) -> SparkSession:
     spark.sparkContext.setLogLevel(LOG_LEVEL)
     _quieten(spark)
     return spark
+
+
+def sharing(archive: Path) -> list[str]:
+    """Return the options of a JVM that may map this archive of classes."""
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"]
+
+
+def java_options(*besides: str) -> str:
+    """Return the driver's JVM options with more of them; each may contain spaces."""
+    return " ".join([COLLECTOR, *(f'"{option}"' for option in besides)])
 
 
 def _quieten(spark: SparkSession) -> None:

@@ -21,6 +21,7 @@ from delivery.stages import topics
 from fanout import ledger, proving, publishing, receiver, registering
 from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
+from tests.conftest import QUICK_START
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 JOB_TIMEOUT_S = 240
@@ -77,7 +78,7 @@ class Platform:
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
             "retry": {"ticks_topic": f"retry-ticks-{self.name}"},
-            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
+            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g", "conf": QUICK_START},
         }
         for area, fields in overrides.items():
             document.setdefault(area, {}).update(fields)

@@ -4,10 +4,13 @@ import pytest
 
 from delivery import settings
 from delivery.stages import session, shards
+from fanout.local import classes
+from tests.conftest import QUICK_START
 
 
 @pytest.fixture(scope="session")
 def spark(jars):
-    started = session.start(settings.Spark(master="local[2]", driver_memory="1g"), jars.connector)
+    config = settings.Spark(master="local[2]", driver_memory="1g", conf=QUICK_START)
+    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=classes.ensure()))
     yield shards.session(started, settings.Batch().shards)
     started.stop()
