@@ -8,10 +8,10 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
-import hmac
 import secrets
 from collections.abc import Iterable
 
+from cryptography.hazmat.primitives import hashes, hmac
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from delivery import errors
@@ -25,6 +25,8 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 """The bounds of Standard Webhooks 1.0 for a symmetric key."""
 SEED_BYTES = 32
 """Of an ed25519 key."""
+MAX_PREPARED = 4096
+"""So many keys of each scheme are kept ready in a process, those that were used last."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
@@ -42,14 +44,22 @@ def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: by
 def _signature(key: SigningKey, content: bytes) -> str:
     if key.scheme is SignatureScheme.ED25519:
         return "v1a," + _base64(_ed25519(key.secret).sign(content))
-    return "v1," + _base64(hmac.digest(key.secret.reveal(), content, "sha256"))
+    code = _hmac(key.secret).copy()
+    code.update(content)
+    return "v1," + _base64(code.finalize())
 
 
 def _base64(signature: bytes) -> str:
     return binascii.b2a_base64(signature, newline=False).decode()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MAX_PREPARED)
+def _hmac(key: Secret) -> hmac.HMAC:
+    """Return the code with the key in it, and no content yet: to copy it takes a third of the time that to make it takes."""
+    return hmac.HMAC(key.reveal(), hashes.SHA256())
+
+
+@functools.lru_cache(maxsize=MAX_PREPARED)
 def _ed25519(seed: Secret) -> ed25519.Ed25519PrivateKey:
     return ed25519.Ed25519PrivateKey.from_private_bytes(seed.reveal())
 
