@@ -9,9 +9,11 @@ import threading
 import pytest
 from aiohttp import web
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.model import EndpointStatus
 from delivery.webhooks import guard
+from delivery.webhooks.validation import Reply, State
+from fanout import registering
 from subscriptions_db import keyring, snapshot
 from tests.integration.api import world
 
@@ -327,6 +329,18 @@ def test_who_tries_tokens_is_slowed_down(postgres):
         nobody = served.client(None)
         answers = [nobody.get(f"/v1/endpoints/acme-orders/permit/{number}") for number in range(3)]
     assert [answer.status for answer in answers] == [404, 429, 429]
+
+
+def test_the_command_asks_as_the_api_does(served, receiver, made):
+    receiver.answer = PERMITTED
+    assert registering.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
+    assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
+    closed = served.config.model_copy(update={"delivery": settings.Delivery(webhook_origin=ORIGIN)})
+    with pytest.raises(errors.RegistrationError, match="cannot be used"):
+        registering.validate(closed, made["id"])
+    with pytest.raises(errors.RegistrationError, match="there is no such endpoint"):
+        registering.validate(served.config, "nobodys")
+    assert len(receiver.asked) == 1
 
 
 def test_what_another_customers_key_asks_for_is_as_nothing(other, receiver, made):
