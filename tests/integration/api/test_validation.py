@@ -207,6 +207,7 @@ def test_a_callback_with_a_rate_that_makes_no_sense_is_told_so_and_may_try_again
 
 def test_the_token_of_one_endpoint_is_nothing_at_another(acme, served, receiver, made):
     elsewhere = make(acme, receiver)
+    validated(acme, elsewhere)
     validated(acme, made)
     token = callback(receiver).rpartition("/")[2]
     wrong = served.client(None).post(f"{path(elsewhere)}/permit/{token}")
@@ -220,11 +221,12 @@ def test_a_token_that_has_expired_was_replaced_or_was_never_given_is_nothing(acm
     first = callback(receiver)
     validated_again(acme, made)
     second = callback(receiver)
+    for wrong in (first, f"{path(made)}/permit/{'0' * 64}", f"{path(made)}/permit/0"):
+        assert served.client(None).get(wrong).status == 404
     with served.registry() as opened:
         opened.execute("update validations set expires_at = now() where endpoint_id = %s", [made["id"]])
-        assert first.rpartition("/")[2] not in str(opened.execute("select * from validations").fetchall())
-    for wrong in (first, second, f"{path(made)}/permit/{'0' * 64}", f"{path(made)}/permit/0"):
-        assert served.client(None).get(wrong).status == 404
+        assert second.rpartition("/")[2] not in str(opened.execute("select * from validations").fetchall())
+    assert served.client(None).get(second).status == 404
     assert as_read(served, made) == WAITING
 
 
