@@ -202,7 +202,7 @@ update endpoints set status = %(status)s, disabled_reason = %(reason)s
 where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
 -- name: customer_of
-select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
+select customer_id, awaits_permission from endpoints where endpoint_id = %(endpoint_id)s;
 
 -- name: expire_signing_secrets
 -- An expiry only ever comes nearer: rotated twice within an overlap, the oldest secret must not get more time.

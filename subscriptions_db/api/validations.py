@@ -39,10 +39,9 @@ class Permitted(pydantic.BaseModel):
 def validate(call: Call) -> Exchange:
     """Ask the receiver, whatever the endpoint's status is."""
     endpoint_id = call.path["endpoint_id"]
-    row = rows.held(call, "endpoint", endpoint_id)
-    made = functools.partial(validating.begin, call.connection, call.ring, call.guard, endpoint_id, row)
+    row, asked = rows.held(call, "endpoint", endpoint_id), {"origin": call.webhook_origin, "public_url": call.bounds.public_url}
     try:
-        asking = made(origin=call.webhook_origin, public_url=call.bounds.public_url)
+        asking = validating.begin(call.connection, call.ring, call.guard, endpoint_id, row, **asked)
     except errors.RegistrationError as exc:
         raise problems.Refused(409, str(exc)) from None
     return Exchange(asking.to, functools.partial(_concluded, asking))

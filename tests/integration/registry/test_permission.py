@@ -3,8 +3,9 @@
 import psycopg
 import pytest
 
+from delivery import errors
 from delivery.model import EndpointStatus
-from subscriptions_db import registry, snapshot
+from subscriptions_db import disabling, registry, snapshot
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,14 @@ def test_a_permission_makes_nothing_active(asking, ring, status):
     asking.execute("update endpoints set status = %s where endpoint_id = 'ep1'", [status])
     asking.execute(PERMIT)
     assert as_read(asking, ring)[0] == status
+
+
+def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
+    disabling.disable(asking, "ep1", "moving")
+    with pytest.raises(errors.RegistrationError, match="waits for its receiver's permission"):
+        disabling.enable(asking, "ep1")
+    asking.execute(PERMIT)
+    disabling.enable(asking, "ep1")
 
 
 @pytest.mark.parametrize(
