@@ -196,6 +196,8 @@ class Endpoint:
     order_by: str | None = None
     """Dotted path of a field of the payload: events with the same value in it are delivered one after the other, in the order
     of their arrival. Direct mode only; None: no order."""
+    origin: str | None = None
+    """As whom its receiver has permitted us to send, after it was asked; each request says it. None: it was not asked."""
     fault: str | None = None
     """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
 

@@ -160,6 +160,9 @@ class Delivery(Area):
     """For development: endpoints may be plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Ports that an endpoint's URL may name. Empty, for development: any."""
+    webhook_origin: Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?$")] = ""
+    """As whom the platform sends, a DNS name such as `fanout.example.com`: the receivers of endpoints with `validation` are
+    asked to permit it. Empty: none can be asked, and nothing is sent to those endpoints."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
     """Partitions of the topics below, where the job has to create them."""
     attempts_topic: str = "fanout.attempts"
@@ -283,6 +286,9 @@ class Api(Area):
     """Address to serve on; `0.0.0.0` in a container."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port to serve on; 0 takes any that is free."""
+    public_url: Annotated[str, Field(pattern=r"^(https?://[!-~]{1,200}[^/])?$")] = ""
+    """Where receivers reach the API, such as `https://fanout.example.com`. Of endpoints with `validation` they may then permit
+    deliveries later, by a URL below it. Empty: only at once, in their answer."""
     database_url: SecretStr = SecretStr("")
     """libpq URL of the API's own login: one that owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""

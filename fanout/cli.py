@@ -152,6 +152,20 @@ def endpoints_disable(
     console.print(f"{endpoint_id} is disabled")
 
 
+@endpoints.command("validate")
+def endpoints_validate(
+    context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
+) -> None:
+    """Ask the endpoint's receiver whether it wants deliveries (OPTIONS). Until it has permitted them, what is due waits."""
+    from fanout import registering  # noqa: PLC0415
+
+    reply = registering.validate(_settings(context), endpoint_id)
+    if as_json:
+        _print_json({"state": reply.state, "permitted_per_minute": reply.per_minute, "reason": reply.reason})
+    else:
+        registering.show_reply(console, endpoint_id, reply)
+
+
 @keys.command("generate")
 def keys_generate() -> None:
     """Print a new key for the setting `keys.ring`."""

@@ -5,6 +5,7 @@ Runs in the command.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import hashlib
 from pathlib import Path
@@ -14,8 +15,9 @@ import rich.console
 
 from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
+from delivery.webhooks import guard, transport, validation
 from fanout import times
-from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation
+from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation, validating
 
 KINDS = {"tenants": "tenant", "customers": "customer", "endpoints": "endpoint", "subscriptions": "subscription"}
 
@@ -53,6 +55,10 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
         console.print("Signing secrets made now; they are not shown again:")
         for endpoint_id, text in result.new_secrets.items():
             console.print(f"  {endpoint_id}  {text}")
+    for endpoint_id in result.awaiting_permission:
+        console.print(
+            f"{endpoint_id} waits for its receiver's permission: fanout endpoints validate {endpoint_id}", markup=False
+        )
     for endpoint_id, reason in result.still_disabled.items():
         console.print(f"{endpoint_id} stays disabled ({reason}): say status: active, or fanout endpoints enable", markup=False)
 
@@ -68,7 +74,12 @@ def as_document(result: apply.Result) -> dict[str, Any]:
         }
         for change in result.changes
     ]
-    return {"changes": changes, "new_secrets": result.new_secrets, "still_disabled": result.still_disabled}
+    return {
+        "changes": changes,
+        "new_secrets": result.new_secrets,
+        "still_disabled": result.still_disabled,
+        "awaiting_permission": result.awaiting_permission,
+    }
 
 
 def get(config: settings.Settings, kind: str, row_id: str | None) -> list[dict[str, Any]]:
@@ -134,6 +145,39 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         disabling.disable(connection, endpoint_id, reason)
+
+
+def validate(config: settings.Settings, endpoint_id: str) -> validation.Reply:
+    """Ask an endpoint's receiver whether it wants deliveries, and note its permission."""
+    ring, address_guard = keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery)
+    with connect.connect(config.database) as connection, connect.translating():
+        migrate.require_current(connection)
+        row = registry.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
+        if row is None:
+            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        asked = {"origin": config.delivery.webhook_origin, "public_url": config.api.public_url}
+        asking = validating.begin(connection, ring, address_guard, endpoint_id, row, **asked)
+        said = asyncio.run(_asked(asking, address_guard, config.delivery.attempt_timeout_s))
+        with connection.transaction():
+            return validating.finish(connection, asking, said)
+
+
+async def _asked(
+    asking: validating.Asking, address_guard: guard.Guard, timeout_s: float
+) -> transport.Response | errors.AttemptFailed:
+    network = transport.Transport(address_guard, max_connections=1)
+    try:
+        return await network.post(asking.to, b"", b"", timeout_s)
+    except errors.AttemptFailed as exc:
+        return exc
+    finally:
+        await network.close()
+
+
+def show_reply(console: rich.console.Console, endpoint_id: str, reply: validation.Reply) -> None:
+    """Print what the receiver said."""
+    rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
+    console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
 
 
 def rotate_keys(config: settings.Settings) -> int:

@@ -46,6 +46,8 @@ class Result:
     """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
     still_disabled: dict[str, str] = field(default_factory=dict)
     """Endpoint id → why it was disabled, of those that stay so because the manifest does not say their status."""
+    awaiting_permission: tuple[str, ...] = ()
+    """The endpoints of the manifest to which nothing is sent before their receivers permit it."""
 
     def __repr__(self) -> str:
         return f"Result({len(self.changes)} changes)"
@@ -87,7 +89,12 @@ def _bring(
     changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
     _require_possible(changes, wanted, current)
     _write(connection, changes, wanted, secrets)
-    return Result(changes=changes, new_secrets=secrets.made, still_disabled=still_disabled)
+    return Result(
+        changes=changes,
+        new_secrets=secrets.made,
+        still_disabled=still_disabled,
+        awaiting_permission=_awaiting_permission(connection, wanted),
+    )
 
 
 def _named(wanted: manifest.Manifest) -> dict[registry.Kind, list[str]]:
@@ -206,6 +213,11 @@ def _still_disabled(wanted: manifest.Manifest, current: registry.Rows) -> dict[s
     return {row_id: reason for row_id, reason in reasons.items() if reason is not None}
 
 
+def _awaiting_permission(connection: connect.Connection, wanted: manifest.Manifest) -> tuple[str, ...]:
+    ids = [row.id for row in wanted.endpoints if row.validation != "none"]
+    return tuple(row["endpoint_id"] for row in connection.execute(query("awaiting_permission"), {"ids": ids})) if ids else ()
+
+
 def _with_statuses(wanted: manifest.Manifest, still_disabled: Collection[str]) -> manifest.Manifest:
     endpoints = [
         row if row.status else row.model_copy(update={"status": "disabled" if row.id in still_disabled else "active"})
@@ -256,6 +268,7 @@ def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
         "retry_max_age_s": row.retry.max_age_s,
         "retry_timeout_s": row.retry.timeout_s,
         "order_by": row.order_by,
+        "validation": row.validation,
     }
 
 

@@ -31,9 +31,12 @@ def enable(connection: connect.Connection, endpoint_id: str) -> None:
 
 
 def set_status(connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None) -> None:
-    """Set an endpoint's status, whatever it is now."""
+    """Set an endpoint's status, whatever it is now; raise RegistrationError where `active` would send nothing."""
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
     with connect.translating():
-        if connection.execute(query("customer_of"), wanted).fetchone() is None:
+        found = connection.execute(query("customer_of"), wanted).fetchone()
+        if found is None:
             raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        if status is EndpointStatus.ACTIVE and found["awaits_permission"]:
+            raise errors.RegistrationError(endpoint_id, "waits for its receiver's permission: fanout endpoints validate")
         connection.execute(query("set_status"), wanted)

@@ -152,6 +152,8 @@ class EndpointFields(Part):
     batch: Batch = Batch()
     retry: Retry = Retry()
     order_by: Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$", max_length=255)] | None = None
+    validation: Literal["none", "cloudevents"] = "none"
+    """Whether its receiver is asked first, and nothing is sent before it has permitted it."""
 
 
 class Endpoint(EndpointFields):

@@ -47,7 +47,7 @@ select
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
-    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, awaits_permission, permitted_origin, permitted_per_minute
 from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
@@ -124,7 +124,8 @@ select
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
-    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at,
+    validation, awaits_permission, permitted_origin, permitted_per_minute, permitted_at
 from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
@@ -158,14 +159,14 @@ insert into endpoints (
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
-    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, validation
 )
 values (
     %(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s,
     %(auth_kind)s, %(auth_username)s, %(auth_header)s, %(auth_client_id)s, %(auth_token_url)s, %(auth_token_scope)s,
     %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s,
     %(batch_max_events)s, %(batch_max_wait_s)s, %(batch_max_bytes)s, %(batch_gzip)s,
-    %(retry_schedule_s)s, %(retry_max_age_s)s, %(retry_timeout_s)s, %(order_by)s
+    %(retry_schedule_s)s, %(retry_max_age_s)s, %(retry_timeout_s)s, %(order_by)s, %(validation)s
 )
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
@@ -177,7 +178,7 @@ on conflict (endpoint_id) do update set
     batch_max_events = excluded.batch_max_events, batch_max_wait_s = excluded.batch_max_wait_s,
     batch_max_bytes = excluded.batch_max_bytes, batch_gzip = excluded.batch_gzip,
     retry_schedule_s = excluded.retry_schedule_s, retry_max_age_s = excluded.retry_max_age_s,
-    retry_timeout_s = excluded.retry_timeout_s, order_by = excluded.order_by;
+    retry_timeout_s = excluded.retry_timeout_s, order_by = excluded.order_by, validation = excluded.validation;
 
 -- name: put_secret
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
@@ -201,7 +202,7 @@ update endpoints set status = %(status)s, disabled_reason = %(reason)s
 where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
 -- name: customer_of
-select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
+select customer_id, awaits_permission from endpoints where endpoint_id = %(endpoint_id)s;
 
 -- name: expire_signing_secrets
 -- An expiry only ever comes nearer: rotated twice within an overlap, the oldest secret must not get more time.
@@ -255,3 +256,27 @@ select pg_advisory_lock(hashtext('fanout.apply'));
 
 -- name: apply_unlock
 select pg_advisory_unlock(hashtext('fanout.apply'));
+
+-- name: awaiting_permission
+select endpoint_id from endpoints where endpoint_id = any (%(ids)s) and awaits_permission order by endpoint_id;
+
+-- name: put_validation
+-- The newest question counts; a callback that was given before answers nothing any more.
+insert into validations (endpoint_id, customer_id, url, origin, token_digest, expires_at)
+values (%(endpoint_id)s, %(customer_id)s, %(url)s, %(origin)s, %(token_digest)s, now() + make_interval(secs => %(lifetime_s)s))
+on conflict (endpoint_id) do update set
+    customer_id = excluded.customer_id, url = excluded.url, origin = excluded.origin, token_digest = excluded.token_digest,
+    expires_at = excluded.expires_at, answered_at = null;
+
+-- name: validation
+-- As the callback finds it: it holds, and the endpoint still leads where it was asked.
+select v.customer_id, v.url, v.origin, v.answered_at is not null as is_answered
+from validations v join endpoints e on e.endpoint_id = v.endpoint_id and e.url = v.url and e.validation <> 'none'
+where v.endpoint_id = %(endpoint_id)s and v.token_digest = %(token_digest)s and v.expires_at > now();
+
+-- name: answer_validation
+update validations set answered_at = now() where endpoint_id = %(endpoint_id)s and token_digest = %(token_digest)s;
+
+-- name: permit
+update endpoints set permitted_origin = %(origin)s, permitted_per_minute = %(per_minute)s, permitted_at = now()
+where endpoint_id = %(endpoint_id)s and url = %(url)s and validation <> 'none' returning endpoint_id;

@@ -38,7 +38,7 @@ from delivery.model import (
     Tls,
 )
 from delivery.secret import Secret
-from delivery.webhooks import filters, guard
+from delivery.webhooks import filters, guard, validation
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import checks, connect, endpoint_secrets, keyring
 from subscriptions_db.endpoint_secrets import Opened
@@ -201,7 +201,7 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
         customer_id=CustomerId(sys.intern(row["customer_id"])),
         url=row["url"],
-        status=EndpointStatus(row["status"]),
+        status=_status(row),
         mode=DeliveryMode(row["mode"]),
         signing_keys=signing_keys,
         auth=Auth(
@@ -217,7 +217,7 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         headers=tuple(json.loads(row["headers"]).items()),
         tls=_tls(row["tls_authorities"], row["tls_certificate"], by_purpose.get(endpoint_secrets.TLS_KEY)),
         max_in_flight=row["max_in_flight"],
-        max_per_second=row["max_per_second"],
+        max_per_second=validation.limit_per_s(row["max_per_second"], row["permitted_per_minute"]),
         batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
         retrying=_retrying(
             None if row["retry_schedule_s"] is None else tuple(row["retry_schedule_s"]),
@@ -225,7 +225,14 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
             row["retry_timeout_s"],
         ),
         order_by=row["order_by"] and sys.intern(row["order_by"]),
+        origin=row["permitted_origin"] and sys.intern(row["permitted_origin"]),
     )
+
+
+def _status(row: dict[str, Any]) -> EndpointStatus:
+    """Return an endpoint's status: without its receiver's permission it is as a paused one, whoever has made it active."""
+    status = EndpointStatus(row["status"])
+    return EndpointStatus.PAUSED if status is EndpointStatus.ACTIVE and row["awaits_permission"] else status
 
 
 def _batching(row: dict[str, Any]) -> Batching:

@@ -17,7 +17,7 @@ import yarl
 
 from delivery import errors
 from delivery.model import Auth, AuthKind, Endpoint, Tls
-from delivery.webhooks import guard, tls
+from delivery.webhooks import guard, tls, validation
 
 USER_AGENT = "fanout-webhooks/1"
 
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A URL, ready to be posted to."""
+    """A URL, ready to be posted to, or asked."""
 
     url: yarl.URL
     origin: Origin
@@ -68,23 +68,35 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     _check_custom(endpoint.headers, auth)
     # As it was registered: a `%2F` that becomes a `/` is another URL to some servers.
     url = yarl.URL(endpoint.url, encoded=True)
+    permitted = {} if endpoint.origin is None else {validation.REQUEST_ORIGIN.lower(): endpoint.origin}
     return Target(
         endpoint=endpoint,
         url=url,
         origin=_origin(url, endpoint.tls),
-        head=_head(url, {"accept": "*/*"} | auth | dict(endpoint.headers)),
+        head=_head(url, {"accept": "*/*"} | permitted | auth | dict(endpoint.headers)),
         grant=_grant(endpoint, address_guard) if endpoint.auth.kind is AuthKind.OAUTH2 else None,
     )
+
+
+def to_ask(endpoint: Endpoint, question: validation.Question, address_guard: guard.Guard) -> Target:
+    """Return the target of the request that asks a receiver whether it wants deliveries; raise as above.
+
+    Whether it is the customer's own is what is to be found out: so neither credentials nor headers of the customer's go there.
+    """
+    address_guard.check_url(endpoint.url)
+    url = yarl.URL(endpoint.url, encoded=True)
+    headers = {"accept": "*/*"} | {name.lower(): value for name, value in question.headers()}
+    return Target(endpoint=endpoint, url=url, origin=_origin(url, endpoint.tls), head=_head(url, headers, method="OPTIONS"))
 
 
 def _origin(url: yarl.URL, settings: Tls | None) -> Origin:
     return Origin(str(url.origin()), tls.context(settings) if url.scheme == "https" else None)
 
 
-def _head(url: yarl.URL, headers: dict[str, str]) -> bytes:
+def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes:
     # A compressed response could unfold without bounds; nothing here needs one.
     headers = {"user-agent": USER_AGENT, "accept-encoding": "identity"} | headers
-    lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
+    lines = [f"{method} {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
     lines += [f"{name}: {_checked(name, value)}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n").encode("ascii")
 

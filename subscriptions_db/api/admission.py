@@ -41,7 +41,7 @@ class Admission:
     async def admit(self, authorization: str | None, route: Route) -> Principal:
         """Return who asks; raise Refused with 401, 403 or 429."""
         principal = await self.who(authorization)
-        self._pace(principal)
+        self.pace(principal.key_id)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with the scope {principal.scope} may not do this")
         return principal
@@ -61,8 +61,9 @@ class Admission:
             self._known[digest] = known
         return known
 
-    def _pace(self, principal: Principal) -> None:
-        pace = self._paces.setdefault(principal.key_id, limits.Pace(self._max_per_s, BURST_SHARE))
+    def pace(self, key_id: str) -> None:
+        """Raise Refused with 429 when so much is asked with one key, or without one."""
+        pace = self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))
         wait_s = pace.wait_s(self._clock())
         if wait_s > 0:
             detail = f"at most {self._max_per_s:g} requests a second are answered to one key"

@@ -5,9 +5,10 @@ Runs in the API, on its worker threads.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import pydantic
 from psycopg.types.json import Jsonb
 
 from delivery import errors, settings
-from delivery.webhooks import guard
+from delivery.webhooks import guard, transport
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import problems, routes, store
 from subscriptions_db.api.principals import Principal
@@ -35,6 +36,8 @@ class Request:
     query: Mapping[str, str]
     body: bytes = field(repr=False)
     idempotency_key: str | None = None
+    header: str | None = None
+    """The value of the header that the route reads."""
 
     def digest(self, route: Route) -> bytes:
         """Return what is the same for a request that is repeated, and for no other."""
@@ -51,6 +54,8 @@ class Answer:
     is_repeated: bool = False
     sending: routes.Sending | None = None
     """What is to be sent before there is a document."""
+    exchange: routes.Exchange | None = None
+    """What is to be asked before there is a document."""
     awaited: routes.Awaited | None = None
     """How long to wait for another answer than this one."""
     content: bytes | None = None
@@ -60,29 +65,46 @@ class Answer:
 class Answerer:
     """Answers requests. Safe between threads."""
 
-    def __init__(self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard, bounds: settings.Api) -> None:
+    def __init__(
+        self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard, bounds: settings.Api, webhook_origin: str
+    ) -> None:
         self._store = opened
         self._ring = ring
         self._guard = address_guard
         self._bounds = bounds
+        self._webhook_origin = webhook_origin
 
     def answer(self, route: Route, request: Request) -> Answer:
         """Return the answer; raise Refused."""
+        with self._call(route, request) as call:
+            return _once(route, request, call) if request.idempotency_key else _made(route, call)
+
+    def conclude(
+        self, route: Route, request: Request, exchange: routes.Exchange, said: transport.Response | errors.AttemptFailed
+    ) -> Answer:
+        """Return the answer once a receiver has been asked; raise Refused."""
+        with self._call(route, request) as call:
+            return Answer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
+
+    @contextlib.contextmanager
+    def _call(self, route: Route, request: Request) -> Iterator[routes.Call]:
         asked, document, body = _checked(route, request)
+        is_change = route.is_change or route.is_poll or route.is_validation
         try:
-            with self._store.transaction(request.principal, is_change=route.is_change or route.is_poll) as connection:
-                call = routes.Call(
+            with self._store.transaction(request.principal, is_change=is_change) as connection:
+                yield routes.Call(
                     principal=request.principal,
                     connection=connection,
                     ring=self._ring,
                     guard=self._guard,
                     bounds=self._bounds,
+                    webhook_origin=self._webhook_origin,
                     path=request.path,
                     query=asked,
                     body=body,
                     document=document,
+                    header=request.header,
                 )
-                return _once(route, request, call) if request.idempotency_key else _made(route, call)
         except errors.FanoutError as exc:
             raise problems.of_error(exc) from exc
 
@@ -93,6 +115,8 @@ def _made(route: Route, call: routes.Call) -> Answer:
             return Answer(status=route.status, document=None)
         case routes.Sending():
             return Answer(status=route.status, document=None, sending=made)
+        case routes.Exchange():
+            return Answer(status=route.status, document=None, exchange=made)
         case routes.Raw(content):
             return Answer(status=route.status, document=None, content=content)
         case routes.Awaited(answer):

@@ -19,13 +19,16 @@ import orjson
 from aiohttp import web
 
 from delivery import errors, plan, settings
-from subscriptions_db import keyring
+from subscriptions_db import keyring, validating
 from subscriptions_db.api import admission, answering, openapi, polls, problems, store, table, trials
+from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.api.routes import Route
 
 log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+CALLBACK = "callback"
+"""What stands for a key where a receiver answers by its token: in the audit log, and for how often."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -41,7 +44,11 @@ class Api:
         self._store = opened
         self._trials = sending
         self._answerer = answering.Answerer(
-            opened, keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery), config.api
+            opened,
+            keyring.KeyRing.from_settings(config.keys),
+            plan.guard_of(config.delivery),
+            config.api,
+            config.delivery.webhook_origin,
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
@@ -65,7 +72,7 @@ class Api:
         self._threads.shutdown()
 
     async def _answer(self, route: Route, request: web.Request) -> web.Response:
-        principal = await self._admission.admit(request.headers.get("authorization"), route)
+        principal = await self._admitted(route, request)
         body = await _body(request) if route.body else b""
         asked = answering.Request(
             principal=principal,
@@ -73,10 +80,14 @@ class Api:
             query=request.query,
             body=body,
             idempotency_key=_idempotency_key(request) if route.is_change else None,
+            header=", ".join(request.headers.getall(route.header, [])) or None if route.header else None,
         )
         answer = await self._asked(route, asked)
         if answer.awaited is not None:
             answer = await self._polls.wait(request, route, asked, answer)
+        if answer.exchange is not None:
+            said = await self._trials.ask(answer.exchange.to)
+            answer = await self._in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         document = answer.document
         if answer.sending is not None:
             document = (await self._trials.send(answer.sending)).model_dump(mode="json")
@@ -86,6 +97,18 @@ class Api:
         if document is None:
             return web.Response(status=answer.status, headers=headers)
         return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
+
+    async def _admitted(self, route: Route, request: web.Request) -> Principal:
+        """Return who asks: by its key, or by the token of a receiver that was asked something."""
+        if not route.is_open:
+            return await self._admission.admit(request.headers.get("authorization"), route)
+        self._admission.pace(CALLBACK)
+        path = _path(route, request)
+        found = functools.partial(self._store.owner_of_question, path["endpoint_id"], validating.digest(path["token"]))
+        customer_id = await self._read(found)
+        if customer_id is None:
+            raise problems.not_found("question, or it can no longer be answered")
+        return Principal(CALLBACK, customer_id, Scope.CUSTOMER_ADMIN)
 
     async def _asked(self, route: Route, asked: answering.Request) -> answering.Answer:
         return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
@@ -99,8 +122,11 @@ class Api:
         return await _static(b'{"ok":true}', _)
 
     async def _read_key(self, key_id: str) -> dict[str, Any] | None:
+        return await self._read(functools.partial(self._store.key_row, key_id))
+
+    async def _read(self, read: Callable[[], T]) -> T:
         try:
-            return await self._in_thread(functools.partial(self._store.key_row, key_id))
+            return await self._in_thread(read)
         except errors.FanoutError as exc:
             raise problems.of_error(exc) from exc
 

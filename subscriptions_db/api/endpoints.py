@@ -100,6 +100,8 @@ def _set_status(
     before = rows.held(call, "endpoint", _id(call))
     if before["status"] == unless:
         raise problems.Refused(409, "the endpoint is disabled: enable it")
+    if status is EndpointStatus.ACTIVE:
+        rows.require_permitted(before)
     disabling.set_status(call.connection, _id(call), status, reason)
     after: dict[str, Any] = {"status": status.value, "disabled_reason": reason}
     was = {name: before[name] for name in after}

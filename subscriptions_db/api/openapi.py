@@ -63,7 +63,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "operationId": route.name,
         "summary": route.summary,
         # Any one of these scopes.
-        "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],
+        "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # none: no key is asked for
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
             str(route.status): success,
@@ -80,9 +80,10 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
 
 def _refusals(route: Route) -> list[int]:
     """Return with which status a route may refuse."""
-    found = [400, 401, 403, 422, 429, 500, 503]
+    found = [400, 422, 429, 500, 503]
+    found += [] if route.is_open else [401, 403]
     found += [404] if _PARAMETER.search(route.path) else []
-    found += [409] if route.is_change else []
+    found += [409] if route.is_change or route.is_validation else []
     found += [413, 415] if route.body else []
     return sorted(found)
 
@@ -101,4 +102,5 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 def _headers(route: Route) -> list[dict[str, Any]]:
     schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
-    return [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema}] if route.is_change else []
+    names = [*(["Idempotency-Key"] if route.is_change else []), *([route.header] if route.header else [])]
+    return [{"name": name, "in": "header", "required": False, "schema": schema} for name in names]

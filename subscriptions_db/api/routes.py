@@ -12,9 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import pydantic
 from pydantic import Field
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.model import Sendable
 from delivery.webhooks import guard
+from delivery.webhooks.target import Target
+from delivery.webhooks.transport import Response
 from subscriptions_db import connect, keyring, manifest
 from subscriptions_db.api import cursors
 from subscriptions_db.api.principals import Principal, Scope
@@ -61,11 +63,15 @@ class Call:
     ring: keyring.KeyRing
     guard: guard.Guard
     bounds: settings.Api
+    webhook_origin: str
+    """As whom the platform sends."""
     path: Mapping[str, str]
     query: pydantic.BaseModel
     body: pydantic.BaseModel
     document: dict[str, Any]
     """The body as it came: what it leaves out is not in there."""
+    header: str | None
+    """The header that the route reads, as it came."""
 
     def body_as(self, kind: type[Model]) -> Model:
         """Return the body, which the route has declared to be of this type."""
@@ -82,6 +88,13 @@ class Sending(NamedTuple):
     """What a handler returns that has something sent, after its transaction; what came of it is the answer."""
 
     delivery: Sendable
+
+
+class Exchange(NamedTuple):
+    """What a handler returns that has a receiver asked, after its transaction. `then` makes the answer of it, in another."""
+
+    to: Target
+    then: Callable[[Call, Response | errors.AttemptFailed], pydantic.BaseModel]
 
 
 class Awaited(NamedTuple):
@@ -109,7 +122,7 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | Sending | Awaited | Raw | None]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | Exchange | Awaited | Raw | None]
     body: type[pydantic.BaseModel] | None = None
     query: type[pydantic.BaseModel] = Nothing
     answer: type[pydantic.BaseModel | Raw] | None = None
@@ -119,5 +132,11 @@ class Route:
     """Takes an `Idempotency-Key`, and is written in the audit log."""
     is_poll: bool = False
     """Changes only which poller has what: too often for the audit log, and safe to repeat without a key, by its receipts."""
+    is_validation: bool = False
+    """Changes whether a receiver has permitted deliveries: safe to repeat without a key."""
+    is_open: bool = False
+    """Takes no key: the token in its path says whose it is. For no scope."""
+    header: str | None = None
+    """The name of the header that it reads."""
     shown_once: str | None = None
     """The field of the answer that is a secret: it is not kept for a repeated request."""

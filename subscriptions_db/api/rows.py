@@ -37,6 +37,12 @@ def found(call: Call, kind: registry.Kind, row_id: str) -> dict[str, Any]:
     return row
 
 
+def require_permitted(endpoint: Mapping[str, Any]) -> None:
+    """Raise that nothing is sent to an endpoint before its receiver has permitted it."""
+    if endpoint["awaits_permission"]:
+        raise problems.Refused(409, "its receiver has not permitted deliveries yet: post to /v1/endpoints/{id}/validate")
+
+
 def page(call: Call, kind: registry.Kind, **only: str | None) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Return the rows of a page in their order, and the cursor of the next one."""
     wanted = call.query_as(Page)

@@ -77,6 +77,14 @@ class Endpoint(pydantic.BaseModel):
     batch: manifest.Batch
     retry: manifest.Retry
     order_by: str | None
+    validation: str
+    awaits_permission: bool
+    """Its receiver has to permit deliveries first: nothing is sent, as to a paused one."""
+    permitted_origin: str | None
+    """As whom its receiver lets us send."""
+    permitted_per_minute: int | None
+    """How many requests a minute it permits; null: as many as we like."""
+    permitted_at: dt.datetime | None
     disabled_reason: str | None
     disabled_at: dt.datetime | None
 
@@ -156,9 +164,14 @@ class Subscriptions(pydantic.BaseModel):
     next_cursor: str | None
 
 
+_TOLD = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at")
+"""What an endpoint shows and no document says."""
+
+
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
     """Return what the manifest says of an endpoint, from its row in the registry; without secrets."""
-    own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by")
+    own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by",
+           "validation")  # fmt: skip
     parts: dict[str, type[pydantic.BaseModel]] = {"auth": Auth, "tls": Tls, "batch": manifest.Batch, "retry": manifest.Retry}
     document = {name: row[name] for name in own}
     return document | {part: {name: row[f"{part}_{name}"] for name in kind.model_fields} for part, kind in parts.items()}
@@ -167,7 +180,7 @@ def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
 def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:
     """Return an endpoint as it is shown."""
     document = endpoint_document(row)
-    return Endpoint(id=row_id, disabled_reason=row["disabled_reason"], disabled_at=row["disabled_at"], **document)
+    return Endpoint(id=row_id, **{name: row[name] for name in _TOLD}, **document)
 
 
 def subscription_document(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import psycopg_pool
 from psycopg.rows import dict_row
 
 from delivery import settings
-from subscriptions_db import connect, migrate
+from subscriptions_db import connect, migrate, validating
 from subscriptions_db.api.principals import Principal
 from subscriptions_db.sql import query
 
@@ -66,6 +66,12 @@ class Store:
         """Return what is kept of an API key."""
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
+
+    def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
+        """Return whose endpoint it is that a token's digest may permit deliveries to."""
+        with self._transaction(OPERATOR_ROLE) as connection:
+            asked = validating.open_question(connection, endpoint_id, token)
+            return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:
         """Raise RegistryUnavailable or RegistryOutdated when no request could be answered."""

@@ -18,6 +18,7 @@ from subscriptions_db.api import (
     subscriptions,
     tenants,
     trials,
+    validations,
 )
 from subscriptions_db.api.routes import Route
 
@@ -28,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *subscriptions.ROUTES,
     *explain.ROUTES,
     *trials.ROUTES,
+    *validations.ROUTES,
     *dead_letters.ROUTES,
     *marking.ROUTES,
     *consumers.ROUTES,

@@ -12,7 +12,7 @@ import datetime as dt
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import cachetools
@@ -20,7 +20,7 @@ import orjson
 import pydantic
 from pydantic import Field
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.model import (
     Delivery,
     DeliveryMode,
@@ -35,7 +35,7 @@ from delivery.model import (
     SubscriptionId,
     TenantId,
 )
-from delivery.webhooks import batch_message, guard, limits, message, sender, transport
+from delivery.webhooks import batch_message, guard, limits, message, sender, target, transport
 from delivery.webhooks.segment import Packed
 from subscriptions_db import manifest, snapshot
 from subscriptions_db.api import audit, problems, routes, rows
@@ -73,27 +73,19 @@ class Tested(pydantic.BaseModel):
 
 
 class Trials:
-    """Sends test events. Lives on the event loop."""
+    """Sends test events, and questions to receivers. Lives on the event loop."""
 
     def __init__(self, network: sender.Transport, address_guard: guard.Guard, timeout_s: float) -> None:
+        self._network = network
+        self._timeout_s = timeout_s
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
         self._paces: cachetools.LRUCache[EndpointId, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
         self._under_way = 0
 
     async def send(self, sending: Sending) -> Tested:
         """Make one attempt; raise Refused when there were too many."""
-        pace = self._paces.setdefault(sending.delivery.endpoint.endpoint_id, limits.Pace(MAX_PER_S))
-        now = asyncio.get_running_loop().time()
-        if (wait_s := pace.wait_s(now)) > 0:
-            raise problems.Refused(429, "one a second goes to an endpoint", headers={"retry-after": str(math.ceil(wait_s))})
-        if self._under_way >= MAX_AT_ONCE:
-            raise problems.unavailable("too many test events are under way")
-        pace.take(now)
-        self._under_way += 1
-        try:
+        with self._taking_turns(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
-        finally:
-            self._under_way -= 1
         return Tested(
             webhook_id=sending.delivery.webhook_id,
             is_delivered=attempt.error_class is None,
@@ -103,6 +95,29 @@ class Trials:
             response=attempt.response.decode(errors="replace"),
             duration_ms=round(attempt.duration_ms, 1),
         )
+
+    async def ask(self, to: target.Target) -> transport.Response | errors.AttemptFailed:
+        """Send the request that a target is, without a body; raise Refused as above."""
+        with self._taking_turns(to.endpoint.endpoint_id):
+            try:
+                return await self._network.post(to, b"", b"", self._timeout_s)
+            except errors.AttemptFailed as exc:
+                return exc
+
+    @contextlib.contextmanager
+    def _taking_turns(self, endpoint_id: EndpointId) -> Iterator[None]:
+        pace = self._paces.setdefault(endpoint_id, limits.Pace(MAX_PER_S))
+        now = asyncio.get_running_loop().time()
+        if (wait_s := pace.wait_s(now)) > 0:
+            raise problems.Refused(429, "one a second goes to an endpoint", headers={"retry-after": str(math.ceil(wait_s))})
+        if self._under_way >= MAX_AT_ONCE:
+            raise problems.unavailable("too many test events are under way")
+        pace.take(now)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +133,7 @@ async def opened(config: settings.Delivery, address_guard: guard.Guard) -> Async
 def send(call: Call) -> Sending:
     """Make the test event of an endpoint, whatever its status is."""
     endpoint_id, wanted = call.path["endpoint_id"], call.body_as(TestEvent)
-    rows.found(call, "endpoint", endpoint_id)
+    rows.require_permitted(rows.found(call, "endpoint", endpoint_id))
     read = snapshot.read_rows(call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=[])
     endpoint = read.endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:

@@ -3,9 +3,12 @@
 import datetime as dt
 
 import pytest
+import rich.console
 
 from delivery import errors
+from delivery.webhooks.validation import Reply, State
 from fanout import registering
+from subscriptions_db import apply
 from tests import certificates
 
 
@@ -31,3 +34,29 @@ def test_a_person_sees_a_certificate_by_its_digest_and_no_empty_column():
     assert (list(first), second) == (["id", "tls"], {"id": "b", "tls": None})
     assert first["tls"].startswith("PEM, sha256 ")
     assert registering.shortened([]) == []
+
+
+def shown(show, *what, **how):
+    console = rich.console.Console(width=200)
+    with console.capture() as captured:
+        show(console, *what, **how)
+    return captured.get()
+
+
+def test_who_applies_a_document_is_told_which_endpoints_wait_for_their_receivers():
+    result = apply.Result(changes=(), awaiting_permission=("acme-stock",))
+    text = shown(registering.show, result, dry_run=False)
+    assert "acme-stock waits for its receiver's permission: fanout endpoints validate acme-stock" in text
+    assert registering.as_document(result)["awaiting_permission"] == ("acme-stock",)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (Reply(State.PERMITTED), "ep1: permitted\n"),
+        (Reply(State.PERMITTED, 90), "ep1: permitted, at most 90 requests a minute\n"),
+        (Reply(State.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
+    ],
+)
+def test_what_a_receiver_said_is_a_line(reply, text):
+    assert shown(registering.show_reply, "ep1", reply) == text

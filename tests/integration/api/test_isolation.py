@@ -14,7 +14,7 @@ from tests.integration.api import world
 pytestmark = pytest.mark.integration
 
 OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
-           "letter_id": world.LETTER, "consumer_id": world.CONSUMER}  # fmt: skip
+           "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "token": "0" * 64}  # fmt: skip
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
 RECEIPTS = {"receipts": [Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
@@ -33,13 +33,15 @@ BODIES = {
     "acknowledgeDeadLetters": RECEIPTS,
     "giveDeadLettersBack": RECEIPTS,
 }
-OPERATIONS = [
+ALL = [
     pytest.param(method.upper(), path, operation, id=operation["operationId"])
     for path, methods in openapi.document(ROUTES)["paths"].items()
     for method, operation in methods.items()
 ]
+OPERATIONS = [case for case in ALL if case.values[2]["security"]]
+OPEN = [case for case in ALL if not case.values[2]["security"]]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
-        "dead_letters", "dead_letter_consumers", "dead_letter_leases")  # fmt: skip
+        "dead_letters", "dead_letter_consumers", "dead_letter_leases", "validations")  # fmt: skip
 EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
 
@@ -80,6 +82,22 @@ def test_without_a_key_there_is_nothing(served, key, method, path, operation):
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert HINTS.search(answer.text) is None
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), OPEN)
+@pytest.mark.parametrize("name", [None, "acme", "other", "operator"])
+def test_what_takes_no_key_takes_a_token_and_no_key_is_one(served, name, method, path, operation):
+    before = everything(served)
+    client = served.client(served.keys.get(name))
+    answer = ask(client, method, path, operation, OF_ACME)
+    assert "{token}" in path
+    assert (answer.status, answer.text) == (404, ask(client, method, path, operation, NOBODYS).text)
+    assert HINTS.search(answer.text) is None
+    assert everything(served) == before
+
+
+def test_few_routes_take_no_key():
+    assert {case.id for case in OPEN} == {"permitDeliveries", "permitDeliveriesByBrowser"}
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)

@@ -48,7 +48,7 @@ WHOLE = {
     "tls": {"authorities": certificates.issue("authority").pem, "certificate": CLIENT.pem, "key": CLIENT.key},
     "signing_secrets": [ED25519, SIGNING],
     "batch": {"max_events": 50, "max_wait_s": 7.5, "max_bytes": 65_536, "gzip": True},
-    "retry": {"schedule_s": [1, 2.5], "max_age_s": 3600, "timeout_s": 30},
+    "retry": {"schedule_s": [1, 2.5], "max_age_s": 3600, "timeout_s": 30}, "validation": "cloudevents",
 }  # fmt: skip
 AS_READ = Endpoint(
     endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,

@@ -25,9 +25,11 @@ insert into audit_log (key_id, customer_id, action, entity, entity_id)
 values ('fk_aaaaaaaaaaaa', 'c1', 'create', 'endpoint', 'ep1'), ('fk_aaaaaaaaaaaa', 'c2', 'create', 'endpoint', 'ep9');
 insert into idempotency_keys (customer_id, idempotency_key, request_digest)
 values ('c1', 'k', sha256('')), ('c2', 'k', sha256(''));
+insert into validations values ('ep1', 'c1', 'https://example.com/1', 'a', sha256('1'), now()),
+    ('ep9', 'c2', 'https://example.com/9', 'a', sha256('9'), now());
 """
 SEEN_BY_C1 = {"customers": 1, "customer_tenants": 1, "endpoints": 2, "secrets": 3, "subscriptions": 2, "scopes": 3,
-              "filters": 1, "audit_log": 1, "idempotency_keys": 1}  # fmt: skip
+              "filters": 1, "audit_log": 1, "idempotency_keys": 1, "validations": 1}  # fmt: skip
 ISOLATED = """
 select c.relname as table, c.relrowsecurity and c.relforcerowsecurity as forced,
        exists (select from pg_policies p where p.tablename = c.relname and p.permissive = 'RESTRICTIVE'

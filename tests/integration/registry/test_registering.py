@@ -146,9 +146,10 @@ def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_i
     result = applied(connection, ring, {"endpoints": [WHOLE]})
     changed = [name for name, *_ in result.changes[0].fields]
     fields = registry.document(connection)["endpoint"]["whole"]
-    of_others = {"auth_username", "auth_header", "order_by", "disabled_reason", "disabled_at"}
+    of_others = {"auth_username", "auth_header", "order_by", "disabled_reason", "disabled_at", "awaits_permission",
+                 "permitted_origin", "permitted_per_minute", "permitted_at"}  # fmt: skip
     assert changed == [name for name in fields if name not in of_others]
-    assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=())
+    assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=(), awaiting_permission=("whole",))
     shown = str(result) + str(result.changes) + str(registry.document(connection))
     assert not any(secret in shown for secret in ("hunter2", SIGNING, ED25519, "PRIVATE"))
     read = snapshot.read_full(connection, ring, GUARD)
