@@ -64,7 +64,9 @@ def test_every_module_can_be_imported_first():
         "        os._exit(0)\n"
         "    assert os.waitpid(pid, 0)[1] == 0, name\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, " ".join(foreign), " ".join(MODULES)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, " ".join(foreign), " ".join(MODULES)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
