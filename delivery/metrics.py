@@ -128,6 +128,7 @@ ARCHIVE_LEFT_OUT = Counter(
     ["reason"],
 )
 ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
+ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

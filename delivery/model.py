@@ -21,6 +21,10 @@ SubscriptionId = NewType("SubscriptionId", str)
 Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
+PLATFORM = TenantId("fanout")
+"""The tenant of operational events, whose sub-tenants are the customers: each event is about an endpoint of one. It is known
+and active without a row, so that no `fanout apply --prune` ends them; the registry refuses a tenant of this name."""
+
 KEPT_RESPONSE_BYTES = 1024
 """How much of a response goes into the dead letter."""
 
@@ -211,7 +215,7 @@ class Scope:
     """
 
     everything: bool = False
-    """All tenants, known and to come; the includes are then empty."""
+    """All tenants, known and to come, but not the platform itself; the includes are then empty."""
     tenants: tuple[TenantId, ...] = ()
     sub_tenants: tuple[tuple[TenantId, SubTenantId], ...] = ()
     without_tenants: frozenset[TenantId] = frozenset()

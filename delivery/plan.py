@@ -29,6 +29,7 @@ def of(config: settings.Settings) -> worker.Plan:
             topic_prefix=source.topic_prefix,
             max_bytes=source.max_event_bytes,
             tenant_of_topic=source.tenant_of_topic,
+            operational_topic=config.operations.topic,
         ),
         limits=limits.Limits(
             max_in_flight=lane.max_in_flight,

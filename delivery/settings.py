@@ -231,6 +231,20 @@ class Archive(Area):
     """An attempt is kept for at least so many days after it began."""
 
 
+class Operations(Area):
+    """Operational events: what `fanout archive` tells customers of their endpoints (docs/operational-events.md)."""
+
+    topic: str = ""
+    """Topic of operational events, such as `events.fanout.operational`; it must match `source.topic_pattern`. Empty: there are
+    none. The job and `fanout archive` must have the same."""
+    failing_after_s: Seconds = 300
+    """An endpoint is told to be failing when it has only failed for so long, and five times or more."""
+    backlog_events: Annotated[int, Field(gt=0)] = 1000
+    """A backlog is told to be growing when so much is postponed for an endpoint, unattempted, within `quiet_s`."""
+    quiet_s: Seconds = 3600
+    """Of an endpoint, each kind of event comes at most once in this time."""
+
+
 class Spark(Area):
     """The Spark application."""
 
@@ -328,6 +342,7 @@ class Settings(Area):
     batch: Batch = Batch()
     retry: Retry = Retry()
     archive: Archive = Archive()
+    operations: Operations = Operations()
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ from delivery import errors, health, metrics, serving, settings
 from delivery.health import Phase
 from delivery.stages import backlog, topics
 from delivery.webhooks import chunks
-from fanout import archive_redriving, letters
+from fanout import archive_operations, archive_redriving, letters, publishing
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import days, rows, writer
+from subscriptions_db.archive import days, rows, signs, telling, writer
+from subscriptions_db.archive.conditions import Policy
 from subscriptions_db.archive.rows import Taken
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ WAIT_S = 0.5
 MAX_BYTES = 4 * 1024 * 1024
 """Of the records that are written together."""
 KEEP_DAYS_S = 60.0
+LOOK_S = 1.0
+"""How often to look which endpoints are disabled."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 AWAY = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
 
@@ -69,9 +73,10 @@ class Archiver:
         self._config = config
         self._stop = stop
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
+        self._policy = policy_of(config)
         self._hold: str | None = None
         self._failures = 0
-        self._redrive_at = 0.0
+        self._hand_over_at = 0.0
         self._source: Source | None = None
 
     def follow(self, *, once: bool) -> None:
@@ -82,6 +87,8 @@ class Archiver:
         with connect.connect(self._config.database, application_name="fanout archive") as connection:
             migrate.require_current(connection)
             topics.ensure_all(self._config)
+            if self._policy is not None:
+                topics.ensure(self._config.kafka, [self._config.operations.topic], publishing.EVENT_PARTITIONS)
             with contextlib.closing(Source(self._config.kafka, names)) as self._source:
                 self._begin(connection, self._source)
                 self.watch.entered(Phase.RUNNING)
@@ -106,21 +113,26 @@ class Archiver:
         self.watch.reached(source.positions)
 
     def _go_on(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
-        keep_days_at = 0.0
+        keep_days_at = look_at = 0.0
         while not self._stop.is_set():
             if time.monotonic() >= keep_days_at:
                 self._keep_days(connection)
                 keep_days_at = time.monotonic() + KEEP_DAYS_S
+            if self._policy is not None and time.monotonic() >= look_at:
+                telling.look(connection, self._policy, now=_now())
+                look_at = time.monotonic() + LOOK_S
             messages = source.take(WAIT_S)
             for together in chunks.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
-            redriven = self._redrive(connection, once=once)
+            handed_over = self._hand_over(connection, once=once)
             self._hold, self._failures = None, 0
-            if (once and source.has_all() and not redriven) or (not once and source.has_new_partitions()):
+            if (once and source.has_all() and not handed_over) or (not once and source.has_new_partitions()):
                 return
 
     def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
-        written = writer.write(connection, [self._taken(message) for message in messages], self._kept, now=_now())
+        now = _now()
+        taken = [self._taken(message, now) for message in messages]
+        written = writer.write(connection, taken, self._kept, now=now, policy=self._policy)
         for message in messages:
             source.reached(message)
         self.watch.reached(source.positions)
@@ -129,29 +141,35 @@ class Archiver:
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
 
-    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
-        """Hand over a turn of letters. While Kafka refuses them, the archive goes on without."""
-        if time.monotonic() < self._redrive_at:
+    def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
+        """Hand over a turn of letters and one of operational events. While Kafka refuses them, the archive goes on without."""
+        if time.monotonic() < self._hand_over_at:
             return 0
+        told = redriven = 0
         try:
+            if self._policy is not None:
+                told = archive_operations.publish(self._config, connection)
             redriven = archive_redriving.redrive(self._config, connection, now=_now())
         except errors.KafkaUnavailable as exc:
             if once:
                 raise
-            log.warning("redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
-            self._redrive_at = time.monotonic() + LONGEST_PAUSE_S
-            return 0
+            log.warning("operational events and redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
+            self._hand_over_at = time.monotonic() + LONGEST_PAUSE_S
+        metrics.ARCHIVE_TOLD.inc(told)
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return redriven
+        return told + redriven
 
-    def _taken(self, message: confluent_kafka.Message) -> Taken:
+    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         try:
             if topic == self._config.delivery.dead_letter_topic:
                 letters.read(value).event()  # a redrive will need all of it
-                return Taken(topic=topic, partition=partition, offset=offset, letter=rows.letter_row(value))
-            return Taken(topic=topic, partition=partition, offset=offset, attempts=rows.attempt_rows(value))
+                letter = rows.letter_row(value)
+                seen = signs.of_letter(letter, _written_at(message, now))
+                return Taken(topic=topic, partition=partition, offset=offset, letter=letter, seen=seen)
+            attempts, seen = rows.attempt_rows(value), signs.of_log(value, _written_at(message, now))
+            return Taken(topic=topic, partition=partition, offset=offset, attempts=attempts, seen=seen)
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
@@ -165,11 +183,36 @@ class Archiver:
                 days.make(connection, kind, day)
             for name in days.drop(connection, kind, days.oldest(today, retention_days)):
                 log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
+        if self._policy is not None:
+            telling.forget(connection)
 
     def _hold_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:
             return "Kafka does not answer"
         return self._hold
+
+
+def policy_of(config: settings.Settings) -> Policy | None:
+    """Return by what customers are told of their endpoints; None when they are not."""
+    asked = config.operations
+    if not asked.topic:
+        return None
+    if not re.fullmatch(config.source.topic_pattern, asked.topic):
+        raise errors.SettingsError(
+            f"setting operations.topic: {asked.topic} does not match source.topic_pattern, so nobody would be given its events"
+        )
+    return Policy(asked.failing_after_s, asked.backlog_events, asked.quiet_s)
+
+
+def _written_at(message: confluent_kafka.Message, now: dt.datetime) -> dt.datetime:
+    """Return when a record was written, no later than `now`: a clock that is ahead would have us be quiet until then."""
+    kind, epoch_ms = message.timestamp()
+    if kind == confluent_kafka.TIMESTAMP_NOT_AVAILABLE:
+        return now
+    try:
+        return min(now, dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC))
+    except (ValueError, OverflowError, OSError):  # beyond all calendars: no clock of the job's
+        return now
 
 
 def _now() -> dt.datetime:

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.model import Event, EventId, Record, SubTenantId, TenantId
+from delivery.model import PLATFORM, Event, EventId, Record, SubTenantId, TenantId
 
 STRUCTURED = "application/cloudevents"
 MAX_ATTRIBUTE_CHARS = 1024
@@ -47,6 +47,8 @@ class Layout:
     """A larger record is rejected."""
     tenant_of_topic: str = ""
     """Regular expression whose one group is the tenant that a topic belongs to; empty, or not matched: to nobody."""
+    operational_topic: str = ""
+    """The only topic in which the platform itself may be the tenant; empty: in none."""
 
 
 def parse(record: Record, layout: Layout) -> Event:
@@ -55,6 +57,10 @@ def parse(record: Record, layout: Layout) -> Event:
     Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported, tenant_mismatch.
     """
     event = _read(record, layout)
+    if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
+        raise errors.EventRejected("tenant_mismatch", f"tenant {event.tenant_id} has no events in this topic")
+    if event.tenant_id == PLATFORM:
+        return event
     owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
     if owner is not None and owner != event.tenant_id:
         # Who may write to a topic is known to Kafka; what an event says of itself is its writer's word.

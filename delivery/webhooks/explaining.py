@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from delivery.model import Endpoint, EndpointStatus, Event, SkipReason, Subscription
+from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, SkipReason, Subscription
 from delivery.webhooks import filters, matching
 
 MAX_PARTS = 30
@@ -54,7 +54,8 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
         return Verdict(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
     scope = subscription.scope
     pair = (event.tenant_id, event.sub_tenant_id)
-    if not (scope.everything or event.tenant_id in scope.tenants or pair in scope.sub_tenants):
+    is_everything = scope.everything and event.tenant_id != PLATFORM
+    if not (is_everything or event.tenant_id in scope.tenants or pair in scope.sub_tenants):
         return Verdict(False, Rule.SCOPE, "neither the tenant nor the sub-tenant is included")
     if matching.is_excluded(event, subscription):
         return Verdict(False, Rule.EXCLUSION, "the tenant or the sub-tenant is excluded")

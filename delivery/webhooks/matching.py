@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import cachetools
 
 from delivery.model import (
+    PLATFORM,
     Endpoint,
     Event,
     Revision,
@@ -83,7 +84,9 @@ class _PatternIndex:
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
         found: list[_Rule] = []
         document: Mapping[str, Any] | None = None
-        for key in (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id)):
+        keys = (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id))
+        # "Everything" is what happens at tenants. What happens to endpoints goes to those only who name it.
+        for key in keys if tenant_id != PLATFORM else keys[1:]:
             rules = self._everywhere if key is None else self._by_scope.get(key)
             if len(rules) >= MIN_INDEXED_RULES:
                 if key not in self._indexed:

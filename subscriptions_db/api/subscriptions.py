@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from delivery.model import PLATFORM
 from subscriptions_db.api import audit, customers, problems, routes, rows, shapes
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
@@ -95,6 +96,11 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
     customer_id = call.principal.customer_id
     if customer_id is None:
         return
+    # Of operational events its own, whatever it is granted.
+    if PLATFORM in map(str, document.get("tenants") or ()):
+        raise problems.invalid(("tenants", f"{PLATFORM} is the operator's: name yourself, in sub_tenants"))
+    if any(str(named) != customer_id for named in (document.get("sub_tenants") or {}).get(PLATFORM, ())):
+        raise problems.invalid(("sub_tenants", f"of {PLATFORM} you may only name yourself"))
     granted = customers.granted(call, [customer_id])[customer_id]
     if granted.everything:
         return
@@ -102,7 +108,7 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
         raise problems.invalid(("everything", "is not granted to you: name tenants, or ask the operator"))
     for field in ("tenants", "sub_tenants"):
         # `str`: an id may be written as a number.
-        if any(str(tenant_id) not in granted.tenants for tenant_id in document.get(field) or ()):
+        if any(str(tenant_id) not in {*granted.tenants, PLATFORM} for tenant_id in document.get(field) or ()):
             raise problems.invalid((field, "holds a tenant that is not granted to you: ask the operator"))
 
 

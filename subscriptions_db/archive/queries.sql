@@ -199,3 +199,45 @@ where customer_id = %(customer_id)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
   and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
 order by started_at desc, position desc limit 1 offset %(most)s - 1;
+
+-- name: lock_conditions
+-- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.
+select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
+
+-- name: conditions
+select endpoint_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
+
+-- name: put_conditions
+insert into endpoint_conditions (endpoint_id, customer_id, condition, wake_at)
+select * from unnest(
+    %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(conditions)s::jsonb[], %(wake_at)s::timestamptz[]
+)
+on conflict (endpoint_id) do update
+set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
+
+-- name: disabled_of_late
+-- Those that are disabled, and not told by when.
+select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
+from endpoints e left join endpoint_conditions c using (endpoint_id)
+where e.status = 'disabled' and e.disabled_at > %(since)s
+  and (c.condition ->> 'disabled_at')::timestamptz is distinct from e.disabled_at
+order by e.disabled_at;
+
+-- name: conditions_to_wake
+select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)s order by wake_at;
+
+-- name: forget_conditions
+delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
+
+-- name: tell
+insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
+select * from unnest(
+    %(event_ids)s::text[], %(kinds)s::text[], %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
+);
+
+-- name: operational_events
+select number, event_id, kind, endpoint_id, customer_id, at, data from operational_events
+order by number limit %(limit)s for update skip locked;
+
+-- name: forget_operational_events
+delete from operational_events where number = any (%(numbers)s);

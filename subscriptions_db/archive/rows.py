@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from delivery import errors
+from subscriptions_db.archive.conditions import Seen
 
 MAX_CHARS = 255
 """How much is kept of what is asked for: more than a subscription's pattern may have."""
@@ -67,6 +68,8 @@ class Taken:
     offset: int
     letter: LetterRow | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    """What it says of endpoints' conditions."""
 
     def without_rows(self) -> Taken:
         """Return that the record was seen, and that nothing of it is kept."""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from subscriptions_db import connect
-from subscriptions_db.archive import days
+from subscriptions_db.archive import days, telling
+from subscriptions_db.archive.conditions import Policy
 from subscriptions_db.archive.rows import AttemptRow, LetterRow, Taken
 from subscriptions_db.sql import query
 
@@ -59,26 +60,33 @@ def begin_anew(connection: connect.Connection, place: Place, stale: int) -> None
         connection.execute(query("begin_archive_offset_anew"), wanted)
 
 
-def write(connection: connect.Connection, taken: Sequence[Taken], kept: Kept, *, now: dt.datetime) -> Written:
-    """Write records, those of a partition in their order, and how far they reach. Returns when they are committed."""
+def write(
+    connection: connect.Connection, taken: Sequence[Taken], kept: Kept, *, now: dt.datetime, policy: Policy | None = None
+) -> Written:
+    """Write records, those of a partition in their order, and how far they reach. Returns when they are committed.
+
+    By `policy` it is decided what customers are told of them; without one, nothing is.
+    """
     try:
-        return _write(connection, taken, kept, now)
+        return _write(connection, taken, kept, now, policy)
     except errors.RegistrationError:
         written = Written()
         for one in taken:
-            _add(written, _write_alone(connection, one, kept, now))
+            _add(written, _write_alone(connection, one, kept, now, policy))
         return written
 
 
-def _write_alone(connection: connect.Connection, one: Taken, kept: Kept, now: dt.datetime) -> Written:
+def _write_alone(connection: connect.Connection, one: Taken, kept: Kept, now: dt.datetime, policy: Policy | None) -> Written:
     try:
-        return _write(connection, [one], kept, now)
+        return _write(connection, [one], kept, now, policy)
     except errors.RegistrationError as exc:
         log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s)", one.topic, one.partition, one.offset, exc)
-        return dataclasses.replace(_write(connection, [one.without_rows()], kept, now), refused=1)
+        return dataclasses.replace(_write(connection, [one.without_rows()], kept, now, policy), refused=1)
 
 
-def _write(connection: connect.Connection, taken: Sequence[Taken], kept: Kept, now: dt.datetime) -> Written:
+def _write(
+    connection: connect.Connection, taken: Sequence[Taken], kept: Kept, now: dt.datetime, policy: Policy | None
+) -> Written:
     today = days.of(now)
     with connect.translating(), connection.transaction():
         reached = _locked(connection, {(one.topic, one.partition) for one in taken})
@@ -90,6 +98,8 @@ def _write(connection: connect.Connection, taken: Sequence[Taken], kept: Kept, n
             _insert_letters(connection, letters, now)
         if to_keep:
             _insert_attempts(connection, to_keep)
+        if policy is not None:
+            telling.take(connection, [seen for one in new for seen in one.seen], policy)
         _reach(connection, {(one.topic, one.partition): one.offset + 1 for one in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 

@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.model import Revision
+from delivery.model import PLATFORM, Revision
 from delivery.webhooks import filters, matching
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
 TYPES = ("a.x", "a.y", "a.x.z", "b")
-TENANTS = ("1", "2", "3")
+TENANTS = ("1", "2", PLATFORM)
 DEPARTMENTS = ("10", "20")
 
 departments = st.frozensets(st.tuples(st.sampled_from(TENANTS), st.sampled_from(DEPARTMENTS)), max_size=3)
@@ -61,7 +61,8 @@ def naive_join(event, rows):
         type_fits = row.event_type == event.event_type or (
             row.event_type.endswith("*") and event.event_type.startswith(row.event_type[:-1])
         )
-        included = row.scope.everything or here in row.scope.tenants or part in row.scope.sub_tenants
+        at_a_tenant = event.tenant_id != PLATFORM
+        included = (row.scope.everything and at_a_tenant) or here in row.scope.tenants or part in row.scope.sub_tenants
         excluded = here in row.scope.without_tenants or part in row.scope.without_sub_tenants
         content_fits = row.filter_pattern is None or filters.compile_pattern(row.filter_pattern).matches(
             matching.filter_document(event)

@@ -248,3 +248,26 @@ class TestTopicsOfOneTenant:
     @pytest.mark.parametrize("topic", ["events.orders", "other.events.of.t1.orders", "events.of.t1"])
     def test_a_topic_that_does_not_match_belongs_to_nobody(self, topic):
         assert envelope.parse(builders.record(topic=topic, value=b'{"tenant_id":"t2"}'), self.LAYOUT).tenant_id == "t2"
+
+
+class TestThePlatformsOwnTopic:
+    LAYOUT = envelope.Layout(operational_topic="events.fanout.operational", tenant_of_topic=r"events\.of\.([^.]+)\..+")
+
+    def test_the_platform_is_the_tenant_there(self):
+        record = builders.record(topic="events.fanout.operational", value=b'{"tenant_id":"fanout"}')
+        assert envelope.parse(record, self.LAYOUT).tenant_id == "fanout"
+
+    @pytest.mark.parametrize(
+        ("topic", "tenant_id", "layout"),
+        [
+            ("events.orders", "fanout", LAYOUT),
+            ("events.of.fanout.x", "fanout", LAYOUT),
+            ("events.fanout.operational", "t1", LAYOUT),
+            ("events.fanout.operational", "fanout", envelope.Layout()),
+        ],
+    )
+    def test_nobody_else_speaks_for_it_and_it_speaks_for_nobody_else(self, topic, tenant_id, layout):
+        record = builders.record(topic=topic, value=b'{"tenant_id":"%s"}' % tenant_id.encode())
+        with pytest.raises(errors.EventRejected) as rejected:
+            envelope.parse(record, layout)
+        assert rejected.value.reason == "tenant_mismatch"

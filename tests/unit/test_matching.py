@@ -38,6 +38,10 @@ def test_a_type_is_exact_or_a_prefix(pattern, event_type, is_due):
     [
         (builders.scope(), "t1", None, True),
         (builders.scope(), "unheard-of", "100", True),
+        (builders.scope(), "fanout", "c1", False),  # what happens to a customer's endpoint is to be named
+        (builders.scope(sub_tenants=builders.sub_tenants(("fanout", "c1"))), "fanout", "c1", True),
+        (builders.scope(sub_tenants=builders.sub_tenants(("fanout", "c1"))), "fanout", "c2", False),
+        (builders.scope("fanout"), "fanout", "c1", True),
         (builders.scope("t1"), "t1", None, True),
         (builders.scope("t1"), "t1", "100", True),
         (builders.scope("t1"), "t2", None, False),

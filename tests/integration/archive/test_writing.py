@@ -15,13 +15,15 @@ from psycopg import sql
 
 from delivery import errors
 from subscriptions_db import migrate
-from subscriptions_db.archive import attempts, days, letters, redriving, rows, writer
+from subscriptions_db.archive import attempts, days, letters, redriving, rows, telling, writer
+from subscriptions_db.archive.conditions import Policy, Seen, Sign
 from subscriptions_db.archive.rows import Taken
 from subscriptions_db.archive.selection import Selection
 from tests import archive
 
 pytestmark = pytest.mark.integration
 EVERYTHING = Selection()
+POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
 WAITING = "select count(*) as n from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
@@ -279,6 +281,11 @@ def test_the_documented_rights_are_enough_to_archive(connection):
     assert letters.redrive(connection, "c1", [found.position], now=archive.NOW)
     with redriving.turn(connection, now=archive.NOW) as turn:
         assert len(turn) == 1
+    telling.take(connection, [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW)], POLICY)
+    telling.look(connection, POLICY, now=archive.NOW)
+    telling.forget(connection)
+    with telling.turn(connection) as waiting:
+        assert len(waiting) == 1
     assert days.drop(connection, "attempts", dt.date(2100, 1, 1))
     connection.execute("reset role")
     connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))

@@ -1,0 +1,221 @@
+"""What `fanout archive` tells customers of their endpoints: once, in a topic, in the order in which it happened."""
+
+import contextlib
+import datetime as dt
+import threading
+import uuid
+
+import orjson
+import pytest
+
+from delivery import errors, settings
+from delivery.model import OutcomeKind
+from delivery.stages import topics
+from fanout import archiving, publishing, scanning
+from subscriptions_db import connect, disabling, migrate
+from subscriptions_db.archive import telling, writer
+from subscriptions_db.archive.conditions import Kind, Policy, Seen, Sign
+from tests import archive
+
+pytestmark = pytest.mark.integration
+
+POLICY = Policy(failing_after_s=300, backlog_events=3, quiet_s=3600)
+FAILING = [Seen("ep1", "c1", Sign.FAILED, archive.NOW + dt.timedelta(seconds=at_s), 5, "timeout") for at_s in (0, 300)]
+
+
+class Platform:
+    """Topics of a test's own, and an archive of its own."""
+
+    def __init__(self, kafka, database):
+        name = uuid.uuid4().hex[:8]
+        self.topic = f"events-{name}.fanout.operational"
+        self.document = {
+            "database": {"url": database},
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "source": {"topic_pattern": rf"events-{name}\..+"},
+            "delivery": {
+                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
+                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 2,
+            },
+            "operations": {"topic": self.topic, "failing_after_s": 60, "backlog_events": 3, "quiet_s": 3600},
+        }  # fmt: skip
+        self.config = settings.Settings.model_validate(self.document)
+        with self.connected() as connection:
+            migrate.migrate(connection)
+            connection.execute("insert into customers values ('c1'), ('c2')")
+            connection.execute(
+                "insert into endpoints (endpoint_id, customer_id, url) select 'ep' || n, 'c' || n, 'https://example.com/'"
+                " from generate_series(1, 2) n"
+            )
+        topics.ensure_all(self.config)
+        self._publisher = publishing.Publisher(self.config.kafka)
+
+    def connected(self):
+        return connect.connect(self.config.database)
+
+    def publish(self, topic, *values):
+        for value in values:
+            self._publisher.publish(publishing.Message(topic=topic, value=value, key=b"ep1"))
+        self._publisher.flush()
+
+    def archive_once(self, **overrides):
+        config = settings.Settings.model_validate(self.document | overrides)
+        archiving.run(config, stop=threading.Event(), once=True)
+
+    def told(self):
+        """The events of the topic: type, customer, endpoint; and whole, as headers and data."""
+        read = []
+        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+            scanner.read(scanner.extents([self.topic]), "operational events", read.append)
+        return [({name: value.decode() for name, value in scanning.headers(one)}, orjson.loads(one.value())) for one in read]
+
+    def kinds(self):
+        return sorted((headers["ce_type"], headers["ce_subtenantid"], data["endpoint_id"]) for headers, data in self.told())
+
+
+@pytest.fixture
+def platform(kafka, database):
+    return Platform(kafka, database)
+
+
+def test_what_happens_to_endpoints_is_told_once_however_often_the_archive_is_started(platform):
+    now = archiving._now()
+    postponed = archive.outcome(endpoint="ep2", customer="c2")._replace(kind=OutcomeKind.POSTPONED, attempts=())
+    platform.publish(platform.config.delivery.attempts_topic, *archive.attempts(*[postponed] * 3))
+    platform.publish(platform.config.delivery.dead_letter_topic, archive.letter(), archive.letter(event_id="e2"))
+    with platform.connected() as connection:
+        disabling.disable(connection, "ep1", "gone")
+    for _ in range(3):
+        platform.archive_once()
+    assert platform.kinds() == [
+        ("fanout.backlog.growing", "c2", "ep2"),
+        ("fanout.dead-letters.waiting", "c1", "ep1"),
+        ("fanout.endpoint.disabled", "c1", "ep1"),
+    ]
+    for headers, data in platform.told():
+        assert (headers["ce_tenantid"], headers["ce_source"], headers["ce_specversion"]) == ("fanout", "fanout", "1.0")
+        assert abs((dt.datetime.fromisoformat(headers["ce_time"]) - now).total_seconds()) < 600
+        assert next(iter(data)) == "endpoint_id"
+
+
+def test_an_endpoint_fails_and_recovers_by_the_times_of_the_log(platform, monkeypatch):
+    times = iter([archive.NOW + dt.timedelta(seconds=at_s) for at_s in (0, 1, 2, 3, 61, 62, 63)])
+    monkeypatch.setattr(archiving, "_written_at", lambda *_: next(times))
+    [failed] = archive.attempts(archive.outcome(at=archiving._now()))
+    accepted = failed.replace(b'"server_error"', b"null")
+    log = platform.config.delivery.attempts_topic
+    platform.publish(log, *[failed] * 4)
+    platform.archive_once()
+    assert platform.told() == []
+    platform.publish(log, failed, failed, accepted)
+    platform.archive_once()
+    told = [(headers["ce_type"], data) for headers, data in platform.told()]
+    since = "2026-05-10T12:00:00.000Z"
+    assert told == [
+        ("fanout.endpoint.failing", {"endpoint_id": "ep1", "since": since, "failures": 5, "error_class": "server_error"}),
+        ("fanout.endpoint.recovered", {"endpoint_id": "ep1", "since": since}),
+    ]
+
+
+def test_an_endpoint_that_does_not_take_what_is_told_of_it_is_not_told_more(platform, monkeypatch):
+    """The deliveries of operational events fail, are postponed and are given up, again and again."""
+    times = iter([archive.NOW + dt.timedelta(seconds=10 * at) for at in range(1000)])
+    monkeypatch.setattr(archiving, "_written_at", lambda *_: next(times))
+    own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=archiving._now())
+    given_up = archive.letter(tenant_id="fanout", event_type="fanout.endpoint.failing")
+    for _ in range(3):
+        platform.publish(
+            platform.config.delivery.attempts_topic,
+            *archive.attempts(own, own._replace(kind=OutcomeKind.POSTPONED, attempts=())) * 20,
+        )
+        platform.publish(platform.config.delivery.dead_letter_topic, *[given_up] * 20)
+        platform.archive_once()
+    assert platform.kinds() == [("fanout.endpoint.failing", "c1", "ep1")]
+
+
+def test_nothing_is_told_without_a_topic_and_one_that_the_job_does_not_read_is_refused(platform):
+    platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
+    platform.archive_once(operations={"topic": ""})
+    with platform.connected() as connection:
+        assert connection.execute("select from endpoint_conditions").fetchall() == []
+    with pytest.raises(errors.SettingsError, match=r"operations\.topic: elsewhere does not match source\.topic_pattern"):
+        platform.archive_once(operations={"topic": "elsewhere"})
+
+
+def test_what_kafka_refuses_is_published_later_with_the_same_ids(platform, monkeypatch):
+    platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
+    flush = publishing.Publisher.flush
+
+    def refuse(publisher):
+        flush(publisher)
+        raise errors.KafkaUnavailable("not today")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(publishing.Publisher, "flush", refuse)
+        with pytest.raises(errors.KafkaUnavailable, match="not today"):
+            platform.archive_once()
+    platform.archive_once()
+    first, second = [headers["ce_id"] for headers, _ in platform.told()]
+    assert first == second
+
+
+def test_a_record_that_is_archived_again_counts_once(connection):
+    taken = archive.taken_letter(0)
+    taken.seen.extend(FAILING)
+    for _ in range(3):
+        writer.write(connection, [taken], archive.KEPT, now=archive.NOW, policy=POLICY)
+    with telling.turn(connection) as waiting:
+        assert [one.kind for one in waiting] == [Kind.FAILING]
+    with telling.turn(connection) as waiting:
+        assert waiting == []
+
+
+def test_what_dies_before_the_commit_has_told_nothing_and_is_told_after(connection, opened):
+    class Killed(Exception):
+        pass
+
+    dying = opened()
+    with contextlib.suppress(Killed), dying.transaction():
+        telling.take(dying, FAILING, POLICY)
+        raise Killed
+    with telling.turn(connection) as waiting:
+        assert waiting == []
+    telling.take(connection, FAILING, POLICY)
+    with contextlib.suppress(Killed), telling.turn(connection) as waiting:
+        [first] = waiting
+        raise Killed
+    with telling.turn(connection) as waiting:
+        assert waiting == [first]
+
+
+def test_an_endpoint_that_is_well_takes_no_row(connection):
+    telling.take(connection, [Seen("ep1", "c1", Sign.ACCEPTED, archive.NOW, 1000)], POLICY)
+    assert connection.execute("select from endpoint_conditions").fetchall() == []
+
+
+def test_what_comes_in_the_quiet_time_is_told_after_it(connection):
+    letters = [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW, reason="timeout")]
+    for _ in range(3):
+        telling.take(connection, letters, POLICY)
+    for at_s in (0, 3599, 3600, 3601):
+        telling.look(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
+    with telling.turn(connection) as waiting:
+        assert [one.data["letters"] for one in waiting] == [1, 2]
+
+
+def test_what_was_disabled_long_ago_is_not_told_and_who_is_deleted_is_forgotten(connection):
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
+    disabling.disable(connection, "ep1", "gone")
+    now = dt.datetime.now(dt.UTC)
+    telling.look(connection, POLICY, now=now + dt.timedelta(days=2))
+    with telling.turn(connection) as waiting:
+        assert waiting == []
+    for _ in range(2):
+        telling.look(connection, POLICY, now=now)
+    with telling.turn(connection) as waiting:
+        assert [(one.kind, one.data["reason"]) for one in waiting] == [(Kind.DISABLED, "gone")]
+    telling.forget(connection)
+    assert len(connection.execute("select from endpoint_conditions").fetchall()) == 1
+    connection.execute("delete from endpoints")
+    telling.forget(connection)
+    assert connection.execute("select from endpoint_conditions").fetchall() == []

@@ -1,0 +1,78 @@
+"""Whatever is seen of an endpoint, what is told of it makes sense, is bounded, and is the same after any restart."""
+
+import collections
+import datetime as dt
+import itertools
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subscriptions_db.archive import conditions
+from subscriptions_db.archive.conditions import Condition, Kind, Policy, Seen, Sign
+from tests import archive
+
+POLICY = Policy(failing_after_s=30, backlog_events=20, quiet_s=200)
+steps = st.tuples(st.sampled_from(list(Sign)), st.integers(0, 120), st.integers(1, 12), st.sampled_from(["timeout", None]))
+
+
+@st.composite
+def histories(draw):
+    at, seen = archive.NOW, []
+    for sign, wait_s, times, reason in draw(st.lists(steps, max_size=80)):
+        at += dt.timedelta(seconds=wait_s)
+        seen.append(Seen("ep1", "c1", sign, at, times, reason))
+    return seen
+
+
+def fold(history, known=None, *, restarts=frozenset()):
+    known, told = known or Condition(), []
+    for number, one in enumerate(history):
+        if number in restarts:
+            known = msgspec.json.decode(msgspec.json.encode(known), type=Condition)
+        known, event = conditions.take(known, one, POLICY)
+        told += [event] if event else []
+    return told
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_an_endpoint_never_fails_twice_without_an_end_between_and_ends_only_what_was_told(history):
+    is_failing = False
+    for event in fold(history):
+        if event.kind is Kind.FAILING:
+            assert not is_failing
+        if event.kind is Kind.RECOVERED:
+            assert is_failing
+        if event.kind in {Kind.FAILING, Kind.RECOVERED, Kind.DISABLED}:
+            is_failing = event.kind is Kind.FAILING
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_each_kind_comes_at_most_once_in_the_quiet_time_and_every_id_is_another(history):
+    by_kind = collections.defaultdict(list)
+    told = fold(history)
+    for event in told:
+        by_kind[event.kind].append(event.at)
+    for kind, moments in by_kind.items():
+        if kind is not Kind.RECOVERED:  # which follows a failing
+            waits = [(after - before).total_seconds() for before, after in itertools.pairwise(moments)]
+            assert all(wait_s >= POLICY.quiet_s for wait_s in waits), kind
+    assert len(by_kind[Kind.RECOVERED]) <= len(by_kind[Kind.FAILING])
+    assert len({event.event_id for event in told}) == len(told)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories(), st.frozensets(st.integers(0, 80)))
+def test_a_restart_anywhere_tells_the_same(history, restarts):
+    assert fold(history, restarts=restarts) == fold(history)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_every_dead_letter_is_told_in_the_end(history):
+    end = history[-1].at + dt.timedelta(seconds=POLICY.quiet_s) if history else archive.NOW
+    told = fold([*history, Seen("ep1", "c1", Sign.WOKEN, end)])
+    letters = sum(one.times for one in history if one.sign is Sign.DEAD_LETTER)
+    assert sum(event.data["letters"] for event in told if event.kind is Kind.DEAD_LETTERS_WAITING) == letters

@@ -1,0 +1,168 @@
+"""What customers are told of their endpoints, and when."""
+
+import datetime as dt
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.model import OutcomeKind, TenantId
+from subscriptions_db.archive import conditions, rows, signs
+from subscriptions_db.archive.conditions import Condition, Kind, Policy, Seen, Sign
+from tests import archive
+
+POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
+ACCEPTED, FAILED, POSTPONED, LETTER, DISABLED, WOKEN = Sign
+
+
+def seen(sign, at_s, times=1, reason=None):
+    return Seen("ep1", "c1", sign, archive.NOW + dt.timedelta(seconds=at_s), times, reason)
+
+
+def told(*signs):
+    """The events that follow, each as its kind, the second at which it was told, and what it says."""
+    known, found = Condition(), []
+    for one in signs:
+        known, event = conditions.take(known, one, POLICY)
+        if event is not None:
+            found.append((event.kind, (event.at - archive.NOW).total_seconds(), event.data))
+    return found
+
+
+def kinds(*signs):
+    return [(kind, at_s) for kind, at_s, _ in told(*signs)]
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        ([seen(FAILED, 0, 4), seen(FAILED, 300)], [(Kind.FAILING, 300)]),
+        ([seen(FAILED, 0, 4), seen(FAILED, 299)], []),  # not for long enough
+        ([seen(FAILED, 0, 3), seen(FAILED, 300)], []),  # not often enough
+        ([seen(FAILED, 0, 9), seen(ACCEPTED, 200), seen(FAILED, 300, 9)], []),  # not only failures
+        ([seen(FAILED, 0, 9), seen(FAILED, 400), seen(FAILED, 9999)], [(Kind.FAILING, 400)]),  # once an episode
+        ([seen(ACCEPTED, 0), seen(FAILED, 1), seen(ACCEPTED, 9999)], []),  # what was not told does not end
+        ([seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400)], [(Kind.FAILING, 300), (Kind.RECOVERED, 400)]),
+    ],
+)
+def test_an_endpoint_is_failing_after_nothing_but_failures_and_recovers_with_the_first_success(signs, expected):
+    assert kinds(*signs) == expected
+
+
+def test_an_endpoint_that_comes_and_goes_is_told_of_once_in_the_quiet_time():
+    episodes = [
+        one
+        for start in range(0, 7200, 600)
+        for one in (seen(FAILED, start, 9), seen(FAILED, start + 300), seen(ACCEPTED, start + 400))
+    ]
+    assert kinds(*episodes) == [
+        (Kind.FAILING, 300), (Kind.RECOVERED, 400), (Kind.FAILING, 3900), (Kind.RECOVERED, 4000),
+    ]  # fmt: skip
+
+
+def test_an_endpoint_that_still_fails_after_the_quiet_time_is_told_of_then():
+    again = [seen(FAILED, at_s) for at_s in range(500, 4000, 60)]
+    signs = [seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400), *again]
+    assert kinds(*signs) == [(Kind.FAILING, 300), (Kind.RECOVERED, 400), (Kind.FAILING, 3920)]
+
+
+def test_to_be_disabled_ends_an_episode_and_is_told_once():
+    signs = [
+        seen(FAILED, 0, 9),
+        seen(FAILED, 300),
+        seen(DISABLED, 500, reason="failing"),
+        seen(DISABLED, 500, reason="failing"),
+    ]
+    assert kinds(*signs) == [(Kind.FAILING, 300), (Kind.DISABLED, 500)]
+    again = [seen(ACCEPTED, 600), seen(FAILED, 4000, 9), seen(FAILED, 4300)]
+    assert kinds(*signs, *again) == [(Kind.FAILING, 300), (Kind.DISABLED, 500), (Kind.FAILING, 4300)]
+
+
+def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time():
+    signs = [seen(DISABLED, 0), seen(DISABLED, 10), seen(DISABLED, 20), seen(DISABLED, 3600)]
+    assert kinds(*signs) == [(Kind.DISABLED, 0), (Kind.DISABLED, 3600)]
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        ([seen(POSTPONED, 0, 999)], []),
+        ([seen(POSTPONED, 0, 999), seen(POSTPONED, 3599)], [(Kind.BACKLOG_GROWING, 3599)]),
+        ([seen(POSTPONED, 0, 999), seen(POSTPONED, 3600)], []),  # another window
+        ([seen(POSTPONED, 0, 1500), seen(POSTPONED, 1, 9000)], [(Kind.BACKLOG_GROWING, 0)]),
+        ([seen(POSTPONED, 0, 1500), seen(POSTPONED, 3600, 1500)], [(Kind.BACKLOG_GROWING, 0), (Kind.BACKLOG_GROWING, 3600)]),
+    ],
+)
+def test_a_backlog_grows_when_much_is_postponed_within_the_quiet_time(signs, expected):
+    assert kinds(*signs) == expected
+
+
+def test_the_first_dead_letter_is_told_at_once_and_those_in_the_quiet_time_together_after_it():
+    assert kinds(seen(LETTER, 0), seen(LETTER, 1)) == [(Kind.DEAD_LETTERS_WAITING, 0)]
+    later = told(seen(LETTER, 0, reason="gone"), seen(LETTER, 1, 5, reason="timeout"), seen(LETTER, 2), seen(WOKEN, 3600))
+    assert later[1:] == [
+        (
+            Kind.DEAD_LETTERS_WAITING, 3600,
+            {"endpoint_id": "ep1", "since": "2026-05-10T12:00:01.000Z", "letters": 6, "reason": "timeout"},
+        )
+    ]  # fmt: skip
+    assert kinds(seen(LETTER, 0), seen(LETTER, 1), seen(LETTER, 4000)) == [(Kind.DEAD_LETTERS_WAITING, at) for at in (0, 4000)]
+
+
+def test_a_condition_is_to_be_woken_only_while_it_has_letters_to_tell():
+    known, _ = conditions.take(Condition(), seen(LETTER, 0), POLICY)
+    assert known.wake_at(POLICY) is None
+    known, _ = conditions.take(known, seen(LETTER, 1), POLICY)
+    assert known.wake_at(POLICY) == archive.NOW + dt.timedelta(seconds=3600)
+    known, event = conditions.take(known, seen(WOKEN, 3600), POLICY)
+    assert event is not None
+    assert known.wake_at(POLICY) is None
+    assert conditions.take(known, seen(WOKEN, 9999), POLICY) == (known, None)
+
+
+def test_the_id_of_an_event_is_the_same_however_often_it_is_made():
+    made = [conditions.take(Condition(), seen(LETTER, 0), POLICY)[1] for _ in range(2)]
+    assert made[0].event_id == made[1].event_id == "op_44bffd3d4d782a4ecada62008117247f"
+
+
+def test_an_event_is_the_same_by_whatever_clock_its_moment_is_said():
+    elsewhere = dt.timezone(dt.timedelta(hours=2))
+    one = seen(DISABLED, 0)
+    _, here = conditions.take(Condition(), one, POLICY)
+    _, there = conditions.take(Condition(), one._replace(at=one.at.astimezone(elsewhere)), POLICY)
+    assert (here.event_id, here.data) == (there.event_id, there.data)
+
+
+def outcomes(*entries):
+    return orjson.dumps({"kind": "outcomes", "endpoint_id": "ep1", "customer_id": "c1", "entries": entries})
+
+
+def test_a_row_of_the_log_says_what_was_accepted_failed_and_postponed_in_its_order():
+    row = outcomes(
+        {"kind": "attempt", "error_class": "timeout"},
+        {"kind": "batch_attempt", "error_class": "server_error", "count": 7},
+        {"kind": "attempt", "error_class": "local"},  # a fault of ours
+        {"kind": "attempt", "error_class": None},
+        {"kind": "postponed", "reason": "circuit_open", "tenant_id": "t1"},
+        {"kind": "postponed", "reason": "circuit_open", "tenant_id": "fanout"},
+        {"kind": "batch_postponed", "reason": "circuit_open", "count": 7},
+        {"kind": "skipped", "reason": "subscription_paused"},
+    )
+    assert signs.of_log(row, archive.NOW) == [
+        seen(FAILED, 0, 2, "server_error"), seen(ACCEPTED, 0), seen(POSTPONED, 0, 8, "circuit_open"),
+    ]  # fmt: skip
+    assert signs.of_log(b'{"kind":"receipt","lane":"direct"}', archive.NOW) == []
+    with pytest.raises(errors.RecordUnreadable):
+        signs.of_log(b'{"kind":"outcomes","entries":[{"kind":"attempt","count":"x"}]}', archive.NOW)
+
+
+def test_what_the_job_writes_is_read():
+    [row] = archive.attempts(archive.outcome(), archive.outcome()._replace(kind=OutcomeKind.POSTPONED, attempts=()))
+    assert [(one.sign, one.reason) for one in signs.of_log(row, archive.NOW)] == [
+        (FAILED, "server_error"), (POSTPONED, "timeout"),
+    ]  # fmt: skip
+
+
+def test_a_dead_letter_is_a_sign_but_one_of_an_operational_event_is_none():
+    assert signs.of_letter(rows.letter_row(archive.letter()), archive.NOW) == [seen(LETTER, 0, reason="timeout")]
+    assert signs.of_letter(rows.letter_row(archive.letter(tenant_id=TenantId("fanout"))), archive.NOW) == []
