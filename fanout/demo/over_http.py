@@ -122,7 +122,7 @@ def redrive(admin: Client) -> None:
     """Have all letters that wait delivered again."""
     asked: dict[str, Any] = {"everything": True}
     while (answered := admin.post("/v1/dead-letters/redrive", asked))["has_more"]:
-        asked["cursor"] = answered["next_cursor"]
+        asked = asked | {"cursor": answered["next_cursor"]}
 
 
 def _take(polled: Polled, poller: Client, items: list[dict[str, Any]], published: Payloads) -> None:
