@@ -124,6 +124,8 @@ class Archiver:
         for message in messages:
             source.reached(message)
         self.watch.reached(source.positions)
+        for topic, at_ms in {str(message.topic()): message.timestamp()[1] for message in messages}.items():
+            metrics.ARCHIVE_REACHED.labels(topic).set(at_ms / 1000)
         metrics.ARCHIVED.labels("dead_letters").inc(written.letters)
         metrics.ARCHIVED.labels("attempts").inc(written.attempts)
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)

@@ -136,6 +136,15 @@ def test_letters_and_attempts_are_archived_once_however_often_it_is_started(plat
         assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
 
 
+def test_it_tells_when_kafka_appended_what_was_archived_last(platform):
+    topic = platform.config.delivery.dead_letter_topic
+    began = time.time()
+    platform.publish_letters("e1", "e2")
+    ended = time.time()
+    platform.archive_once()
+    assert began - 0.001 <= metrics.ARCHIVE_REACHED.labels(topic)._value.get() <= ended
+
+
 def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
     platform.publish_attempts(archive.outcome(at=archiving._now()))
     platform.archive_once(archive={"attempts": False})
