@@ -24,7 +24,7 @@ from fanout import archive_redriving, letters
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import days, rows, writer
+from subscriptions_db.archive import days, notes, rows, writer
 from subscriptions_db.archive.rows import Taken
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ class Archiver:
             if topic == self._config.delivery.dead_letter_topic:
                 letters.read(value).event()  # a redrive will need all of it
                 return Taken(topic=topic, partition=partition, offset=offset, letter=rows.letter_row(value))
-            return Taken(topic=topic, partition=partition, offset=offset, attempts=rows.attempt_rows(value))
+            attempts, redriven = rows.attempt_rows(value), rows.redriven_rows(value)
+            return Taken(topic=topic, partition=partition, offset=offset, attempts=attempts, redriven=redriven)
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
@@ -167,6 +168,8 @@ class Archiver:
                 days.make(connection, kind, day)
             for name in days.drop(connection, kind, days.oldest(today, retention_days)):
                 log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
+
+        notes.forget(connection, days.oldest(today, self._kept.letters))
 
     def _hold_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:
