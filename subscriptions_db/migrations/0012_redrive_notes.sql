@@ -10,5 +10,5 @@ create table redrive_notes (
 );
 call keep_customers_apart('redrive_notes');
 
--- By which a note finds its letter. It is built while the archive waits; pollers go on.
+-- By which a note finds its letter. While it is built, the archive, redrives and discards wait; pollers go on.
 create index dead_letters_webhook_id on dead_letters (webhook_id);
