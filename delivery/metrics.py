@@ -1,6 +1,7 @@
 """Every metric, with its meaning. Labels come from closed sets only, and from the operator's topics: never from tenants.
 
-Runs on the driver, for all workers: theirs arrive as tallies (docs/adr/0008). docs/metrics.md is generated from this file.
+Runs on the driver, for all workers: theirs arrive as tallies (docs/adr/0008); and in `fanout archive` and `fanout serve`.
+docs/metrics.md is generated from this file.
 """
 
 from __future__ import annotations
@@ -129,6 +130,26 @@ ARCHIVE_LEFT_OUT = Counter(
 )
 ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
 ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
+ARCHIVE_REACHED = Gauge(
+    "fanout_archive_reached_timestamp_seconds",
+    "When Kafka appended the record that was archived last; while records wait, its age is how far behind the archive is.",
+    ["topic"],
+)
+API_REQUESTS = Counter(
+    "fanout_api_requests",
+    "Requests to the HTTP API by path, method and class of the status (2xx, …); `none` where there is no such path or method.",
+    ["route", "method", "status"],
+)
+API_SECONDS = Histogram(
+    "fanout_api_request_seconds",
+    "How long a request to the HTTP API took until its answer; of a poll, with its wait.",
+    ["route"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
+)
+API_POLLS_WAITING = Gauge("fanout_api_polls_waiting", "Polls that wait for a dead letter; at most api.max_polls.")
+API_CONNECTIONS = Gauge(
+    "fanout_api_connections_in_use", "Connections to Postgres that requests to the HTTP API have; at most api.max_connections."
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

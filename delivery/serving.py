@@ -1,6 +1,6 @@
 """Serve `/metrics`, `/healthz` and `/readyz`, when `metrics.port` is set.
 
-Runs on the driver, on threads of its own: whatever happens here, deliveries go on.
+Runs on the driver, in `fanout archive` and in `fanout serve`, on threads of its own: whatever happens here, their work goes on.
 """
 
 from __future__ import annotations

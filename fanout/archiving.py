@@ -25,7 +25,7 @@ from fanout import archive_operations, archive_redriving, letters, publishing
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import days, rows, signs, telling, writer
+from subscriptions_db.archive import days, notes, rows, signs, telling, writer
 from subscriptions_db.archive.conditions import Policy
 from subscriptions_db.archive.rows import Taken
 
@@ -136,6 +136,8 @@ class Archiver:
         for message in messages:
             source.reached(message)
         self.watch.reached(source.positions)
+        for topic, at_ms in {str(message.topic()): message.timestamp()[1] for message in messages}.items():
+            metrics.ARCHIVE_REACHED.labels(topic).set(at_ms / 1000)
         metrics.ARCHIVED.labels("dead_letters").inc(written.letters)
         metrics.ARCHIVED.labels("attempts").inc(written.attempts)
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
@@ -168,8 +170,14 @@ class Archiver:
                 letter = rows.letter_row(value)
                 seen = signs.of_letter(letter, _written_at(message, now))
                 return Taken(topic=topic, partition=partition, offset=offset, letter=letter, seen=seen)
-            attempts, seen = rows.attempt_rows(value), signs.of_log(value, _written_at(message, now))
-            return Taken(topic=topic, partition=partition, offset=offset, attempts=attempts, seen=seen)
+            return Taken(
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                attempts=rows.attempt_rows(value),
+                redriven=rows.redriven_rows(value),
+                seen=signs.of_log(value, _written_at(message, now)),
+            )
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
@@ -185,6 +193,7 @@ class Archiver:
                 log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
         if self._policy is not None:
             telling.forget(connection)
+        notes.forget(connection, days.oldest(today, self._kept.letters))
 
     def _hold_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:

@@ -6,14 +6,16 @@ Runs in the command and the tests.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from fanout import ledger, receiver
-from fanout.demo import oracle, scenario
+from fanout.demo import oracle, over_http, scenario
 
 LANES = ("direct", "batch")
 Pair = tuple[str, str]
@@ -41,7 +43,10 @@ class LaneAccount:
 
     due: int
     delivered: int
+    redriven: int
+    """Those of the delivered that had been given up, and were delivered after that."""
     dead_lettered: int
+    """Those that stayed so."""
     skipped: dict[str, int]
     pending: int
     """Events that the lane has not handled."""
@@ -49,19 +54,41 @@ class LaneAccount:
     duplicates: int
     """Deliveries that were accepted beyond the first time."""
     latency_ms: dict[str, float]
-    """From the append of an event to the answer that accepted it."""
+    """From the append of an event to the answer that accepted it; of what was redriven, nothing."""
 
     def document(self) -> dict[str, int]:
         """Return the counts for machines."""
         return {
             "due": self.due,
             "delivered": self.delivered,
+            "redriven": self.redriven,
             "dead_lettered": self.dead_lettered,
             "skipped": sum(self.skipped.values()),
             "pending": self.pending,
             "lost": len(self.lost),
             "duplicates": self.duplicates,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverHttp:
+    """What became of the failing customer's dead letters, each delivery once."""
+
+    customer: str
+    dead_letters: int
+    """By their topic, and whatever else was polled or redriven."""
+    polled: int
+    """Over HTTP, each payload byte for byte as it was published."""
+    acknowledged: int
+    redriven: int
+    """By the log."""
+    delivered: int
+    """After that, by the receivers, which took none of it before."""
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether each was polled, acknowledged, redriven and delivered, and nothing else was."""
+        return {self.polled, self.acknowledged, self.redriven, self.delivered} == {self.dead_letters}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +100,7 @@ class Account:
     lanes: dict[str, LaneAccount]
     batches: dict[str, int]
     """How many were sent, by why they left."""
+    over_http: OverHttp
     unverified: int
     unexpected: tuple[Pair, ...]
     """What was delivered, dead-lettered or skipped and was not due, or not so."""
@@ -82,9 +110,9 @@ class Account:
 
     @property
     def holds(self) -> bool:
-        """Tell whether nothing is lost, everything was verified, nobody got what was not due, and the topics add up."""
+        """Tell whether nothing is lost, all was verified, nobody got what was not due, and topics and dead letters add up."""
         is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
-        return not (self.unexpected or self.unverified or self.findings or is_open)
+        return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
     def document(self) -> dict[str, Any]:
         """Return the account for machines."""
@@ -98,6 +126,7 @@ class Account:
             "findings": list(self.findings),
             "lanes": lanes,
             "batches": self.batches,
+            "over_http": dataclasses.asdict(self.over_http),
             "wall_s": round(self.wall_s, 1),
             "latency_ms": {name: lane.latency_ms for name, lane in self.lanes.items()},
         }
@@ -120,13 +149,15 @@ def account(
     recorded: ledger.Ledger,
     received: Iterable[receiver.Received],
     *,
+    given_up: AbstractSet[ledger.Due],
+    polled: over_http.Polled,
     findings: Iterable[str],
     wall_s: float,
 ) -> Account:
     """Return the account.
 
     A pair counts as delivered when a receiver accepted a request with it whose signature it had verified; what the job says of
-    itself is not taken for that.
+    itself is not taken for that. `given_up` is what had become a dead letter of the failing customer before that polled.
     """
     requests = list(received)
     accepted = collections.Counter(evidence for request in requests for evidence in _accepted(request))
@@ -145,6 +176,14 @@ def account(
         rejected=len(recorded.rejected),
         lanes=lanes,
         batches=dict(collections.Counter(recorded.batches.values())),
+        over_http=OverHttp(
+            customer=scenario.FAILING_CUSTOMER,
+            dead_letters=len(given_up | polled.seen | recorded.redriven.keys()),
+            polled=len(polled.intact),
+            acknowledged=len(polled.acknowledged),
+            redriven=len(recorded.redriven),
+            delivered=sum(lane.redriven for lane in lanes.values()),
+        ),
         unverified=sum(not request.is_verified for request in requests),
         unexpected=tuple(sorted(otherwise)) + strangers,
         findings=tuple(findings),
@@ -218,11 +257,13 @@ def _settled(
         if due in expected and reason in expected[due].reasons and due not in delivered
     }
     ended = delivered | dead | skipped.keys()
-    answered = {due: recorded.delivered[due] for due in delivered & recorded.delivered.keys()}
+    redriven = delivered & recorded.redriven.keys()
+    answered = {due: recorded.delivered[due] for due in (delivered - redriven) & recorded.delivered.keys()}
     return (
         LaneAccount(
             due=len(expected),
             delivered=len(delivered),
+            redriven=len(redriven),
             dead_lettered=len(dead),
             skipped=dict(collections.Counter(skipped.values())),
             pending=pending,

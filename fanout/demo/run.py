@@ -1,6 +1,7 @@
-"""Run the demo: start everything, publish, change subscriptions meanwhile, stop the job in order, and reconcile.
+"""Run the demo: start everything, publish, change subscriptions meanwhile, poll dead letters, stop all in order, and reconcile.
 
-Runs in the command. The job is a process of its own, started as a user would: `fanout run`.
+Runs in the command. The platform is processes of their own, started as a user would: `fanout run`, `fanout archive`,
+`fanout serve`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,23 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import rich.console
 import rich.progress
-import rich.table
 
 from delivery import configuration, errors, plan, settings
 from delivery.stages import topics
 from fanout import ledger, proving, publishing, receiver, registering
-from fanout.demo import reconcile, scenario
+from fanout.demo import over_http, reconcile, scenario, showing
 from fanout.local import job as local_job
-from fanout.local import stack
+from fanout.local import kafka, process, stack
 from subscriptions_db import connect, manifest, migrate, registry
 
 ROOT = Path(".fanout/demo")
-JOB_LOG = ROOT / local_job.LOG
 EVENTS_PER_S = 500
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
 """The shares of the events after which the registry is changed, and after which what was paused then is resumed."""
@@ -38,6 +37,9 @@ OVERRIDES = {"spark.master": "local[6,4]", "retry.probe_interval_s": "1", "retry
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 PARTITIONS = 1
+
+Processes = Mapping[str, subprocess.Popen[bytes]]
+"""By their commands."""
 
 
 class Interrupted(errors.FanoutError):
@@ -53,7 +55,7 @@ class _Scene:
     receiver_url: str
     stop: threading.Event
     reader: ledger.Reader
-    is_changed: threading.Event
+    mended: scenario.Mended
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     placed: list[reconcile.PlacedEvent] = field(default_factory=list)
     published_until: dict[ledger.Place, int] = field(default_factory=dict)
@@ -94,11 +96,18 @@ class _Scene:
                 return False
         return recorded.pending() == 0
 
-    def check_on(self, job: subprocess.Popen[bytes]) -> None:
+    def given_up(self, customer_id: str) -> set[ledger.Due]:
+        """Return what stands as a dead letter of a customer."""
+        endpoints = {row["id"] for row in self.document["endpoints"] if row["customer"] == customer_id}
+        subscriptions = {row["id"] for row in self.document["subscriptions"] if row["endpoint"] in endpoints}
+        return {due for due in self.reader.ledger.dead() if due.subscription_id in subscriptions}
+
+    def check_on(self, platform: Processes) -> None:
         if self.stop.is_set():
             raise Interrupted("stopped; nothing is left running")
-        if job.poll() is not None:
-            raise errors.LocalStackError(f"the job ended by itself with code {job.returncode}; see {JOB_LOG}")
+        for name, one in platform.items():
+            if one.poll() is not None:
+                raise errors.LocalStackError(f"fanout {name} ended by itself with code {one.returncode}; see its log in {ROOT}")
 
 
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> reconcile.Account:
@@ -106,45 +115,65 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     began = time.monotonic()
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
-    is_changed = threading.Event()
+    mended = scenario.Mended()
     console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
     with (
         stack.Stack(ROOT, is_fresh=True) as servers,
         receiver.Receiver(
             secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
             on_received=received.append,
-            answer=lambda path: scenario.answer(path, is_changed=is_changed.is_set()),
+            answer=lambda path: scenario.answer(path, mended),
             rejects=scenario.rejects,
         ) as receivers,
     ):
-        scene = _prepare(servers, receivers.url, seed, stop, is_changed)
+        scene = _prepare(servers, receivers.url, seed, stop, mended)
         for document in (scene.document, scenario.changed(scene.document, receivers.url)):
             secrets |= {row["id"]: row["signing_secrets"] for row in document["endpoints"]}
         console.print(f"[bold]2[/] registered {_counts(scene.document)}")
-        console.print("[bold]3[/] starting the job: fanout run")
+        console.print("[bold]3[/] starting fanout run, fanout archive, fanout serve")
         with contextlib.closing(scene.reader):
-            with local_job.running(ROOT, OVERRIDES) as job:
-                _play(scene, job, events, seed, console)
-                console.print("[bold]5[/] stopping the job in order …")
-            if job.returncode:
-                raise errors.LocalStackError(f"the job ended with code {job.returncode}; see {JOB_LOG}")
+            port = kafka.free_port()
+            admin, poller = over_http.clients(scene.config, scenario.FAILING_CUSTOMER, port)
+            with _running(port) as platform:
+                made = list(scenario.events(events, random.Random(seed)))  # test data
+                _play(scene, platform, admin, made, console)
+                console.print(f"[bold]5[/] polling the dead letters of {scenario.FAILING_CUSTOMER} over HTTP")
+                given_up, polled = _poll_and_redrive(scene, platform, admin, poller, console)
+                console.print("[bold]6[/] stopping all in order …")
             while scene.reader.poll(timeout_s=1.0):
                 pass
-        console.print("[bold]6[/] holding what was due against receivers and topics: fanout reconcile")
+        console.print("[bold]7[/] holding what was due against receivers and topics: fanout reconcile")
         proof = proving.reconcile(scene.config, settle_s=0).account
         result = reconcile.account(
             scene.placed,
             scene.history,
             scene.reader.ledger,
             received,
+            given_up=given_up,
+            polled=polled,
             findings=[finding.text() for finding in proof.findings.kept],
             wall_s=time.monotonic() - began,
         )
-    _show(console, result)
+    showing.show(console, result)
     return result
 
 
-def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, is_changed: threading.Event) -> _Scene:
+@contextlib.contextmanager
+def _running(port: int) -> Iterator[Processes]:
+    """Run the platform; end it in order, the job last, and raise when one did not end well."""
+    with contextlib.ExitStack() as started:
+        platform = {
+            "run": started.enter_context(local_job.running(ROOT, OVERRIDES)),
+            "archive": started.enter_context(process.running(ROOT, "archive", log="archive.log")),
+            "serve": started.enter_context(process.running(ROOT, "serve", log="serve.log", overrides={"api.port": str(port)})),
+        }
+        yield platform
+    for name, one in platform.items():
+        if one.returncode:
+            raise errors.LocalStackError(f"fanout {name} ended with code {one.returncode}; see its log in {ROOT}")
+
+
+def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, mended: scenario.Mended) -> _Scene:
     stack.write_local_settings(ROOT, servers)
     config = configuration.read({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
@@ -157,22 +186,28 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
         receiver_url=receiver_url,
         stop=stop,
         reader=ledger.Reader(config.kafka, config.delivery),
-        is_changed=is_changed,
+        mended=mended,
     )
     scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data
     return scene
 
 
-def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, console: rich.console.Console) -> None:
+def _play(
+    scene: _Scene,
+    platform: Processes,
+    api: over_http.Client,
+    made: Sequence[scenario.PublishedEvent],
+    console: rich.console.Console,
+) -> None:
     """Publish the events at a steady pace, change the registry in between, and wait until all has ended."""
-    recorded = scene.reader.ledger
+    recorded, events = scene.reader.ledger, len(made)
     columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
     with rich.progress.Progress(*columns, console=console) as progress:
         published = progress.add_task("    published", total=events)
         handled = progress.add_task("    handled", total=events)
 
         def advance(timeout_s: float) -> int:
-            scene.check_on(job)
+            scene.check_on(platform)
             count = scene.reader.poll(timeout_s)
             done = collections.Counter[str]()
             for (lane, _), receipts in recorded.receipts.items():
@@ -181,19 +216,18 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
             return count
 
         def has_begun() -> bool:
-            return {lane for lane, _ in recorded.receipts} == set(reconcile.LANES)
+            return {lane for lane, _ in recorded.receipts} == set(reconcile.LANES) and api.is_ready()
 
         scene.publish((), *scenario.bad_records())
-        _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing")
+        _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing, or the API does not answer,")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
-        made = list(scenario.events(events, random.Random(seed)))  # test data
         change_at, resume_at = int(events * CHANGE_AFTER), int(events * RESUME_AFTER)
         step = EVENTS_PER_S // 10
         for first in range(0, events, step):
             due_at = time.monotonic() + step / EVENTS_PER_S
             if first <= change_at < first + step:
                 scene.register(scenario.changed(scene.document, scene.receiver_url))
-                scene.is_changed.set()
+                scene.mended.recovering = True
                 console.print("    … changed eleven endpoints and subscriptions while the job runs; two endpoints answer again")
             if first <= resume_at < first + step:
                 scene.register(scenario.resumed(scene.document))
@@ -204,6 +238,36 @@ def _play(scene: _Scene, job: subprocess.Popen[bytes], events: int, seed: int, c
         _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "the job does not get on")
 
 
+def _poll_and_redrive(
+    scene: _Scene, platform: Processes, admin: over_http.Client, poller: over_http.Client, console: rich.console.Console
+) -> tuple[set[ledger.Due], over_http.Polled]:
+    """Poll the failing customer's letters, repair its endpoints, have all delivered again, and wait until that has ended.
+
+    Returns what was to be polled, and what came of it.
+    """
+    given_up = scene.given_up(scenario.FAILING_CUSTOMER)
+    published = {(one.event.message.topic, one.partition, one.offset): one.event.payload for one in scene.placed}
+    polled = over_http.poll(
+        admin, poller, given_up, published, go_on=lambda: scene.check_on(platform), timeout_s=QUIET_TIMEOUT_S
+    )
+    console.print(
+        f"    … polled and acknowledged {len(polled.acknowledged)}, {len(polled.intact)} of them byte for byte as published"
+    )
+    scene.mended.failing = True
+    over_http.redrive(admin)
+    console.print("    … repaired its endpoints, and asked for its dead letters to be delivered")
+
+    def advance(timeout_s: float) -> int:
+        scene.check_on(platform)
+        return scene.reader.poll(timeout_s)
+
+    def has_been_delivered_again() -> bool:
+        return given_up <= scene.reader.ledger.redriven.keys() and scene.has_everything_ended()
+
+    _await(has_been_delivered_again, advance, QUIET_TIMEOUT_S, "the redrive does not get on")
+    return given_up, polled
+
+
 def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
     """Read on until `is_so`; raise when nothing at all has come for `timeout_s`."""
     last = time.monotonic()
@@ -211,49 +275,8 @@ def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s
         if advance(0.2):
             last = time.monotonic()
         if time.monotonic() - last > timeout_s:
-            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see {JOB_LOG}")
+            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see the logs in {ROOT}")
 
 
 def _counts(document: dict[str, Any]) -> str:
     return ", ".join(f"{len(rows)} {kind}" for kind, rows in document.items())
-
-
-def _show(console: rich.console.Console, result: reconcile.Account) -> None:
-    table = rich.table.Table(title="Every due (event, subscription), reconciled", title_justify="left")
-    table.add_column("")
-    for name in (*result.lanes, "together"):
-        table.add_column(name, justify="right")
-    lanes = list(result.lanes.values())
-    reasons = sorted({reason for lane in lanes for reason in lane.skipped})
-    rows: list[tuple[str, int | list[int]]] = [
-        ("events published", result.events),
-        ("due deliveries", [lane.due for lane in lanes]),
-        ("  delivered and verified by the receivers", [lane.delivered for lane in lanes]),
-        ("  dead-lettered", [lane.dead_lettered for lane in lanes]),
-        *((f"  skipped: {reason}", [lane.skipped.get(reason, 0) for lane in lanes]) for reason in reasons),
-        ("  pending", [lane.pending for lane in lanes]),
-        ("  lost", [len(lane.lost) for lane in lanes]),
-        ("sent twice", [lane.duplicates for lane in lanes]),
-        ("signatures that did not verify", result.unverified),
-        ("delivered though not due", len(result.unexpected)),
-        ("bad records, kept for the operator", result.rejected),
-        ("findings of fanout reconcile", len(result.findings)),
-    ]
-    for name, counts in rows:
-        cells = [*counts, sum(counts)] if isinstance(counts, list) else [*([""] * len(lanes)), counts]
-        table.add_row(name, *map(str, cells))
-    console.print(table)
-    left = ", ".join(f"{count} by {reason}" for reason, count in sorted(result.batches.items()))
-    console.print(f"{sum(result.batches.values())} batches left: {left}")
-    for name, lane in result.lanes.items():
-        percentiles = ", ".join(f"{percentile} {value:.0f} ms" for percentile, value in lane.latency_ms.items())
-        console.print(f"{name}: from Kafka to the receiver's answer {percentiles}")
-    console.print(f"whole demo {result.wall_s:.0f} s")
-    for pair in [*(pair for lane in lanes for pair in lane.lost), *result.unexpected][:10]:
-        console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
-    for finding in result.findings[:10]:
-        console.print(f"[red]does not add up:[/] {finding}", markup=True)
-    verdict = (
-        "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
-    )
-    console.print(verdict)

@@ -27,7 +27,9 @@ EVENT_TYPES = (
     "user.created", "user.deleted", "shipment.sent", "shipment.delivered", "payment.failed", "stock.low",
 )  # fmt: skip
 FAILING_ENDPOINTS = {"endpoint-7", "batches-failing"}
-"""Always answer 500."""
+"""Answer 500 until their customer has polled its dead letters, which are all of theirs, and has repaired them."""
+FAILING_CUSTOMER = "customer-8"
+"""Whose these are."""
 HANGING_ENDPOINT = "endpoint-8"
 """Takes requests and never answers."""
 RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
@@ -43,6 +45,14 @@ PAUSED_FOR_A_WHILE = ("endpoint-11", "batches-paused")
 SUSPENDED_TENANT = "tenant-200"
 
 
+@dataclass(slots=True)
+class Mended:
+    """Which endpoints that failed take what comes by now."""
+
+    recovering: bool = False
+    failing: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedEvent:
     """What the demo knows of an event, without having asked the platform."""
@@ -54,6 +64,8 @@ class PublishedEvent:
     sub_tenant_id: str | None
     time: str
     content: dict[str, Any]
+    payload: bytes
+    """The content as it was published: of a structured event, that of its `data`."""
     message: publishing.Message
 
 
@@ -95,12 +107,12 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def answer(path: str, *, is_changed: bool) -> int | None:
-    """Return the status that a receiver answers, before or after the registry is changed; None: it never does."""
+def answer(path: str, mended: Mended) -> int | None:
+    """Return the status that a receiver answers; None: it never does."""
     name = path.rsplit("/", 1)[1]
-    if name in FAILING_ENDPOINTS:
+    if name in FAILING_ENDPOINTS and not mended.failing:
         return 500
-    if name in RECOVERING_ENDPOINTS and not is_changed:
+    if name in RECOVERING_ENDPOINTS and not mended.recovering:
         return 503
     return None if name == HANGING_ENDPOINT else 200
 
@@ -249,7 +261,7 @@ def _event(
     if form == "plain":
         source = topic
         content = content | {"id": event_id, "tenant_id": tenant_id, "sub_tenant_id": sub_tenant_id, "time": time}
-        value = orjson.dumps(content)
+        payload = value = orjson.dumps(content)
     else:
         attributes = {
             "specversion": "1.0",
@@ -261,8 +273,8 @@ def _event(
         }
         if sub_tenant_id is not None:
             attributes["subtenantid"] = sub_tenant_id
+        payload = value = orjson.dumps(content)
         if form == "binary":
-            value = orjson.dumps(content)
             headers = tuple((f"ce_{name}", text.encode()) for name, text in attributes.items())
         else:
             value = orjson.dumps(attributes | {"data": content})
@@ -275,5 +287,6 @@ def _event(
         sub_tenant_id=sub_tenant_id,
         time=time,
         content=content,
+        payload=payload,
         message=publishing.Message(topic=topic, key=tenant_id.encode(), value=value, headers=headers),
     )

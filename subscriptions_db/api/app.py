@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from delivery import errors, plan, settings
+from delivery import errors, metrics, plan, settings
+from delivery.webhooks.tally import NONE
 from subscriptions_db import keyring, validating
 from subscriptions_db.api import admission, answering, openapi, polls, problems, store, table, trials
 from subscriptions_db.api.principals import Principal, Scope
@@ -154,10 +155,18 @@ class Api:
             response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it is in our log"))
         finally:
             self._under_way -= 1
-        resource = request.match_info.route.resource
-        told = {"method": request.method, "route": resource.canonical if resource else None, "status": response.status}
-        log.info("api.answered", extra=told | {"duration_ms": round((time.monotonic() - began) * 1000, 1)})
+        _tell(request, response.status, time.monotonic() - began)
         return response
+
+
+def _tell(request: web.Request, status: int, took_s: float) -> None:
+    """Write the log line, and count. What is asked for is counted by names of ours only: there are others without end."""
+    resource = request.match_info.route.resource
+    route, method = (resource.canonical, request.method) if resource else (NONE, NONE)
+    metrics.API_REQUESTS.labels(route, method, f"{status // 100}xx").inc()
+    metrics.API_SECONDS.labels(route).observe(took_s)
+    told = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
+    log.info("api.answered", extra=told | {"duration_ms": round(took_s * 1000, 1)})
 
 
 async def _static(document: bytes, _: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from aiohttp import web
 
-from delivery import settings
+from delivery import metrics, settings
 from subscriptions_db.api import problems
 from subscriptions_db.api.answering import Answer, Request
 from subscriptions_db.api.principals import Principal
@@ -73,7 +73,8 @@ class Polls:
             raise problems.unavailable("too many polls are waiting")
         self._waiting[customer_id] += 1
         try:
-            yield
+            with metrics.API_POLLS_WAITING.track_inprogress():
+                yield
         finally:
             self._waiting[customer_id] -= 1
             if not self._waiting[customer_id]:

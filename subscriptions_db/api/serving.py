@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -14,12 +15,15 @@ from collections.abc import AsyncIterator
 import uvloop
 from aiohttp import web
 
-from delivery import errors, plan, settings
+from delivery import errors, health, plan, settings
+from delivery import serving as probes
+from delivery.health import Phase
 from subscriptions_db.api import store, trials
 from subscriptions_db.api.app import Api
 
 log = logging.getLogger(__name__)
 
+NAME = "api"
 STOP_TIMEOUT_S = 15.0
 LINGER_S = 1.0
 """How long the rest of a body is read that was refused, so that the answer arrives before the connection ends."""
@@ -29,7 +33,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
     """Serve until `stop` is set. What is under way then is answered."""
 
     async def until_stopped() -> None:
-        async with serving(config) as port:
+        async with serving(config, stop) as port:
             log.info("api.serving", extra={"host": config.api.host, "port": port})
             await asyncio.to_thread(stop.wait)
 
@@ -37,10 +41,12 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: settings.Settings) -> AsyncIterator[int]:
-    """Serve inside; yield the port."""
+async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
+    """Serve inside; yield the port. From when `stop` is set on, the probes say that it stops."""
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(store.Store(config))
+        watch = health.Watch(hold=functools.partial(_hold_reason, opened), stop=stop)
+        probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(trials.opened(config.delivery, plan.guard_of(config.delivery)))
         api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
         # The timeout ends a connection on which no whole head of a request has come for so long, however it drips.
@@ -61,10 +67,20 @@ async def serving(config: settings.Settings) -> AsyncIterator[int]:
             await runner.cleanup()
             raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
         await asyncio.to_thread(_warn_of_rights, opened)
+        watch.entered(Phase.RUNNING)
         try:
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+
+def _hold_reason(opened: store.Store) -> str | None:
+    """Return why no request could be answered now."""
+    try:
+        opened.require_ready()
+    except errors.FanoutError as exc:
+        return str(exc)
+    return None
 
 
 def _warn_of_rights(opened: store.Store) -> None:

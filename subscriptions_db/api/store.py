@@ -14,7 +14,7 @@ import psycopg.conninfo
 import psycopg_pool
 from psycopg.rows import dict_row
 
-from delivery import settings
+from delivery import metrics, settings
 from subscriptions_db import connect, migrate, validating
 from subscriptions_db.api.principals import Principal
 from subscriptions_db.sql import query
@@ -46,6 +46,7 @@ class Store:
 
     def __enter__(self) -> Self:
         self._pool.open()
+        metrics.API_CONNECTIONS.set_function(self._in_use)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,6 +84,10 @@ class Store:
         with connect.translating(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
+
+    def _in_use(self) -> int:
+        stats = self._pool.get_stats()
+        return stats["pool_size"] - stats["pool_available"]
 
     @contextlib.contextmanager
     def _transaction(

@@ -114,7 +114,38 @@ where bytes <= %(bytes)s or position = (select min(position) from asked)
 order by position;
 
 -- name: redriven_dead_letters
-update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s) and state = 'redriving';
+-- Of rows that the caller has locked.
+update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);
+
+-- name: note_redrives
+insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, noted_at)
+select new.*, %(now)s from unnest(
+    %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
+) as new
+on conflict do nothing;
+
+-- name: noted_webhook_ids
+select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
+
+-- name: noted_dead_letters
+-- A note is of a letter, and of the older ones of the same delivery.
+select position from dead_letters l
+where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
+    select from redrive_notes n
+    where (n.webhook_id, n.customer_id, n.endpoint_id) = (l.webhook_id, l.customer_id, l.endpoint_id)
+      and n.dead_lettered_at >= l.dead_lettered_at
+)
+order by position for update;
+
+-- name: forget_settled_notes
+delete from redrive_notes n where webhook_id = any (%(webhook_ids)s) and exists (
+    select from dead_letters l
+    where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
+        = (l.webhook_id, l.customer_id, l.endpoint_id, l.dead_lettered_at)
+);
+
+-- name: forget_old_notes
+delete from redrive_notes where noted_at < %(before)s;
 
 -- name: put_consumer
 insert into dead_letter_consumers (customer_id, name, endpoint_id, event_type, tenant_id, reason, read_until)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -20,6 +20,7 @@ from subscriptions_db.archive.conditions import Seen
 
 MAX_CHARS = 255
 """How much is kept of what is asked for: more than a subscription's pattern may have."""
+Row = TypeVar("Row")
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 
@@ -60,8 +61,18 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedrivenRow:
+    """A note that a letter was handed to the retry lane again."""
+
+    customer_id: str
+    endpoint_id: str
+    webhook_id: str
+    dead_lettered_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What one Kafka record holds for the archive: a letter, some attempts, or nothing."""
+    """What one Kafka record holds for the archive: a letter, some attempts, notes of redrives, or nothing."""
 
     topic: str
     partition: int
@@ -70,6 +81,7 @@ class Taken:
     attempts: list[AttemptRow] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     """What it says of endpoints' conditions."""
+    redriven: list[RedrivenRow] = field(default_factory=list)
 
     def without_rows(self) -> Taken:
         """Return that the record was seen, and that nothing of it is kept."""
@@ -103,13 +115,12 @@ def written(letter: bytes, payload: bytes) -> bytes:
 
 def attempt_rows(written: bytes) -> list[AttemptRow]:
     """Return the attempts in a record of the attempts topic, which may tell of other things only."""
-    if b'attempt"' not in written:  # a receipt: to look for it is far cheaper than to parse it
-        return []
-    try:
-        row = _outcomes.decode(written)
-        return list(_attempts(row)) if row.kind == "outcomes" else []
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
-        raise errors.RecordUnreadable(f"is no row of the attempts topic ({type(exc).__name__})") from exc
+    return _rows(written, b'attempt"', _attempts)
+
+
+def redriven_rows(written: bytes) -> list[RedrivenRow]:
+    """Return the notes of redrives in such a record."""
+    return _rows(written, b'"redriven"', _redriven)
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +139,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str | None = None
     subscription_id: str | None = None
     count: int = 1
+    dead_lettered_at_ms: float = 0
 
 
 class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +150,28 @@ class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _outcomes = msgspec.json.Decoder(_Outcomes)
+
+
+def _rows(written: bytes, sign: bytes, of: Callable[[_Outcomes], Iterator[Row]]) -> list[Row]:
+    """Return what a record has of one kind. Without its sign it has none: to look for that is far cheaper than to parse."""
+    if sign not in written:
+        return []
+    try:
+        row = _outcomes.decode(written)
+        return list(of(row)) if row.kind == "outcomes" else []
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as exc:
+        raise errors.RecordUnreadable(f"is no row of the attempts topic ({type(exc).__name__})") from exc
+
+
+def _redriven(row: _Outcomes) -> Iterator[RedrivenRow]:
+    for entry in row.entries:
+        if entry.kind == "redriven":
+            yield RedrivenRow(
+                customer_id=_registry_id(row.customer_id),
+                endpoint_id=_registry_id(row.endpoint_id),
+                webhook_id=_text(entry.webhook_id),
+                dead_lettered_at=_moment(entry.dead_lettered_at_ms),
+            )
 
 
 def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from subscriptions_db import connect
-from subscriptions_db.archive import days, telling
+from subscriptions_db.archive import days, notes, telling
 from subscriptions_db.archive.conditions import Policy
-from subscriptions_db.archive.rows import AttemptRow, LetterRow, Taken
+from subscriptions_db.archive.rows import AttemptRow, LetterRow, RedrivenRow, Taken
 from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,11 @@ def _write(
         reached = _locked(connection, {(one.topic, one.partition) for one in taken})
         new = [one for one in taken if one.offset >= reached[one.topic, one.partition]]
         letters = [one for one in new if one.letter is not None]
+        redriven = [note for one in new for note in one.redriven]
         attempts = [attempt for one in new for attempt in one.attempts]
         to_keep = [one for one in attempts if days.is_kept(days.of(one.started_at), today, kept.attempts)]
-        if letters:
-            _insert_letters(connection, letters, now)
+        if letters or redriven:
+            _write_letters(connection, letters, redriven, now)
         if to_keep:
             _insert_attempts(connection, to_keep)
         if policy is not None:
@@ -113,10 +114,14 @@ def _locked(connection: connect.Connection, places: Iterable[Place]) -> dict[Pla
     return {(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
 
-def _insert_letters(connection: connect.Connection, taken: Sequence[Taken], now: dt.datetime) -> None:
+def _write_letters(
+    connection: connect.Connection, taken: Sequence[Taken], redriven: Sequence[RedrivenRow], now: dt.datetime
+) -> None:
     [day] = [row["day"] for row in connection.execute(query("take_dead_letter_day"), {"today": days.of(now)})]
-    days.make(connection, "dead_letters", day)
-    connection.execute(query("insert_dead_letters"), _letter_columns(taken) | {"archived_at": now, "day": day})
+    if taken:
+        days.make(connection, "dead_letters", day)
+        connection.execute(query("insert_dead_letters"), _letter_columns(taken) | {"archived_at": now, "day": day})
+    notes.settle(connection, [one.letter for one in taken if one.letter is not None], redriven, now=now)
 
 
 def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptRow]) -> None:

@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from delivery import errors
-from fanout import archive_source, archiving
+from fanout import archive_source, archiving, redriving
+from fanout import letters as topic_letters
 from subscriptions_db.archive import consumers, cursor, days, letters, rows
 from tests import archive
 
@@ -142,6 +143,19 @@ def test_what_is_no_attempt_is_passed_over():
     assert rows.attempt_rows(b'{"kind":"receipt","lane":"direct"}') == []
     with pytest.raises(errors.RecordUnreadable):
         rows.attempt_rows(b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}')
+
+
+def test_the_notes_of_a_redrive_are_kept_and_are_no_attempts():
+    written = archive.letter(event_id="e1")
+    [record] = redriving.records([[topic_letters.read(written)]], now_ms=0)
+    assert rows.attempt_rows(record.note) == []
+    [noted] = rows.redriven_rows(record.note)
+    letter = rows.letter_row(written)
+    for name in ("customer_id", "endpoint_id", "webhook_id", "dead_lettered_at"):
+        assert getattr(noted, name) == getattr(letter, name)
+    assert rows.redriven_rows(archive.attempts(archive.outcome())[0]) == []
+    with pytest.raises(errors.RecordUnreadable):
+        rows.redriven_rows(b'{"kind":"outcomes","entries":[{"kind":"redriven"}]}')
 
 
 def test_a_page_that_is_full_ends_with_its_last_letter_and_one_that_is_not_with_what_was_looked_at():

@@ -21,7 +21,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 [RULES] = yaml.safe_load(blocks("docs/operations.md", "yaml")[0])["groups"]
 ALERTS = {rule["alert"]: rule["expr"] for rule in RULES["rules"]}
-LABELS = {"lane", "outcome", "reason", "error_class", "topic", "process", "kind", "le"}
+LABELS = {"lane", "outcome", "reason", "error_class", "topic", "process", "kind", "le", "route", "method", "status"}
 
 
 def metrics_in(expression):

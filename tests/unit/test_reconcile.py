@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fanout import ledger, publishing, receiver
-from fanout.demo import reconcile, scenario
+from fanout.demo import over_http, reconcile, scenario
 
 TOPIC = "events.order.created"
 PLACE = ledger.Place(TOPIC, 0)
@@ -26,6 +26,7 @@ def event(offset):
         sub_tenant_id=None,
         time="2026-01-01T00:00:00Z",
         content={},
+        payload=b"{}",
         message=publishing.Message(topic=TOPIC, value=b""),
     )
     return reconcile.PlacedEvent(event=made, partition=0, offset=offset, appended_at_ms=1000)
@@ -60,8 +61,11 @@ def recorded(*, delivered=(1, 2), revision=1, lanes=reconcile.LANES):
     return told
 
 
-def account(received, told=None, history=((1, DOCUMENT),), findings=()):
-    return reconcile.account(EVENTS, history, told or recorded(), received, findings=findings, wall_s=1.0)
+def account(received, told=None, history=((1, DOCUMENT),), findings=(), *, given_up=(), polled=None):
+    polled = polled or over_http.Polled()
+    return reconcile.account(
+        EVENTS, history, told or recorded(), received, given_up=set(given_up), polled=polled, findings=findings, wall_s=1.0
+    )
 
 
 ALL = (single(1), single(2), batch(1, 2))
@@ -77,7 +81,16 @@ def test_everything_delivered_holds_and_each_lane_is_counted():
     result = account(ALL)
     assert result.holds
     document = result.document()
-    counts = {"due": 2, "delivered": 2, "dead_lettered": 0, "skipped": 0, "pending": 0, "lost": 0, "duplicates": 0}
+    counts = {
+        "due": 2,
+        "delivered": 2,
+        "redriven": 0,
+        "dead_lettered": 0,
+        "skipped": 0,
+        "pending": 0,
+        "lost": 0,
+        "duplicates": 0,
+    }
     assert document["lanes"] == {"direct": counts, "batch": counts}
     assert (document["due"], document["delivered"]) == (4, 4)
     assert document["latency_ms"]["direct"]["p50"] == 500  # 1,500 - 1,000
@@ -194,3 +207,63 @@ def test_a_lane_that_routed_by_the_later_registry_owes_what_that_says():
     told = recorded(revision=2)
     assert not account(ALL, told, later).holds
     assert dataclasses.asdict(account(ALL, told, later).lanes["direct"])["lost"] == ()
+
+
+LETTERS = {ledger.Due(TOPIC, 0, 1, "one"), ledger.Due(TOPIC, 0, 2, "many")}
+
+
+def redriven(letters=LETTERS):
+    """What the job says when these were given up, redriven, and delivered then."""
+    told = recorded()
+    told.redriven = dict.fromkeys(letters, 2000)
+    for due in letters:
+        told.dead_letters[f"e{due.offset}", due.subscription_id] = {**due._asdict(), "dead_lettered_at_ms": 2000}
+    return told
+
+
+def over(told=None, *, given_up=LETTERS, **polled):
+    """The account when all of the letters were polled, were intact, and were acknowledged, but for what `polled` says."""
+    done = {"seen": set(LETTERS), "intact": set(LETTERS), "acknowledged": set(LETTERS)}
+    return account(ALL, told or redriven(), given_up=given_up, polled=over_http.Polled(**done | polled))
+
+
+def test_what_was_polled_redriven_and_delivered_is_counted_as_delivered_and_not_as_given_up():
+    result = over()
+    assert result.holds
+    document = result.document()
+    counts = ("dead_letters", "polled", "acknowledged", "redriven", "delivered")
+    assert document["over_http"] == {"customer": "customer-8"} | dict.fromkeys(counts, 2)
+    assert (document["delivered"], document["redriven"], document["dead_lettered"]) == (4, 2, 0)
+
+
+def test_how_long_redriven_ones_waited_is_no_latency():
+    document = over().document()
+    assert document["latency_ms"]["direct"]["p50"] == 500  # of the other event: 1,500 - 1,000
+    assert over(redriven(LETTERS | {ledger.Due(TOPIC, 0, 2, "one")})).document()["latency_ms"]["direct"]["p50"] == 0
+
+
+@pytest.mark.parametrize("step", ["intact", "acknowledged"])
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_letter_that_misses_a_step_breaks_the_account(step, letter):
+    assert not over(**{step: LETTERS - {letter}}).holds
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_letter_that_was_not_redriven_breaks_the_account(letter):
+    assert not over(redriven(LETTERS - {letter})).holds
+
+
+def test_a_letter_that_was_redriven_and_not_delivered_breaks_the_account():
+    polled = over_http.Polled(set(LETTERS), set(LETTERS), set(LETTERS))
+    result = account((single(2), batch(1, 2)), redriven(), given_up=LETTERS, polled=polled)
+    assert result.lanes["direct"].lost == (("e1", "one"),)
+    assert not result.over_http.holds
+
+
+@pytest.mark.parametrize("extra", ["polled", "redriven"])
+def test_what_was_no_letter_of_the_customer_must_neither_be_polled_nor_redriven(extra):
+    stranger = ledger.Due(TOPIC, 0, 1, "many")
+    if extra == "polled":
+        assert not over(seen=LETTERS | {stranger}, intact=LETTERS | {stranger}, acknowledged=LETTERS | {stranger}).holds
+    else:
+        assert not over(redriven(LETTERS | {stranger})).holds

@@ -184,7 +184,7 @@ def running(config: settings.Settings) -> Iterator[int]:
 
     async def serve() -> None:
         nonlocal port
-        async with serving.serving(config) as port:
+        async with serving.serving(config, threading.Event()) as port:
             ready.set()
             await stop.wait()
 

@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from delivery import errors, kafka_options, metrics, settings
 from delivery.stages import topics
 from delivery.webhooks import parcel, segment
-from fanout import archive_source, archiving, handing, publishing, redriving, scanning
+from fanout import archive_source, archiving, dead_letters, handing, publishing, redriving, scanning
+from fanout import letters as topic_letters
 from fanout.local import stack
 from subscriptions_db import connect, migrate
 from subscriptions_db.archive import attempts, letters, writer
@@ -134,6 +135,15 @@ def test_letters_and_attempts_are_archived_once_however_often_it_is_started(plat
     with platform.connected() as connection:
         assert len(attempts.search(connection, "c1", attempts.Asked(endpoint_id="ep1"), limit=10).attempts) == 2
         assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
+
+
+def test_it_tells_when_kafka_appended_what_was_archived_last(platform):
+    topic = platform.config.delivery.dead_letter_topic
+    began = time.time()
+    platform.publish_letters("e1", "e2")
+    ended = time.time()
+    platform.archive_once()
+    assert began - 0.001 <= metrics.ARCHIVE_REACHED.labels(topic)._value.get() <= ended
 
 
 def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
@@ -273,6 +283,16 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     with platform.connected() as connection:
         assert writer.offsets(connection)
         assert letters.get(connection, "c1", first).state is letters.State.REDRIVEN
+
+
+def test_what_the_command_redrives_waits_no_longer(platform):
+    platform.publish_letters("e1", endpoint="ep1")
+    platform.publish_letters("e2", endpoint="ep2")
+    platform.archive_once()
+    with dead_letters.reading(platform.config) as reader:
+        assert dead_letters.redrive(platform.config, reader, topic_letters.Selection(endpoint_id="ep1")).letters == 1
+    platform.archive_once()
+    assert platform.event_ids() == ["e2"]
 
 
 def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platform, monkeypatch, caplog):

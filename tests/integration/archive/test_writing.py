@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import datetime as dt
 import logging
 import pathlib
@@ -15,7 +16,7 @@ from psycopg import sql
 
 from delivery import errors
 from subscriptions_db import migrate
-from subscriptions_db.archive import attempts, days, letters, redriving, rows, telling, writer
+from subscriptions_db.archive import attempts, days, letters, notes, redriving, rows, telling, writer
 from subscriptions_db.archive.conditions import Policy, Seen, Sign
 from subscriptions_db.archive.rows import Taken
 from subscriptions_db.archive.selection import Selection
@@ -274,9 +275,11 @@ def test_the_documented_rights_are_enough_to_archive(connection):
         connection.execute(grant)
     connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
     migrate.require_current(connection)
-    told = archive.taken_attempts(0, archive.outcome())
+    redriven = [rows.RedrivenRow(customer_id="c1", endpoint_id="ep1", webhook_id="msg_1", dead_lettered_at=archive.NOW)]
+    told = dataclasses.replace(archive.taken_attempts(0, archive.outcome()), redriven=redriven)
     written = writer.write(connection, [archive.taken_letter(0), told], archive.KEPT, now=archive.NOW)
     assert (written.letters, written.attempts) == (1, 1)
+    notes.forget(connection, dt.date(2100, 1, 1))
     [found] = browse(connection).letters
     assert letters.redrive(connection, "c1", [found.position], now=archive.NOW)
     with redriving.turn(connection, now=archive.NOW) as turn:

@@ -1,0 +1,140 @@
+"""Do over HTTP what a customer does with its dead letters: poll, compare, acknowledge, and have them delivered again.
+
+Runs in the command. All that it knows of the platform is the API (docs/dead-letters.md) and its keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from delivery import errors, settings
+from delivery.secret import Secret
+from fanout.ledger import Due
+from subscriptions_db import connect
+from subscriptions_db.api import keys
+from subscriptions_db.api.principals import Scope
+
+CONSUMER = "support"
+LETTERS, LEASE_S, WAIT_S = 100, 60, 2
+"""Of one poll. It waits no longer, so that the demo can be stopped."""
+REQUEST_TIMEOUT_S = 30
+TRIES = 10
+BUSY = (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE)
+
+Payloads = Mapping[tuple[str, int, int], bytes]
+"""What was published, by topic, partition and offset."""
+
+
+@dataclass(slots=True)
+class Polled:
+    """What came of polling, each delivery once: a letter may come twice."""
+
+    seen: set[Due] = field(default_factory=set)
+    intact: set[Due] = field(default_factory=set)
+    """Those whose payload is byte for byte what was published."""
+    acknowledged: set[Due] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Asks with one key."""
+
+    port: int
+    key: Secret
+
+    def is_ready(self) -> bool:
+        """Tell whether the API answers."""
+        with contextlib.suppress(errors.LocalStackError):
+            return self._ask("GET", "/readyz").status == http.client.OK
+        return False
+
+    def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is answered; raise when that is a refusal. Comes again when it is told to."""
+        for _ in range(TRIES):
+            answer = self._ask("POST", path, orjson.dumps(document))
+            if answer.status not in BUSY:
+                break
+            time.sleep(float(answer.headers.get("retry-after", "1")))
+        if answer.status // 100 != 2:  # 2xx
+            raise errors.LocalStackError(f"the API answers {answer.status} to {path}: {answer.body.decode(errors='replace')}")
+        answered: dict[str, Any] = orjson.loads(answer.body)
+        return answered
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> _Answer:
+        headers = {"authorization": f"Bearer {self.key.reveal().decode()}", "content-type": "application/json"}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_TIMEOUT_S)
+        try:
+            with contextlib.closing(connection):
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                return _Answer(answer.status, answer.headers, answer.read())
+        except (OSError, http.client.HTTPException) as exc:
+            raise errors.LocalStackError(f"the API does not answer: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Client, Client]:
+    """Return who may do what is the customer's, and who may poll, each with a key as `fanout api-keys create` makes it."""
+    with connect.connect(config.database) as connection:
+        made = [keys.create(connection, customer_id=customer_id, scope=one) for one in (Scope.CUSTOMER_ADMIN, Scope.POLLER)]
+    admin, poller = (Client(port=port, key=one.text) for one in made)
+    return admin, poller
+
+
+def poll(
+    admin: Client, poller: Client, wanted: set[Due], published: Payloads, *, go_on: Callable[[], object], timeout_s: float
+) -> Polled:
+    """Make a consumer, and take and acknowledge letters until those `wanted` have come, and no more do.
+
+    `go_on` is called before each poll. Raises when nothing has come for `timeout_s`.
+    """
+    admin.post("/v1/dead-letter-consumers", {"name": CONSUMER})
+    polled, last = Polled(), time.monotonic()
+    while True:
+        go_on()
+        wait_s = 0 if wanted <= polled.seen else WAIT_S
+        leasing = {"limit": LETTERS, "lease_s": LEASE_S, "wait_s": wait_s}
+        items = poller.post(f"/v1/dead-letter-consumers/{CONSUMER}/lease", leasing)["items"]
+        if items:
+            _take(polled, poller, items, published)
+            last = time.monotonic()
+        elif wanted <= polled.seen:
+            return polled
+        elif time.monotonic() - last > timeout_s:
+            raise errors.LocalStackError(f"no dead letter was archived for {timeout_s} s")
+
+
+def redrive(admin: Client) -> None:
+    """Have all letters that wait delivered again."""
+    asked: dict[str, Any] = {"everything": True}
+    while (answered := admin.post("/v1/dead-letters/redrive", asked))["has_more"]:
+        asked = asked | {"cursor": answered["next_cursor"]}
+
+
+def _take(polled: Polled, poller: Client, items: list[dict[str, Any]], published: Payloads) -> None:
+    by_id = {item["id"]: _due(item["record"]) for item in items}
+    polled.seen.update(by_id.values())
+    polled.intact.update(
+        by_id[item["id"]] for item in items if base64.b64decode(item["payload_base64"]) == published.get(by_id[item["id"]][:3])
+    )
+    receipts = {"receipts": [item["receipt"] for item in items]}
+    done = poller.post(f"/v1/dead-letter-consumers/{CONSUMER}/ack", receipts)["letters"]
+    polled.acknowledged.update(by_id[letter_id] for letter_id in done)
+
+
+def _due(record: dict[str, Any]) -> Due:
+    return Due(record["topic"], record["partition"], record["offset"], record["subscription_id"])

@@ -1,0 +1,87 @@
+"""What an operator sees of the API: requests counted by names of ours, how much is in use, and probes beside the metrics."""
+
+import contextlib
+import time
+
+import prometheus_client
+import pytest
+
+from delivery import settings
+from fanout.local import kafka
+from subscriptions_db.api import store
+from subscriptions_db.api.principals import Principal, Scope
+from tests.integration.api import world
+from tests.integration.api.world import Client, in_background, lease
+
+pytestmark = pytest.mark.integration
+
+
+def sample(name, **labels):
+    return prometheus_client.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@contextlib.contextmanager
+def counting(**labels):
+    """See that one request is counted with these labels, inside."""
+    before = sample("fanout_api_requests_total", **labels)
+    yield
+    assert sample("fanout_api_requests_total", **labels) == before + 1
+
+
+def test_requests_are_counted_by_path_method_and_class_of_status(served, acme, other):
+    path = "/v1/customers/{customer_id}"
+    with counting(route=path, method="GET", status="2xx"):
+        acme.get("/v1/customers/acme")
+    with counting(route=path, method="GET", status="4xx"):
+        other.get("/v1/customers/acme")
+    took = sample("fanout_api_request_seconds_count", route=path)
+    served.client("no key").get("/v1/customers/acme")
+    assert sample("fanout_api_request_seconds_count", route=path) == took + 1
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/anything-at-all"), ("PROPFIND", "/v1/endpoints"), ("DELETE", "/x")])
+def test_what_is_none_of_our_paths_is_counted_together(acme, method, path):
+    with counting(route="none", method="none", status="4xx"):
+        acme.ask(method, path)
+
+
+@pytest.mark.usefixtures("emptied")
+def test_a_poll_is_counted_while_it_waits(served, poller):
+    answer = in_background(lambda: lease(poller, wait_s=20))
+    deadline = time.monotonic() + 10
+    while sample("fanout_api_polls_waiting") != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    world.write(served)
+    assert len(answer().json["items"]) == 1
+    assert sample("fanout_api_polls_waiting") == 0
+
+
+def test_a_connection_is_in_use_while_somebody_has_it(served):
+    with store.Store(served.config) as opened:
+        assert sample("fanout_api_connections_in_use") == 0
+        with opened.transaction(Principal("fk_1", None, Scope.OPERATOR)):
+            assert sample("fanout_api_connections_in_use") == 1
+
+
+@pytest.fixture
+def measured(served):
+    """The same API once more, with a port for its operator."""
+    metrics = settings.Metrics(port=kafka.free_port())
+    with world.running(served.config.model_copy(update={"metrics": metrics})) as port:
+        yield Client(port, served.keys["acme"]), Client(metrics.port, None)
+
+
+def test_metrics_and_probes_are_served_on_a_port_of_their_own(served, measured):
+    customers, operators = measured
+    assert customers.get("/metrics").status == 404
+    assert b"fanout_api_requests_total" in operators.get("/metrics").text
+    assert operators.get("/readyz").json["lanes"]["api"]["ok"]
+    with served.registry() as opened:
+        opened.execute("alter table migrations rename to away")
+        try:
+            answer = operators.get("/readyz")
+            assert (answer.status, operators.get("/healthz").status) == (503, 200)
+            assert "fanout db migrate" in answer.json["reason"]
+        finally:
+            opened.execute("alter table away rename to migrations")

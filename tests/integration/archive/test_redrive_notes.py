@@ -1,0 +1,157 @@
+"""What somebody else redrove waits no longer in the archive: the log says so, before or after the letter is archived."""
+
+import contextlib
+import datetime as dt
+
+import orjson
+import pytest
+
+from delivery import errors
+from fanout import letters as topic_letters
+from fanout import redriving
+from subscriptions_db.archive import days, letters, notes, rows, writer
+from subscriptions_db.archive import redriving as turns
+from subscriptions_db.archive.letters import State
+from subscriptions_db.archive.rows import Taken
+from tests import archive
+
+pytestmark = pytest.mark.integration
+LATER = archive.NOW + dt.timedelta(hours=1)
+
+
+def taken(offset, written, *, partition=0):
+    return Taken(topic="dead-letters", partition=partition, offset=offset, letter=rows.letter_row(written))
+
+
+def note(*written, offset=0):
+    """What the attempts topic has when `fanout dead-letters redrive` handed these letters over."""
+    requests = [[topic_letters.read(one)] for one in written]
+    [record] = redriving.records(requests, now_ms=0)
+    return Taken(topic="attempts", partition=0, offset=offset, redriven=rows.redriven_rows(record.note))
+
+
+def write(connection, *records, now=archive.NOW):
+    return writer.write(connection, records, archive.KEPT, now=now)
+
+
+def states(connection):
+    found = connection.execute("select letter, state from dead_letters order by position").fetchall()
+    return [(orjson.loads(row["letter"])["event_id"], row["state"]) for row in found]
+
+
+def count_notes(connection):
+    [row] = connection.execute("select count(*) as n from redrive_notes").fetchall()
+    return row["n"]
+
+
+E1, E2 = archive.letter(event_id="e1"), archive.letter(event_id="e2")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_letter_is_redriven_whether_its_note_comes_first_or_last(connection, is_first):
+    records = [(note(E1),), (taken(0, E1), taken(1, E2))]
+    for some in records if is_first else reversed(records):
+        write(connection, *some)
+    assert states(connection) == [("e1", "redriven"), ("e2", "waiting")]
+    assert count_notes(connection) == 0
+
+
+def test_a_letter_and_its_note_may_be_read_together(connection):
+    write(connection, taken(0, E1), note(E1))
+    assert states(connection) == [("e1", "redriven")]
+
+
+def test_what_is_given_up_again_waits_again(connection):
+    again = archive.letter(event_id="e1", dead_lettered_at=LATER)
+    write(connection, taken(0, E1), note(E1), taken(1, again))
+    assert states(connection) == [("e1", "redriven"), ("e1", "waiting")]
+    write(connection, note(again, offset=1))
+    assert states(connection) == [("e1", "redriven")] * 2
+
+
+def test_an_older_letter_of_the_same_delivery_is_redriven_with_it(connection):
+    again = archive.letter(event_id="e1", dead_lettered_at=LATER)
+    write(connection, note(again))
+    write(connection, taken(0, E1))
+    assert (states(connection), count_notes(connection)) == ([("e1", "redriven")], 1)
+    write(connection, taken(1, again))
+    assert (states(connection), count_notes(connection)) == ([("e1", "redriven")] * 2, 0)
+
+
+def test_a_note_is_of_one_customers_endpoint(connection):
+    others = [archive.letter(event_id="e1", customer="c2"), archive.letter(event_id="e1", endpoint="ep2")]
+    write(connection, taken(0, E1), *(taken(1 + place, one) for place, one in enumerate(others)), note(E1))
+    assert [state for _, state in states(connection)] == ["redriven", "waiting", "waiting"]
+
+
+@pytest.mark.parametrize("mark", [letters.discard, letters.redrive])
+def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, mark):
+    write(connection, taken(0, E1))
+    [row] = connection.execute("select position from dead_letters").fetchall()
+    assert mark(connection, "c1", [row["position"]], now=archive.NOW)
+    write(connection, note(E1))
+    assert letters.get(connection, "c1", row["position"]).state is State.REDRIVEN
+    with turns.turn(connection, now=LATER) as turn:
+        assert turn == []  # so nobody hands it over a second time
+
+
+def test_the_note_of_the_archives_own_redrive_changes_nothing(connection):
+    write(connection, taken(0, E1))
+    [row] = connection.execute("select position from dead_letters").fetchall()
+    letters.redrive(connection, "c1", [row["position"]], now=archive.NOW)
+    with turns.turn(connection, now=archive.NOW):
+        pass
+    write(connection, note(E1), now=LATER)
+    found = letters.get(connection, "c1", row["position"])
+    assert (found.state, found.state_since, count_notes(connection)) == (State.REDRIVEN, archive.NOW, 0)
+
+
+def test_a_note_that_is_read_again_is_passed_over(connection):
+    write(connection, note(E1), taken(0, E1))
+    connection.execute("update dead_letters set state = 'waiting'")
+    write(connection, note(E1))
+    assert states(connection) == [("e1", "waiting")]
+
+
+def test_a_server_that_ends_the_session_at_any_statement_leaves_each_note_taken_once(connection, opened):
+    for number in range(12):
+        letter = archive.letter(event_id=f"e{number}")
+        records = (taken(number, letter), note(letter, offset=number))
+        dying = opened()
+        left, execute = number, dying.execute
+
+        def dies(*arguments, execute=execute, dying=dying, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                connection.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
+            return execute(*arguments, **options)
+
+        dying.execute = dies
+        with contextlib.suppress(errors.RegistryUnavailable):
+            write(dying, *records)
+        write(connection, *records)
+        assert states(connection) == [(f"e{before}", "redriven") for before in range(number + 1)]
+    assert count_notes(connection) == 0
+
+
+def test_two_processes_of_which_one_has_the_letter_and_the_other_its_note_do_not_miss_each_other(
+    connection, opened, in_background
+):
+    first, second = opened(), opened()
+    with first.transaction():
+        write(first, taken(0, E1))
+        late = in_background(lambda: write(second, note(E1)))
+        waiting = "select count(*) as n from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        while not connection.execute(waiting).fetchone()["n"]:
+            assert not late.done()
+    late.result(30)
+    assert states(connection) == [("e1", "redriven")]
+
+
+def test_a_note_whose_letter_never_comes_is_kept_as_long_as_letters_are(connection):
+    write(connection, note(E1))
+    notes.forget(connection, days.of(archive.NOW))
+    assert count_notes(connection) == 1
+    notes.forget(connection, days.of(archive.NOW) + dt.timedelta(days=1))
+    assert count_notes(connection) == 0
