@@ -260,6 +260,11 @@ def test_a_letter_that_was_redriven_and_not_delivered_breaks_the_account():
     assert not result.over_http.holds
 
 
+@pytest.mark.parametrize("letter", LETTERS)
+def test_another_delivery_redriven_in_place_of_a_letter_breaks_the_account(letter):
+    assert not over(redriven(LETTERS - {letter} | {ledger.Due(TOPIC, 0, 1, "many")})).holds
+
+
 @pytest.mark.parametrize("extra", ["polled", "redriven"])
 def test_what_was_no_letter_of_the_customer_must_neither_be_polled_nor_redriven(extra):
     stranger = ledger.Due(TOPIC, 0, 1, "many")
