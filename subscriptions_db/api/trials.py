@@ -38,7 +38,7 @@ from delivery.model import (
 from delivery.webhooks import batch_message, guard, limits, message, sender, transport
 from delivery.webhooks.segment import Packed
 from subscriptions_db import manifest, snapshot
-from subscriptions_db.api import audit, problems, routes, rows
+from subscriptions_db.api import audit, event_types, problems, routes, rows
 from subscriptions_db.api.routes import Call, Route, Sending
 
 MAX_PER_S = 1.0
@@ -56,6 +56,7 @@ class TestEvent(manifest.Part):
 
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=r"^[!-~]+$")
     data: Any = Field(default_factory=lambda: {"test": True})
+    """Left out: the type's first example in the catalogue, if it has one."""
 
 
 class Tested(pydantic.BaseModel):
@@ -124,7 +125,12 @@ def send(call: Call) -> Sending:
     if endpoint.fault:
         raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
     audit.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
-    return Sending(_delivery(endpoint, wanted, dt.datetime.now(dt.UTC)))
+    return Sending(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
+
+
+def _with_example(call: Call, wanted: TestEvent) -> TestEvent:
+    row = None if "data" in wanted.model_fields_set else event_types.known(call, wanted.type)
+    return wanted.model_copy(update={"data": row["examples"][0]}) if row and row["examples"] else wanted
 
 
 def _delivery(endpoint: Endpoint, wanted: TestEvent, now: dt.datetime) -> Delivery | batch_message.BatchDelivery:
