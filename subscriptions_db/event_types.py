@@ -97,6 +97,8 @@ def _require_plain(value: Any, levels: int) -> None:
         raise errors.RegistrationError("", f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and "\0" in value:
         raise errors.RegistrationError("", "has a NUL, which cannot be kept")
+    if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # what a test event could not be made of
+        raise errors.RegistrationError("", "has a whole number of more than 64 bits")
     if isinstance(value, dict):
         for name, part in value.items():
             if not isinstance(name, str):

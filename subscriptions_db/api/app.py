@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import json
 import logging
 import re
 import time
@@ -85,7 +86,7 @@ class Api:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
-        return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
+        return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
 
     async def _asked(self, route: Route, asked: answering.Request) -> answering.Answer:
         return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
@@ -132,6 +133,13 @@ class Api:
         told = {"method": request.method, "route": resource.canonical if resource else None, "status": response.status}
         log.info("api.answered", extra=told | {"duration_ms": round((time.monotonic() - began) * 1000, 1)})
         return response
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document)
+    except TypeError:  # a whole number of more than 64 bits: jsonb gives 1e30 back as one
+        return json.dumps(document).encode()
 
 
 async def _static(document: bytes, _: web.Request) -> web.Response:

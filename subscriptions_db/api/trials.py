@@ -37,8 +37,9 @@ from delivery.model import (
 )
 from delivery.webhooks import batch_message, guard, limits, message, sender, transport
 from delivery.webhooks.segment import Packed
-from subscriptions_db import manifest, snapshot
-from subscriptions_db.api import audit, event_types, problems, routes, rows
+from subscriptions_db import event_types, manifest, snapshot
+from subscriptions_db.api import audit, problems, routes, rows
+from subscriptions_db.api import event_types as catalogue
 from subscriptions_db.api.routes import Call, Route, Sending
 
 MAX_PER_S = 1.0
@@ -129,8 +130,11 @@ def send(call: Call) -> Sending:
 
 
 def _with_example(call: Call, wanted: TestEvent) -> TestEvent:
-    row = None if "data" in wanted.model_fields_set else event_types.known(call, wanted.type)
-    return wanted.model_copy(update={"data": row["examples"][0]}) if row and row["examples"] else wanted
+    row = None if "data" in wanted.model_fields_set else catalogue.known(call, wanted.type)
+    if row is None or not row["examples"]:
+        return wanted
+    event_types.check(None, row["examples"])  # plain SQL registers too
+    return wanted.model_copy(update={"data": row["examples"][0]})
 
 
 def _delivery(endpoint: Endpoint, wanted: TestEvent, now: dt.datetime) -> Delivery | batch_message.BatchDelivery:

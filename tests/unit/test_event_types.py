@@ -57,6 +57,7 @@ def test_a_schema_and_examples_that_keep_to_it_are_taken():
         ({"title": "x" * MAX_BYTES}, f"json_schema: is more than {MAX_BYTES} bytes"),
         (nested(MAX_DEPTH + 1), f"json_schema: is nested more than {MAX_DEPTH} deep"),
         ({"title": "\0"}, "json_schema: has a NUL"),
+        ({"maximum": 2**64}, "json_schema: has a whole number of more than 64 bits"),
         ({1: True}, "json_schema: has a name that is no text"),
         ({"const": float("nan")}, "json_schema: is not JSON"),
     ],

@@ -47,6 +47,14 @@ def test_a_put_says_all_and_only_a_change_is_one(operator, served, order_paid):
     assert [entry["action"] for entry in served.audit("order.paid")][-3:] == ["create", "update", "delete"]
 
 
+def test_numbers_that_are_whole_and_large_come_back(operator):
+    put, again = (operator.put(PATH, {"examples": [1e30]}, idempotency_key="large").json for _ in range(2))
+    noted = operator.get("/v1/audit-log?limit=1").json["items"][0]["after"]
+    for told in (put, again, noted, operator.get(PATH).json):
+        assert told["examples"] == pytest.approx([1e30])
+    assert operator.delete(PATH).status == 204
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
