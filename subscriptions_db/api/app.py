@@ -21,7 +21,7 @@ from aiohttp import web
 
 from delivery import errors, plan, settings
 from subscriptions_db import keyring
-from subscriptions_db.api import admission, answering, openapi, polls, problems, store, table, trials
+from subscriptions_db.api import admission, answering, following, openapi, polls, problems, store, table, trials
 from subscriptions_db.api.routes import Route
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Api:
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
         self._polls = polls.Polls(config.api, self._asked, self._admission.who)
+        self._followers = following.Followers(config.api, opened, self._in_thread, self._admission.who)
         self._under_way = 0
 
     def application(self) -> web.Application:
@@ -58,7 +59,7 @@ class Api:
         app.router.add_route("GET", "/v1/openapi.json", functools.partial(_static, document))
         app.router.add_route("GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
         app.router.add_route("GET", "/readyz", self._ready)
-        app.on_shutdown.append(self._polls.end)
+        app.on_shutdown.extend((self._polls.end, self._followers.end))
         return app
 
     def close(self) -> None:
@@ -78,6 +79,8 @@ class Api:
         answer = await self._asked(route, asked)
         if answer.awaited is not None:
             answer = await self._polls.wait(request, route, asked, answer)
+        if answer.following is not None:
+            return await self._followers.answer(request, answer.following)
         document = answer.document
         if answer.sending is not None:
             document = (await self._trials.send(answer.sending)).model_dump(mode="json")

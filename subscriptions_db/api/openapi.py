@@ -67,6 +67,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
             str(route.status): success,
+            **({"304": {"description": "As it was: `ETag` is that of `If-None-Match`."}} if route.is_conditional else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
         },
     }
@@ -100,5 +101,10 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _headers(route: Route) -> list[dict[str, Any]]:
-    schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
-    return [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema}] if route.is_change else []
+    taken = {"Idempotency-Key": route.is_change, "If-None-Match": route.is_conditional}
+    schemas = {"Idempotency-Key": {"type": "string", "pattern": "^[!-~]{1,255}$"}, "If-None-Match": {"type": "string"}}
+    return [
+        {"name": name, "in": "header", "required": False, "schema": schemas[name]}
+        for name, is_taken in taken.items()
+        if is_taken
+    ]

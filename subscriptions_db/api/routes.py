@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 
 from delivery import settings
-from delivery.model import Sendable
+from delivery.model import Revision, Sendable
 from delivery.webhooks import guard
 from subscriptions_db import connect, keyring, manifest
 from subscriptions_db.api import cursors
@@ -93,6 +93,15 @@ class Awaited(NamedTuple):
     """Where to look next, in place of the `cursor` that was asked with."""
 
 
+class Following(NamedTuple):
+    """What a handler returns whose answer is the same for all that follow the registry from the same place."""
+
+    since: Revision | None
+    """Null: all is asked for."""
+    newest: Revision
+    wait_s: float
+
+
 class Raw(NamedTuple):
     """What a handler returns that is answered byte for byte."""
 
@@ -109,7 +118,7 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | Sending | Awaited | Raw | None]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | Awaited | Following | Raw | None]
     body: type[pydantic.BaseModel] | None = None
     query: type[pydantic.BaseModel] = Nothing
     answer: type[pydantic.BaseModel | Raw] | None = None
@@ -119,5 +128,7 @@ class Route:
     """Takes an `Idempotency-Key`, and is written in the audit log."""
     is_poll: bool = False
     """Changes only which poller has what: too often for the audit log, and safe to repeat without a key, by its receipts."""
+    is_conditional: bool = False
+    """Answers with an `ETag`, and 304 when `If-None-Match` has it."""
     shown_once: str | None = None
     """The field of the answer that is a secret: it is not kept for a repeated request."""

@@ -16,6 +16,7 @@ from subscriptions_db.api import (
     explain,
     marking,
     polling,
+    snapshots,
     subscriptions,
     tenants,
     trials,
@@ -36,4 +37,5 @@ ROUTES: tuple[Route, ...] = (
     *polling.ROUTES,
     *attempts.ROUTES,
     *audit.ROUTES,
+    *snapshots.ROUTES,
 )

@@ -1,4 +1,6 @@
--- The catalogue of event types: what each is about, how its payload looks, and examples. It says nothing of what is delivered:
+-- The catalogue of event types, and keys for readers of the registry.
+--
+-- The catalogue has what each type is about, how its payload looks, and examples. It says nothing of what is delivered:
 -- topics have the types that they have.
 
 create table event_types (
@@ -23,3 +25,10 @@ create trigger event_types_changed before update on event_types for each row exe
 call keep_customers_apart('event_types', 'true');
 grant select on event_types to fanout_api;
 grant select, insert, update, delete on event_types to fanout_operator;
+
+-- Whoever follows the registry over HTTP is no customer, and no operator either.
+alter table api_keys
+    drop constraint api_keys_scope_check,
+    add constraint api_keys_scope_check check (scope in ('operator', 'executor', 'customer_admin', 'read_only', 'poller')),
+    drop constraint api_keys_operator_is_no_customer,
+    add constraint api_keys_operator_is_no_customer check ((scope in ('operator', 'executor')) = (customer_id is null));
