@@ -326,6 +326,9 @@ class Api(Area):
     """At most so many polls wait at once; beyond it the answer is 503. They count among `max_waiting`."""
     max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
     """At most so many polls of one customer wait at once; beyond it the answer is 429."""
+    max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
+    """At most so many readers of the registry (`GET /v1/snapshot`) wait at once; beyond it the answer is 503. They count among
+    `max_waiting`."""
     max_requests_per_s: Seconds = 100
     """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
 

@@ -39,7 +39,7 @@ def openapi() -> None:
 def create(
     context: typer.Context,
     scope: Annotated[Scope, typer.Option(help="What it may do.")],
-    customer: Annotated[str | None, typer.Option(help="Whose it is; none for scope operator.")] = None,
+    customer: Annotated[str | None, typer.Option(help="Whose it is; none for scopes operator and executor.")] = None,
     name: Annotated[str, typer.Option(help="What it is for, for people.")] = "",
     expires: Annotated[str | None, typer.Option(help="After 90d, or at 2027-01-01T00:00Z. Default: never.")] = None,
     as_json: AsJson = False,

@@ -19,7 +19,13 @@ from delivery.webhooks import guard, transport, validation
 from fanout import times
 from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation, validating
 
-KINDS = {"tenants": "tenant", "customers": "customer", "endpoints": "endpoint", "subscriptions": "subscription"}
+KINDS = {
+    "tenants": "tenant",
+    "customers": "customer",
+    "endpoints": "endpoint",
+    "subscriptions": "subscription",
+    "event_types": "event_type",
+}
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool) -> apply.Result:

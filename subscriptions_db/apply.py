@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Json, Jsonb
 
 from delivery import errors
 from delivery.webhooks import signing
@@ -104,6 +104,7 @@ def _named(wanted: manifest.Manifest) -> dict[registry.Kind, list[str]]:
         "customer": [*(row.id for row in wanted.customers), *(row.customer for row in wanted.endpoints)],
         "endpoint": [*(row.id for row in wanted.endpoints), *(row.endpoint for row in wanted.subscriptions)],
         "subscription": [row.id for row in wanted.subscriptions],
+        "event_type": [row.id for row in wanted.event_types],
     }
 
 
@@ -232,6 +233,7 @@ def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registry.Rows:
         "customer": {row.id: {"name": row.name} for row in wanted.customers},
         "endpoint": {row.id: _endpoint(row) | secrets.fields(row) for row in wanted.endpoints},
         "subscription": {row.id: _subscription(row) for row in wanted.subscriptions},
+        "event_type": {row.id: row.model_dump(exclude={"id"}) for row in wanted.event_types},
     }
 
 
@@ -281,6 +283,11 @@ def _subscription(row: manifest.Subscription) -> dict[str, Any]:
         "filter": row.filter,
         "status": row.status,
     }
+
+
+def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
+    schema = None if row.json_schema is None else Json(row.json_schema)
+    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
 
 
 def _scope_kind(row: manifest.Subscription) -> str:
@@ -351,6 +358,8 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         unfiltered = [row.id for row in subscriptions if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
+        event_types = [row for row in wanted.event_types if row.id in ids["event_type"]]
+        cursor.executemany(query("put_event_type"), [_event_type(row) for row in event_types])
         for kind in ("subscription", "endpoint"):
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:

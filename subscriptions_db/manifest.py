@@ -1,4 +1,4 @@
-"""The YAML document of `fanout apply`: tenants, customers, endpoints, subscriptions. Checked whole before anything is written.
+"""The YAML document of `fanout apply`: tenants, customers, endpoints, subscriptions, event types. Checked whole before a write.
 
 Runs in the command and in the API.
 """
@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr
 from delivery import errors, model
 from delivery.secret import Secret
 from delivery.webhooks import filters, guard, signing
-from subscriptions_db import checks, endpoint_secrets
+from subscriptions_db import checks, endpoint_secrets, event_types
 
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader where it is built: ten times faster."""
@@ -215,6 +215,23 @@ class Subscription(SubscriptionFields):
         return frozenset(rows)
 
 
+class EventTypeFields(Part):
+    """What can be said of an event type in the catalogue."""
+
+    description: Annotated[str, Field(max_length=2000)] = ""
+    json_schema: dict[str, Any] | None = None
+    """JSON Schema 2020-12 of the payload."""
+    examples: Annotated[list[Any], Field(max_length=20)] = []
+    """Payloads; each keeps to the schema."""
+    deprecated: bool = False
+
+
+class EventTypeEntry(EventTypeFields):
+    """An event type in the catalogue, which says how events look and decides nothing."""
+
+    id: Id
+
+
 class Manifest(Part):
     """Everything that one document registers."""
 
@@ -222,6 +239,7 @@ class Manifest(Part):
     customers: list[Customer] = []
     endpoints: list[Endpoint] = []
     subscriptions: list[Subscription] = []
+    event_types: list[EventTypeEntry] = []
 
 
 def load(text: str | bytes, address_guard: guard.Guard) -> Manifest:
@@ -246,7 +264,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
     except pydantic.ValidationError as exc:
         first = exc.errors(include_input=False, include_url=False)[0]
         raise errors.RegistrationError(path_of(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
-    for kind in ("tenants", "customers", "endpoints", "subscriptions"):
+    for kind in ("tenants", "customers", "endpoints", "subscriptions", "event_types"):
         _require_unique(kind, (row.id for row in getattr(manifest, kind)))
     for number, endpoint in enumerate(manifest.endpoints):
         with checks.below(f"endpoints[{number}]"):
@@ -255,6 +273,9 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
         if subscription.filter is not None:
             with checks.below(f"subscriptions[{number}].filter"):
                 filters.compile_pattern(subscription.filter)
+    for number, event_type in enumerate(manifest.event_types):
+        with checks.below(f"event_types[{number}]"):
+            event_types.check(event_type.json_schema, event_type.examples)
     return manifest
 
 

@@ -138,6 +138,11 @@ where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 select subscription_id, effect, tenant_id, sub_tenant_id from scopes
 where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
 
+-- name: document_event_types
+-- As text: json takes what no JSON parser here does, and one such row must not spoil the whole read.
+select event_type as id, description, json_schema::text, examples::text, deprecated, changed_at from event_types
+where %(ids)s::text[] is null or event_type = any (%(ids)s);
+
 -- name: put_tenant
 insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)
 on conflict (tenant_id) do update set name = excluded.name, status = excluded.status;
@@ -245,6 +250,13 @@ delete from endpoints where endpoint_id = any (%(ids)s);
 
 -- name: delete_subscriptions
 delete from subscriptions where subscription_id = any (%(ids)s);
+
+-- name: put_event_type
+insert into event_types (event_type, description, json_schema, examples, deprecated)
+values (%(id)s, %(description)s, %(json_schema)s, %(examples)s, %(deprecated)s)
+on conflict (event_type) do update set
+    description = excluded.description, json_schema = excluded.json_schema, examples = excluded.examples,
+    deprecated = excluded.deprecated;
 
 -- name: revision
 select coalesce(max(revision), 0) as revision from revisions;

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from subscriptions_db import connect, endpoint_secrets
 from subscriptions_db.sql import query
 
-Kind = Literal["tenant", "customer", "endpoint", "subscription"]
-KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription")
+Kind = Literal["tenant", "customer", "endpoint", "subscription", "event_type"]
+KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription", "event_type")
 SECRET_KEPT = "***"  # noqa: S105  # what stands for a secret
 
 
@@ -47,6 +47,8 @@ def rows_of(connection: connect.Connection, only: Mapping[Kind, list[str]] | Non
     for row_id, subscription in rows["subscription"].items():
         subscription["scopes"] = frozenset(scopes.get(row_id, ()))
         subscription["filter"] = _parsed(subscription["filter"])
+    for event_type in rows["event_type"].values():
+        event_type |= {name: _parsed(event_type[name]) for name in ("json_schema", "examples")}
     return rows
 
 
@@ -56,12 +58,12 @@ def revision(connection: connect.Connection) -> int:
     return 0 if row is None else int(row["revision"])
 
 
-def _parsed(pattern: str | None) -> Any:
-    """Return a filter; as the text that it is when no parser takes it, so that it can be seen and replaced."""
+def _parsed(text: str | None) -> Any:
+    """Return what JSON says; as the text that it is when no parser takes it, so that it can be seen and replaced."""
     try:
-        return None if pattern is None else json.loads(pattern)
+        return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
-        return pattern
+        return text
 
 
 def _by_id(connection: connect.Connection, name: str, ids: list[str] | None) -> dict[str, dict[str, Any]]:

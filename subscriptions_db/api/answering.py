@@ -58,6 +58,8 @@ class Answer:
     """What is to be asked before there is a document."""
     awaited: routes.Awaited | None = None
     """How long to wait for another answer than this one."""
+    following: routes.Following | None = None
+    """What is answered to all that follow the registry from there."""
     content: bytes | None = None
     """What is answered in place of a document."""
 
@@ -117,6 +119,8 @@ def _made(route: Route, call: routes.Call) -> Answer:
             return Answer(status=route.status, document=None, sending=made)
         case routes.Exchange():
             return Answer(status=route.status, document=None, exchange=made)
+        case routes.Following():
+            return Answer(status=route.status, document=None, following=made)
         case routes.Raw(content):
             return Answer(status=route.status, document=None, content=content)
         case routes.Awaited(answer):

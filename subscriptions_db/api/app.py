@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import json
 import logging
 import re
 import time
@@ -21,7 +22,7 @@ from aiohttp import web
 from delivery import errors, metrics, plan, settings
 from delivery.webhooks.tally import NONE
 from subscriptions_db import keyring, validating
-from subscriptions_db.api import admission, answering, openapi, polls, problems, store, table, trials
+from subscriptions_db.api import admission, answering, following, openapi, polls, problems, store, table, trials
 from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.api.routes import Route
 
@@ -54,6 +55,7 @@ class Api:
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
         self._polls = polls.Polls(config.api, self._asked, self._admission.who)
+        self._followers = following.Followers(config.api, opened, self._in_thread, self._admission.who)
         self._under_way = 0
 
     def application(self) -> web.Application:
@@ -65,7 +67,7 @@ class Api:
         app.router.add_route("GET", "/v1/openapi.json", functools.partial(_static, document))
         app.router.add_route("GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
         app.router.add_route("GET", "/readyz", self._ready)
-        app.on_shutdown.append(self._polls.end)
+        app.on_shutdown.extend((self._polls.end, self._followers.end))
         return app
 
     def close(self) -> None:
@@ -89,6 +91,8 @@ class Api:
         if answer.exchange is not None:
             said = await self._trials.ask(answer.exchange.to)
             answer = await self._in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
+        if answer.following is not None:
+            return await self._followers.answer(request, answer.following)
         document = answer.document
         if answer.sending is not None:
             document = (await self._trials.send(answer.sending)).model_dump(mode="json")
@@ -97,7 +101,7 @@ class Api:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
-        return web.Response(status=answer.status, headers=headers, body=orjson.dumps(document), content_type="application/json")
+        return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
         """Return who asks: by its key, or by the token of a receiver that was asked something."""
@@ -167,6 +171,13 @@ def _tell(request: web.Request, status: int, took_s: float) -> None:
     metrics.API_SECONDS.labels(route).observe(took_s)
     told = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
     log.info("api.answered", extra=told | {"duration_ms": round(took_s * 1000, 1)})
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document)
+    except TypeError:  # a whole number of more than 64 bits: jsonb gives 1e30 back as one
+        return json.dumps(document).encode()
 
 
 async def _static(document: bytes, _: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from pydantic import Field
 from delivery.model import EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks import explaining
 from subscriptions_db import manifest, snapshot
-from subscriptions_db.api import routes, rows
+from subscriptions_db.api import event_types, routes, rows
 from subscriptions_db.api.routes import Call, Route
 from subscriptions_db.sql import query
 
@@ -54,6 +54,7 @@ class Explanations(pydantic.BaseModel):
     """What would become of the event at each subscription, of the first 100 by their ids."""
 
     items: list[Explanation]
+    catalogue: event_types.InCatalogue
 
 
 def for_endpoint(call: Call) -> Explanations:
@@ -73,7 +74,8 @@ def for_subscription(call: Call) -> Explanations:
 
 
 def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> Explanations:
-    event = _event(call.body_as(Explain).event)
+    wanted = call.body_as(Explain).event
+    event = _event(wanted)
     read = snapshot.read_rows(
         call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
     )
@@ -81,7 +83,7 @@ def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> 
     for subscription_id in map(SubscriptionId, subscription_ids):
         verdict = explaining.explain(event, read.subscriptions[subscription_id], read.endpoints[EndpointId(endpoint_id)])
         items.append(Explanation(subscription=subscription_id, endpoint=endpoint_id, **verdict._asdict()))
-    return Explanations(items=items)
+    return Explanations(items=items, catalogue=event_types.explain(call, wanted.type, wanted.data))
 
 
 def _event(wanted: ExplainedEvent) -> Event:

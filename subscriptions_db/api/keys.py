@@ -40,9 +40,11 @@ def create(
     name: str = "",
     expires_at: dt.datetime | None = None,
 ) -> Made:
-    """Make a key for a customer, or for the operator."""
-    if (scope is Scope.OPERATOR) != (customer_id is None):
-        raise errors.RegistrationError("scope", "operator is for the key of no customer, the others are for a customer's")
+    """Make a key for a customer, or one of the platform's own."""
+    if scope.is_of_no_customer != (customer_id is None):
+        raise errors.RegistrationError(
+            "scope", "operator and executor are for keys of no customer, the others for a customer's"
+        )
     key_id = "fk_" + base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()
     text = f"{key_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
     row = {"key_id": key_id, "customer_id": customer_id, "scope": scope.value, "name": name, "expires_at": expires_at}

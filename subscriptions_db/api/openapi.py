@@ -67,6 +67,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
             str(route.status): success,
+            **({"304": {"description": "As it was: `ETag` is that of `If-None-Match`."}} if route.is_conditional else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
         },
     }
@@ -101,6 +102,10 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _headers(route: Route) -> list[dict[str, Any]]:
-    schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
-    names = [*(["Idempotency-Key"] if route.is_change else []), *([route.header] if route.header else [])]
-    return [{"name": name, "in": "header", "required": False, "schema": schema} for name in names]
+    printable = {"type": "string", "pattern": "^[!-~]{1,255}$"}
+    taken = {
+        "Idempotency-Key": printable if route.is_change else None,
+        "If-None-Match": {"type": "string"} if route.is_conditional else None,
+        route.header: printable if route.header else None,
+    }
+    return [{"name": name, "in": "header", "required": False, "schema": schema} for name, schema in taken.items() if schema]

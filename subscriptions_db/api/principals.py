@@ -20,6 +20,13 @@ class Scope(enum.StrEnum):
     """See what is its customer's, and change nothing."""
     POLLER = "poller"
     """Take its customer's dead letters, and nothing else."""
+    EXECUTOR = "executor"
+    """Follow the registry, of every customer and with sealed secrets, and nothing else."""
+
+    @property
+    def is_of_no_customer(self) -> bool:
+        """Tell whether keys of this scope are the platform's own."""
+        return self in {Scope.OPERATOR, Scope.EXECUTOR}
 
 
 class Principal(NamedTuple):
@@ -27,5 +34,5 @@ class Principal(NamedTuple):
 
     key_id: str
     customer_id: str | None
-    """None: the operator."""
+    """None: the platform's own."""
     scope: Scope

@@ -15,7 +15,7 @@ from subscriptions_db import manifest
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-_ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions)\[0\]\.?")
+_ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
 """Where a single row stands in the manifest that it is checked as."""
 
 

@@ -36,6 +36,12 @@ select customer_id from customers where customer_id = %(id)s for update;
 -- name: hold_tenant
 select tenant_id from tenants where tenant_id = %(id)s for update;
 
+-- name: hold_event_type
+select event_type from event_types where event_type = %(id)s for update;
+
+-- name: page_of_event_types
+select event_type as id from event_types where event_type > %(after)s order by event_type limit %(limit)s;
+
 -- name: page_of_tenants
 select tenant_id as id from tenants where tenant_id > %(after)s order by tenant_id limit %(limit)s;
 
@@ -81,6 +87,9 @@ delete from customers where customer_id = any (%(ids)s);
 
 -- name: delete_tenants
 delete from tenants where tenant_id = any (%(ids)s);
+
+-- name: delete_event_types
+delete from event_types where event_type = any (%(ids)s);
 
 -- name: set_subscription_status
 update subscriptions set status = %(status)s where subscription_id = %(id)s and status <> %(status)s;

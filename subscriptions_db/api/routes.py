@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 
 from delivery import errors, settings
-from delivery.model import Sendable
+from delivery.model import Revision, Sendable
 from delivery.webhooks import guard
 from delivery.webhooks.target import Target
 from delivery.webhooks.transport import Response
@@ -106,6 +106,15 @@ class Awaited(NamedTuple):
     """Where to look next, in place of the `cursor` that was asked with."""
 
 
+class Following(NamedTuple):
+    """What a handler returns whose answer is the same for all that follow the registry from the same place."""
+
+    since: Revision | None
+    """Null: all is asked for."""
+    newest: Revision
+    wait_s: float
+
+
 class Raw(NamedTuple):
     """What a handler returns that is answered byte for byte."""
 
@@ -122,7 +131,7 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | Sending | Exchange | Awaited | Raw | None]
+    handler: Callable[[Call], pydantic.BaseModel | Sending | Exchange | Awaited | Following | Raw | None]
     body: type[pydantic.BaseModel] | None = None
     query: type[pydantic.BaseModel] = Nothing
     answer: type[pydantic.BaseModel | Raw] | None = None
@@ -138,5 +147,7 @@ class Route:
     """Takes no key: the token in its path says whose it is. For no scope."""
     header: str | None = None
     """The name of the header that it reads."""
+    is_conditional: bool = False
+    """Answers with an `ETag`, and 304 when `If-None-Match` has it."""
     shown_once: str | None = None
     """The field of the answer that is a secret: it is not kept for a repeated request."""

@@ -37,8 +37,9 @@ from delivery.model import (
 )
 from delivery.webhooks import batch_message, guard, limits, message, sender, target, transport
 from delivery.webhooks.segment import Packed
-from subscriptions_db import manifest, snapshot
+from subscriptions_db import event_types, manifest, snapshot
 from subscriptions_db.api import audit, problems, routes, rows
+from subscriptions_db.api import event_types as catalogue
 from subscriptions_db.api.routes import Call, Route, Sending
 
 MAX_PER_S = 1.0
@@ -56,6 +57,7 @@ class TestEvent(manifest.Part):
 
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=r"^[!-~]+$")
     data: Any = Field(default_factory=lambda: {"test": True})
+    """Left out: the type's first example in the catalogue, if it has one."""
 
 
 class Tested(pydantic.BaseModel):
@@ -139,7 +141,15 @@ def send(call: Call) -> Sending:
     if endpoint.fault:
         raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
     audit.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
-    return Sending(_delivery(endpoint, wanted, dt.datetime.now(dt.UTC)))
+    return Sending(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
+
+
+def _with_example(call: Call, wanted: TestEvent) -> TestEvent:
+    row = None if "data" in wanted.model_fields_set else catalogue.known(call, wanted.type)
+    if row is None or not row["examples"]:
+        return wanted
+    event_types.check(None, row["examples"])  # plain SQL registers too
+    return wanted.model_copy(update={"data": row["examples"][0]})
 
 
 def _delivery(endpoint: Endpoint, wanted: TestEvent, now: dt.datetime) -> Delivery | batch_message.BatchDelivery:

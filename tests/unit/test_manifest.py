@@ -21,6 +21,12 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ({"tenants": [{"id": "a b"}]}, "tenants[0].id:"),
         ({"tenants": [{"id": "a"}, {"id": "a"}]}, "tenants[1].id: a stands at tenants[0] already"),
         ({"tenants": [{"id": True}]}, "tenants[0].id:"),
+        ({"event_types": [{"id": "order.*"}]}, "event_types[0].id:"),
+        ({"event_types": [{"id": "a", "json_schema": {"type": 1}}]}, "event_types[0].json_schema.type: 1 is not"),
+        (
+            {"event_types": [{"id": "a", "json_schema": {"type": "string"}, "examples": ["a", {}]}]},
+            "event_types[0].examples[1]: {} is not of type 'string'",
+        ),
         ({"tenants": [{"id": "a", "sub_tenants": ["b", "c d"]}]}, "tenants[0].sub_tenants[1].id:"),
         ({"tenants": [{"id": "a", "sub_tenants": [{"id": "b", "nme": ""}]}]}, "tenants[0].sub_tenants[0].nme: Extra inputs"),
         ({"subscriptions": [SUBSCRIPTION | {"everything": False, "sub_tenants": {2: []}}]}, "subscriptions[0].sub_tenants[2]:"),

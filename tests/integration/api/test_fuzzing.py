@@ -18,7 +18,8 @@ SCHEMA = schemathesis.openapi.from_dict(openapi.document(ROUTES))
 EXAMPLES = int(os.environ.get("EXAMPLES", "5"))
 """For each route and kind of request. Raise it to look for more."""
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
-         "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "token": "0" * 64}  # fmt: skip
+         "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
+         "token": "0" * 64}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

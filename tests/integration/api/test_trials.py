@@ -58,6 +58,13 @@ def test_a_test_event_is_signed_and_arrives(acme, served, listening, received, m
     assert [entry["action"] for entry in served.audit(endpoint["id"])] == ["create", "test"]
 
 
+def test_a_type_of_the_catalogue_is_sent_with_its_first_example_unless_data_is_given(acme, listening, received):
+    for body in ({"type": "order.created"}, {"type": "order.created", "data": None}):
+        endpoint = made(acme, url=f"{listening.url}/hook")
+        acme.post(f"/v1/endpoints/{endpoint['id']}/test", body)
+    assert [orjson.loads(one.body)["data"] for one in received] == [{"amount": 20}, None]
+
+
 def test_what_the_endpoint_answers_is_shown(acme, listening):
     endpoint = made(acme, url=f"{listening.url}/broken")
     told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json

@@ -37,6 +37,9 @@ DOCUMENT = {
          "filter": {"data": {"amount": [{"numeric": [">", 5]}]}}},
         {"id": "other-all", "endpoint": "other-orders", "event_type": "order.*", "tenants": ["t1"]},
     ],
+    "event_types": [
+        {"id": "order.created", "json_schema": {"type": "object", "required": ["amount"]}, "examples": [{"amount": 20}]},
+    ],
 }  # fmt: skip
 LOGIN = """
 do $$

@@ -125,6 +125,8 @@ def test_without_a_customer_there_is_nothing(two, customer_id):
         "select * from api_keys",
         "select * from tenants",
         "select entity_id from revisions",
+        "insert into event_types values ('mine')",
+        "delete from event_types",
         "update audit_log set action = 'nothing'",
         "delete from audit_log",
     ],

@@ -64,6 +64,19 @@ def test_only_what_differs_is_changed_and_said(connection, ring):
     assert change.fields == (("url", "https://example.com/1", "https://example.com/moved"),)
 
 
+def test_event_types_are_registered_with_the_rest_and_make_no_revision(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    before = registry.revision(connection)
+    entry = {"id": "order", "json_schema": {"type": "object", "required": ["b", "a"]}, "examples": [{"b": 1, "a": 2}]}
+    assert summary(applied(connection, ring, {"event_types": [entry]})) == [("create", "event_type", "order")]
+    assert applied(connection, ring, DOCUMENT | {"event_types": [entry]}, prune=True).changes == ()
+    [change] = applied(connection, ring, {"event_types": [entry | {"deprecated": True}]}).changes
+    assert change.fields == (("deprecated", False, True),)
+    row = registry.document(connection)["event_type"]["order"]
+    assert (row["json_schema"], row["examples"], row["deprecated"]) == (entry["json_schema"], entry["examples"], True)
+    assert registry.revision(connection) == before
+
+
 def test_a_changed_secret_is_a_difference_that_does_not_show_it(connection, ring):
     applied(connection, ring, DOCUMENT)
     changed = DOCUMENT["endpoints"][0] | {"auth": {"kind": "basic", "username": "ann", "secret": "tiger"}}

@@ -1,0 +1,101 @@
+"""The catalogue of event types: the operator's to change, everybody's to read, and of no say in what is delivered."""
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+PATH = "/v1/event-types/order.paid"
+SCHEMA = {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "number"}}}
+EVENT = {"type": "order.paid", "tenant_id": "t1"}
+
+
+@pytest.fixture
+def order_paid(operator):
+    """The type in the catalogue."""
+    told = {"description": "An order was paid.", "json_schema": SCHEMA, "examples": [{"amount": 5}]}
+    answer = operator.put(PATH, told)
+    assert answer.status == 200, answer.text
+    yield answer.json
+    operator.delete(PATH)
+
+
+def test_what_is_put_is_read_by_every_customer(acme, other, served, order_paid):
+    assert order_paid["id"] == "order.paid"
+    assert list(order_paid["json_schema"]) == list(SCHEMA), "in the order of its author"
+    for client in (acme, other, served.client(served.keys["reader"])):
+        assert client.get(PATH).json == order_paid
+        assert order_paid in client.get("/v1/event-types").json["items"]
+    assert served.client(served.keys["poller"]).get(PATH).status == 403
+    assert acme.put(PATH, {}).status == acme.delete(PATH).status == 403
+
+
+@pytest.mark.usefixtures("order_paid")
+def test_the_list_is_read_in_pages(acme):
+    first = acme.get("/v1/event-types?limit=1").json
+    second = acme.get(f"/v1/event-types?limit=1&cursor={first['next_cursor']}").json
+    assert [row["id"] for row in first["items"] + second["items"]] == ["order.created", "order.paid"]
+    assert second["next_cursor"] is None
+
+
+def test_a_put_says_all_and_only_a_change_is_one(operator, served, order_paid):
+    assert operator.put(PATH, {"deprecated": True}).json["json_schema"] is None
+    changed = operator.get(PATH).json
+    assert changed["changed_at"] > order_paid["changed_at"]
+    assert operator.put(PATH, {"deprecated": True}).json == changed
+    assert operator.delete(PATH).status == 204
+    assert operator.get(PATH).status == operator.delete(PATH).status == 404
+    assert [entry["action"] for entry in served.audit("order.paid")][-3:] == ["create", "update", "delete"]
+
+
+def test_numbers_that_are_whole_and_large_come_back(operator):
+    put, again = (operator.put(PATH, {"examples": [1e30]}, idempotency_key="large").json for _ in range(2))
+    noted = operator.get("/v1/audit-log?limit=1").json["items"][0]["after"]
+    for told in (put, again, noted, operator.get(PATH).json):
+        assert told["examples"] == pytest.approx([1e30])
+    assert operator.delete(PATH).status == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"json_schema": {"type": "nonsense"}}, "json_schema.type"),
+        ({"json_schema": {"items": {"$ref": "https://example.com/"}}}, "json_schema.items.$ref"),
+        ({"json_schema": SCHEMA, "examples": [{"amount": 1}, {"amount": "x"}]}, "examples[1].amount"),
+        ({"examples": ["a\0"]}, "examples"),
+        ({"schema": {}}, "schema"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_field_and_nothing_is_written(operator, body, field):
+    answer = operator.put("/v1/event-types/order.refused", body)
+    assert (answer.status, answer.fields) == (422, [field])
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert operator.get("/v1/event-types/order.refused").status == 404
+
+
+@pytest.mark.usefixtures("order_paid")
+def test_explain_tells_whether_the_payload_keeps_to_the_schema_and_what_is_due_stays_due(acme):
+    for data, keeps, wrong in (({"amount": 9}, True, []), ({"amount": "9"}, False, ["amount"]), ({}, False, [""])):
+        told = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"data": data}}).json
+        catalogue = told["catalogue"]
+        assert (catalogue["is_known"], catalogue["keeps_to_schema"]) == (True, keeps)
+        assert [one["field"] for one in catalogue["errors"]] == wrong
+        assert told["items"][0]["rule"] == ("matches" if data.get("amount") == 9 else "filter")
+
+
+def test_a_type_that_is_not_in_the_catalogue_may_be_subscribed_to_and_explain_says_that_it_is_unknown(acme):
+    wanted = {"endpoint": "acme-orders", "event_type": "never.heard", "tenants": ["t1"]}
+    made = acme.post("/v1/subscriptions", wanted)
+    assert made.status == 201
+    told = acme.post(f"/v1/subscriptions/{made.json['id']}/explain", {"event": EVENT | {"type": "never.heard"}}).json
+    assert told["items"][0]["is_due"]
+    assert told["catalogue"] == {"is_known": False, "is_deprecated": False, "keeps_to_schema": None, "errors": []}
+    assert acme.delete(f"/v1/subscriptions/{made.json['id']}").status == 204
+
+
+def test_a_schema_of_plain_sql_that_is_none_spoils_no_explanation_and_no_list(acme, served):
+    with served.registry() as opened:
+        opened.execute("""insert into event_types values ('order.spoilt', '', '{"$ref": "http://127.0.0.1:9/"}')""")
+        told = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"type": "order.spoilt"}}).json["catalogue"]
+        assert (told["keeps_to_schema"], [one["field"] for one in told["errors"]]) == (None, ["json_schema.$ref"])
+        assert acme.get("/v1/event-types/order.spoilt").status == acme.get("/v1/event-types").status == 200
+        opened.execute("delete from event_types where event_type = 'order.spoilt'")

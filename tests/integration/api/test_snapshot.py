@@ -1,0 +1,233 @@
+"""Whoever follows the registry over HTTP has what the driver reads straight from Postgres, and waits at nobody's cost."""
+
+import base64
+import json
+import random
+import time
+import zlib
+
+import pytest
+
+from delivery import settings
+from delivery.webhooks import guard
+from delivery.webhooks.snapshot import updated
+from subscriptions_db import connect, keyring, sealed, snapshot
+from subscriptions_db.api import following, keys, store
+from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.table import ROUTES
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+GUARD = guard.Guard()
+PATH = "/v1/snapshot"
+CHANGES = (
+    "update tenants set status = 'suspended' where tenant_id = 't1'",
+    "delete from tenants where tenant_id = 't2'",
+    "insert into tenants values ('t4')",
+    "update endpoints set status = 'paused', max_per_second = 2.5, retry_schedule_s = '{1, 2.5}' where customer_id = 'acme'",
+    "delete from secrets where endpoint_id = 'other-orders'",
+    "update secrets set expires_at = now() + interval '1 hour' where purpose = 'signing'",
+    "update subscriptions set event_type = 'user.*' where subscription_id = 'acme-all'",
+    "delete from scopes where subscription_id = 'other-all'",
+    "delete from filters",
+    "insert into subscriptions values ('new', 'acme-orders', 'acme', '*', 'selected')",
+    "insert into scopes values ('new', 'selected', 'include', 't1', '100'), ('new', 'selected', 'exclude', 't9', null)",
+    "update subscriptions set subscription_id = 'moved' where subscription_id = 'other-all'",
+    "insert into filters values ('new', '{\"data\": {\"a\": [1e400]}}')",
+    "delete from endpoints where endpoint_id = 'other-orders'",
+    "delete from customers where customer_id = 'other'",
+)
+
+
+@pytest.fixture
+def served(postgres):
+    with world.served(postgres, max_poll_s=10) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(served):
+    with served.registry() as opened:
+        return served.client(keys.create(opened, customer_id=None, scope=Scope.EXECUTOR).text.reveal().decode())
+
+
+def told(reader, path=PATH, **headers):
+    answer = reader.get(path, **headers)
+    assert answer.status == 200, answer.text
+    return answer.json
+
+
+def straight(served, ring):
+    with served.registry() as opened:
+        return snapshot.read_full(opened, ring, GUARD)
+
+
+def change(served, statement="update tenants set name = name || 'x'"):
+    with served.registry() as opened:
+        opened.execute(statement)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_from_nothing_and_since_each_revision_it_comes_to_what_the_driver_reads(served, reader, seed):
+    ring = keyring.KeyRing.from_settings(served.config.keys)
+    known = [sealed.whole(told(reader), ring, GUARD)]
+    assert known[0] == straight(served, ring)
+    for statement in random.Random(seed).sample(CHANGES, k=7):
+        try:
+            change(served, statement)
+        except connect.psycopg.errors.IntegrityError:
+            continue  # an earlier step took away what this one refers to
+        now = straight(served, ring)
+        assert sealed.whole(told(reader), ring, GUARD) == now
+        for before in known:
+            document = told(reader, f"{PATH}?since={before.revision}")
+            assert document["since"] == before.revision
+            assert updated(before, sealed.changes(document, ring, GUARD)) == now
+        known.append(now)
+
+
+def test_its_secrets_are_as_sealed_as_in_postgres(served, reader):
+    text = reader.get(PATH).text
+    assert b"hunter2" not in text
+    with served.registry() as opened:
+        kept = {bytes(row["sealed"]) for row in opened.execute("select sealed from secrets")}
+    assert {base64.b64decode(row["sealed"]) for row in json.loads(text)["secrets"]} == kept
+    other_ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
+    found = sealed.whole(json.loads(text), other_ring, GUARD)
+    assert all(endpoint.fault and not endpoint.signing_keys for endpoint in found.endpoints.values())
+
+
+@pytest.mark.parametrize("since", [0, 10_000, 2**63 - 1])
+def test_what_the_log_does_not_reach_back_to_is_answered_with_all(served, reader, since):
+    change(served, "delete from revisions where revision < 5")
+    document = told(reader, f"{PATH}?since={since}&wait_s=10")
+    assert document["since"] is None
+    assert len(document["tenants"]) == 2
+
+
+@pytest.mark.parametrize("since", ["x", "-1", str(2**63)])
+def test_a_revision_that_is_none_is_refused(reader, since):
+    answer = reader.get(f"{PATH}?since={since}")
+    assert (answer.status, answer.fields) == (422, ["since"])
+
+
+def test_what_is_known_is_not_told_again(served, reader):
+    answer = reader.get(PATH, accept_encoding="gzip")
+    assert answer.headers["content-encoding"] == "gzip"
+    assert json.loads(zlib.decompress(answer.text, wbits=31)) == told(reader)
+    tag = answer.headers["etag"]
+    assert tag == f'W/"{told(reader)["revision"]}"'
+    for known in (tag, tag.removeprefix("W/"), f'"1", {tag}'):
+        again = reader.get(PATH, if_none_match=known)
+        assert (again.status, again.text, again.headers["etag"]) == (304, b"", tag)
+    change(served)
+    assert reader.get(PATH, if_none_match=tag).status == 200
+
+
+def test_who_waits_is_told_of_a_change_and_else_that_there_is_none(served, reader):
+    revision = told(reader)["revision"]
+    nothing = told(reader, f"{PATH}?since={revision}&wait_s=0.1")
+    assert (nothing["revision"], nothing["since"], nothing["tenants"], nothing["gone"]) == (revision, revision, [], {})
+    tag = f'"{revision}"'
+    assert reader.get(f"{PATH}?wait_s=0.1", if_none_match=tag).status == 304
+    polls = [
+        world.in_background(lambda: reader.get(f"{PATH}?since={revision}&wait_s=10")),
+        world.in_background(lambda: reader.get(f"{PATH}?since={revision}&wait_s=10", if_none_match=tag)),
+    ]
+    began = time.monotonic()
+    change(served, "insert into tenants values ('t4')")
+    for poll in polls:
+        assert [row["tenant_id"] for row in poll().json["tenants"]] == ["t4"]
+    assert time.monotonic() - began < 5
+
+
+def test_all_that_wait_are_told_by_one_read_and_asked_for_by_one_question(served, reader, monkeypatch):
+    read, asked = [], []
+    monkeypatch.setattr(sealed, "read", lambda *of, real=sealed.read: read.append(of[1]) or real(*of))
+    monkeypatch.setattr(
+        following.Followers, "_newest", lambda self, real=following.Followers._newest: asked.append(1) or real(self)
+    )
+    revision = told(reader)["revision"]
+    read.clear()
+    polls = [world.in_background(lambda: told(reader, f"{PATH}?since={revision}&wait_s=10")) for _ in range(20)]
+    waited_for(served)
+    began, before = time.monotonic(), len(asked)
+    change(served)
+    assert {poll()["revision"] for poll in polls} == {straight(served, ring_of(served)).revision}
+    assert read == [revision]
+    assert len(asked) - before <= (time.monotonic() - began) / following.ASK_EVERY_S + 1
+
+
+def ring_of(served):
+    return keyring.KeyRing.from_settings(served.config.keys)
+
+
+def waited_for(served):
+    """Return when the API has asked for those that wait."""
+    asked = "select max(query_start) as at from pg_stat_activity where application_name = 'fanout api'"
+    with served.registry() as opened:
+        [before] = opened.execute(asked).fetchall()
+        for _ in range(500):
+            [now] = opened.execute(asked).fetchall()
+            if now["at"] != before["at"]:
+                return
+            opened.execute("select pg_sleep(0.01)")
+    pytest.fail("nobody asks")
+
+
+def test_a_key_that_is_revoked_while_it_waits_is_told_nothing(served):
+    with served.registry() as opened:
+        made = keys.create(opened, customer_id=None, scope=Scope.EXECUTOR)
+        reader = served.client(made.text.reveal().decode())
+        revision = told(reader)["revision"]
+        poll = world.in_background(lambda: reader.get(f"{PATH}?since={revision}&wait_s=5"))
+        keys.revoke(opened, made.key_id)
+    assert poll().status == 401
+
+
+def test_no_more_than_a_bound_wait(postgres):
+    with world.served(postgres, max_snapshot_polls=1, max_poll_s=3) as served:
+        operator = served.client(served.keys["operator"])
+        tag = operator.get(PATH).headers["etag"]
+        polls = [world.in_background(lambda: operator.get(f"{PATH}?wait_s=3", if_none_match=tag)) for _ in range(2)]
+        assert sorted(poll().status for poll in polls) == [304, 503]
+
+
+def test_while_postgres_is_away_who_waits_is_told_so_and_not_that_nothing_changed(served, reader, monkeypatch):
+    tag = reader.get(PATH).headers["etag"]
+
+    def away(*_, **__):
+        raise connect.errors.RegistryUnavailable("away")
+
+    poll = world.in_background(lambda: reader.get(f"{PATH}?wait_s=10", if_none_match=tag))
+    waited_for(served)
+    monkeypatch.setattr(store.Store, "transaction", away)
+    answer = poll()
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    assert reader.get(PATH).status == 503
+    monkeypatch.undo()
+    assert reader.get(PATH).status == 200
+
+
+def test_a_server_that_stops_lets_go_who_waits(served):
+    with world.running(served.config) as port:
+        client = world.Client(port, served.keys["operator"])
+        tag = client.get(PATH).headers["etag"]
+        poll = world.in_background(lambda: client.get(f"{PATH}?wait_s=10", if_none_match=tag))
+        waited_for(served)
+        began = time.monotonic()
+    assert poll().status == 503
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.name != "getSnapshot"], ids=lambda route: route.name)
+def test_a_key_for_executors_is_for_nothing_else(route):
+    assert Scope.EXECUTOR not in route.scopes
+
+
+def test_no_customer_has_a_key_for_it(served):
+    for name in ("acme", "reader", "poller"):
+        assert served.client(served.keys[name]).get(PATH).status == 403
+    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="scope"):
+        keys.create(opened, customer_id="acme", scope=Scope.EXECUTOR)
