@@ -28,6 +28,7 @@ BODIES = {
     "explainForSubscription": {"event": {"type": "order.made", "tenant_id": "t1"}},
     "redriveDeadLetters": {"everything": True},
     "discardDeadLetters": {"everything": True},
+    "recoverEndpoint": {"since": "2026-01-01T00:00:00Z"},
     "createConsumer": {"name": "mine"},
     "seekConsumer": {"to": "end"},
     "acknowledgeDeadLetters": RECEIPTS,
