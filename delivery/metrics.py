@@ -128,6 +128,9 @@ ARCHIVE_LEFT_OUT = Counter(
     ["reason"],
 )
 ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
+ARCHIVE_REPLAYED = Counter(
+    "fanout_archive_replayed", "Deliveries that were handed to the retry lane again by replays, one or all of a time."
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

@@ -21,17 +21,19 @@ from delivery.health import Phase
 from delivery.stages import backlog, topics
 from delivery.webhooks import chunks
 from fanout import archive_redriving, letters
+from fanout.archive_replaying import Replayer
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
 from subscriptions_db import connect, migrate
 from subscriptions_db.archive import days, rows, writer
 from subscriptions_db.archive.rows import Taken
+from subscriptions_db.replays import progress
 
 log = logging.getLogger(__name__)
 
 NAME = "archive"
 WAIT_S = 0.5
-"""For records, and so until what was asked for meanwhile is redriven."""
+"""For records, and so until what was asked for meanwhile is handed over."""
 MAX_BYTES = 4 * 1024 * 1024
 """Of the records that are written together."""
 KEEP_DAYS_S = 60.0
@@ -71,7 +73,8 @@ class Archiver:
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
         self._hold: str | None = None
         self._failures = 0
-        self._redrive_at = 0.0
+        self._hand_over_at = 0.0
+        self._replayer = Replayer(config)
         self._source: Source | None = None
 
     def follow(self, *, once: bool) -> None:
@@ -82,7 +85,7 @@ class Archiver:
         with connect.connect(self._config.database, application_name="fanout archive") as connection:
             migrate.require_current(connection)
             topics.ensure_all(self._config)
-            with contextlib.closing(Source(self._config.kafka, names)) as self._source:
+            with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 self.watch.entered(Phase.RUNNING)
                 self._go_on(connection, self._source, once=once)
@@ -114,9 +117,9 @@ class Archiver:
             messages = source.take(WAIT_S)
             for together in chunks.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
-            redriven = self._redrive(connection, once=once)
+            handed_over = self._hand_over(connection, once=once)
             self._hold, self._failures = None, 0
-            if (once and source.has_all() and not redriven) or (not once and source.has_new_partitions()):
+            if (once and source.has_all() and not handed_over) or (not once and source.has_new_partitions()):
                 return
 
     def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
@@ -129,20 +132,20 @@ class Archiver:
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
 
-    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
-        """Hand over a turn of letters. While Kafka refuses them, the archive goes on without."""
-        if time.monotonic() < self._redrive_at:
+    def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
+        """Hand over a turn of letters and of replays. While Kafka refuses them, the archive goes on without."""
+        if time.monotonic() < self._hand_over_at:
             return 0
         try:
             redriven = archive_redriving.redrive(self._config, connection, now=_now())
+            metrics.ARCHIVE_REDRIVEN.inc(redriven)
+            return redriven + self._replayer.turn(connection)
         except errors.KafkaUnavailable as exc:
             if once:
                 raise
-            log.warning("redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
-            self._redrive_at = time.monotonic() + LONGEST_PAUSE_S
+            log.warning("redrives and replays wait %.0f s: %s", LONGEST_PAUSE_S, exc)
+            self._hand_over_at = time.monotonic() + LONGEST_PAUSE_S
             return 0
-        metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return redriven
 
     def _taken(self, message: confluent_kafka.Message) -> Taken:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
@@ -150,8 +153,10 @@ class Archiver:
         try:
             if topic == self._config.delivery.dead_letter_topic:
                 letters.read(value).event()  # a redrive will need all of it
-                return Taken(topic=topic, partition=partition, offset=offset, letter=rows.letter_row(value))
-            return Taken(topic=topic, partition=partition, offset=offset, attempts=rows.attempt_rows(value))
+                letter, ended = rows.letter_row(value), rows.ended_of_letter(value)
+                return Taken(topic=topic, partition=partition, offset=offset, letter=letter, ended=ended)
+            attempts, ended = rows.attempt_rows(value), rows.ended(value)
+            return Taken(topic=topic, partition=partition, offset=offset, attempts=attempts, ended=ended)
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
@@ -165,6 +170,7 @@ class Archiver:
                 days.make(connection, kind, day)
             for name in days.drop(connection, kind, days.oldest(today, retention_days)):
                 log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
+        progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 
     def _hold_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:

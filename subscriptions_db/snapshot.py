@@ -127,6 +127,21 @@ def read_endpoint(
         )
 
 
+def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
+    """Return all that leads events to an endpoint, as of one moment: to route by, not to send by. No secret is read."""
+    with connect.one_moment(connection):
+        [found] = connection.execute(query("leading_to_the_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
+        return Snapshot(
+            revision=Revision(found["revision"]),
+            tenants=dict(_tenants(connection, None)),
+            endpoints={
+                EndpointId(row["endpoint_id"]): _unsendable(row)
+                for row in connection.execute(query("endpoints"), {"ids": [endpoint_id]})
+            },
+            subscriptions=dict(_subscriptions(connection, found["subscription_ids"])),
+        )
+
+
 def read_rows(
     connection: connect.Connection,
     ring: keyring.KeyRing,
@@ -182,6 +197,20 @@ def _endpoints(
         yield endpoint.endpoint_id, endpoint
 
 
+def _unsendable(row: dict[str, Any]) -> Endpoint:
+    """Return an endpoint without all that only sending needs."""
+    return Endpoint(
+        endpoint_id=EndpointId(row["endpoint_id"]),
+        customer_id=CustomerId(row["customer_id"]),
+        url=row["url"],
+        status=EndpointStatus(row["status"]),
+        mode=DeliveryMode(row["mode"]),
+        batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+        retrying=_retrying_of(row),
+        order_by=row["order_by"],
+    )
+
+
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
     return Endpoint(
         endpoint_id=EndpointId(row["endpoint_id"]),
@@ -219,11 +248,7 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         max_in_flight=row["max_in_flight"],
         max_per_second=row["max_per_second"],
         batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
-        retrying=_retrying(
-            None if row["retry_schedule_s"] is None else tuple(row["retry_schedule_s"]),
-            row["retry_max_age_s"],
-            row["retry_timeout_s"],
-        ),
+        retrying=_retrying_of(row),
         order_by=row["order_by"] and sys.intern(row["order_by"]),
     )
 
@@ -235,6 +260,11 @@ def _batching(row: dict[str, Any]) -> Batching:
         max_bytes=row["batch_max_bytes"],
         is_gzipped=row["batch_gzip"],
     )
+
+
+def _retrying_of(row: dict[str, Any]) -> Retrying:
+    schedule_s = row["retry_schedule_s"]
+    return _retrying(None if schedule_s is None else tuple(schedule_s), row["retry_max_age_s"], row["retry_timeout_s"])
 
 
 # Nearly all endpoints have the same; what is shared is pickled and kept once.

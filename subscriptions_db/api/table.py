@@ -16,6 +16,7 @@ from subscriptions_db.api import (
     marking,
     polling,
     recovering,
+    replays,
     subscriptions,
     tenants,
     trials,
@@ -35,5 +36,6 @@ ROUTES: tuple[Route, ...] = (
     *consumers.ROUTES,
     *polling.ROUTES,
     *attempts.ROUTES,
+    *replays.ROUTES,
     *audit.ROUTES,
 )

@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from delivery import errors
+from subscriptions_db.replays.progress import Ended
 
 MAX_CHARS = 255
 """How much is kept of what is asked for: more than a subscription's pattern may have."""
@@ -56,6 +57,10 @@ class AttemptRow:
     status: int | None
     error_class: str | None
     detail: str
+    topic: str | None = None
+    """Where its event is in Kafka; None: of a batch, or archived by an older version."""
+    partition: int | None = None
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,8 @@ class Taken:
     offset: int
     letter: LetterRow | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    """What it tells of replays."""
 
     def without_rows(self) -> Taken:
         """Return that the record was seen, and that nothing of it is kept."""
@@ -124,7 +131,12 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     event_type: str | None = None
     tenant_id: str | None = None
     subscription_id: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
     count: int = 1
+    rejected: dict[str, dict[str, dict[str, list[int]]]] = {}
+    replay: str | None = None
 
 
 class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +147,28 @@ class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _outcomes = msgspec.json.Decoder(_Outcomes)
+
+
+def ended_of_letter(written: bytes) -> list[Ended]:
+    """Return what a record of the dead-letter topic, which is a letter, tells of a replay."""
+    replay_id = orjson.loads(written).get("replay") if b'"replay"' in written else None
+    return [] if replay_id is None else [Ended(_text(replay_id), dead_lettered=1)]
+
+
+def ended(written: bytes) -> list[Ended]:
+    """Return what a record of the attempts topic, which was read before, tells of replays: dead letters are in their topic."""
+    if b'"replay"' not in written:
+        return []
+    entries = (entry for entry in _outcomes.decode(written).entries if entry.replay is not None)
+    return [told for entry in entries if (told := _ended(entry)) is not None]
+
+
+def _ended(entry: _Entry) -> Ended | None:
+    replay_id = _text(entry.replay or "")
+    if entry.kind in {"attempt", "batch_attempt"} and entry.error_class is None:
+        rejected = sum(len(at) for topics in entry.rejected.values() for parts in topics.values() for at in parts.values())
+        return Ended(replay_id, delivered=entry.count - rejected)
+    return Ended(replay_id, skipped=entry.count) if entry.kind in {"skipped", "batch_skipped"} else None
 
 
 def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
@@ -156,6 +190,9 @@ def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
                 status=entry.status,
                 error_class=entry.error_class,
                 detail=_text(entry.detail),
+                topic=None if entry.topic is None else _text(entry.topic),
+                partition=entry.partition,
+                offset=entry.offset,
             )
 
 

@@ -18,7 +18,8 @@ SCHEMA = schemathesis.openapi.from_dict(openapi.document(ROUTES))
 EXAMPLES = int(os.environ.get("EXAMPLES", "5"))
 """For each route and kind of request. Raise it to look for more."""
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
-         "letter_id": world.LETTER, "consumer_id": world.CONSUMER}  # fmt: skip
+         "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "replay_id": world.REPLAY,
+         "attempt_id": world.ATTEMPT}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

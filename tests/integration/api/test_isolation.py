@@ -14,7 +14,8 @@ from tests.integration.api import world
 pytestmark = pytest.mark.integration
 
 OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
-           "letter_id": world.LETTER, "consumer_id": world.CONSUMER}  # fmt: skip
+           "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "replay_id": world.REPLAY,
+           "attempt_id": world.ATTEMPT}  # fmt: skip
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
 RECEIPTS = {"receipts": [Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
@@ -29,6 +30,7 @@ BODIES = {
     "redriveDeadLetters": {"everything": True},
     "discardDeadLetters": {"everything": True},
     "recoverEndpoint": {"since": "2026-01-01T00:00:00Z"},
+    "createReplay": {"since": "2026-05-10T00:00:00Z", "until": "2026-05-11T00:00:00Z"},
     "createConsumer": {"name": "mine"},
     "seekConsumer": {"to": "end"},
     "acknowledgeDeadLetters": RECEIPTS,
@@ -40,7 +42,7 @@ OPERATIONS = [
     for method, operation in methods.items()
 ]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
-        "dead_letters", "dead_letter_consumers", "dead_letter_leases")  # fmt: skip
+        "dead_letters", "dead_letter_consumers", "dead_letter_leases", "replays")  # fmt: skip
 EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
 
