@@ -1,5 +1,6 @@
-"""A customer has a delivery made again, and then all of a time: the same `webhook-id`s, validly signed, and the account holds."""
+"""A customer has a delivery made again, then all of a time: the same `webhook-id`s, validly signed, and the account holds."""
 
+import dataclasses
 import datetime as dt
 import threading
 
@@ -26,15 +27,23 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
     carry_out(platform)
 
     with connect.connect(platform.config.database) as connection:
-        one = next(row for row in attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts if row.event_id == "e1")
-        place = One(webhook_id=one.webhook_id, subscription_id=one.subscription_id, topic=one.topic, partition=one.partition, offset=one.offset)  # fmt: skip
-        resent = asking.ask(connection, "c1", "ep1", place)
-        gone = asking.ask(connection, "c1", "ep1", One(webhook_id="msg_0", subscription_id="s0", topic=one.topic, partition=0, offset=99))  # fmt: skip
+        one = next(
+            row for row in attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts if row.event_id == "e1"
+        )
+        delivery = One(
+            webhook_id=one.webhook_id,
+            subscription_id=one.subscription_id,
+            topic=one.topic,
+            partition=one.partition,
+            offset=one.offset,
+        )
+        resent = asking.ask(connection, "c1", "ep1", delivery)
+        gone = asking.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
         carry_out(platform)
         found = asking.get(connection, "c1", gone.replay_id)
         assert (found.state, found.reason) == (State.FAILED, "event_gone")
         platform.run_once("--lanes", "retry")
-        assert [one.webhook_id for one in platform.received[3:]] == [place.webhook_id]
+        assert [one.webhook_id for one in platform.received[3:]] == [delivery.webhook_id]
 
         replay = asking.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
         carry_out(platform)
