@@ -150,6 +150,9 @@ API_POLLS_WAITING = Gauge("fanout_api_polls_waiting", "Polls that wait for a dea
 API_CONNECTIONS = Gauge(
     "fanout_api_connections_in_use", "Connections to Postgres that requests to the HTTP API have; at most api.max_connections."
 )
+ARCHIVE_REPLAYED = Counter(
+    "fanout_archive_replayed", "Deliveries that were handed to the retry lane again by replays, one or all of a time."
+)
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 

@@ -362,3 +362,5 @@ class Outcome(NamedTuple, Generic[Sent]):
     """For `postponed`, and only there."""
     earlier: tuple[Attempt, ...] = ()
     """Attempts before these, in other lanes or turns. They were logged then, and are told once more in the dead letter."""
+    replay: str | None = None
+    """Set: it was asked for again, by this replay, and is on no lane's account of what was due."""

@@ -229,6 +229,9 @@ class Archive(Area):
     """Whether attempts are archived, too: a row for each request to an endpoint."""
     attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
     """An attempt is kept for at least so many days after it began."""
+    replay_max_pending: Annotated[int, Field(gt=0)] = 10_000
+    """A replay hands nothing more over while so many of its deliveries wait in the retry lane. Below `retry.max_pending`, where
+    live events of the endpoint need room as well."""
 
 
 class Operations(Area):

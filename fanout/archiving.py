@@ -22,18 +22,20 @@ from delivery.health import Phase
 from delivery.stages import backlog, topics
 from delivery.webhooks import chunks
 from fanout import archive_operations, archive_redriving, letters, publishing
+from fanout.archive_replaying import Replayer
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
 from subscriptions_db import connect, migrate
 from subscriptions_db.archive import days, notes, rows, signs, telling, writer
 from subscriptions_db.archive.conditions import Policy
 from subscriptions_db.archive.rows import Taken
+from subscriptions_db.replays import progress
 
 log = logging.getLogger(__name__)
 
 NAME = "archive"
 WAIT_S = 0.5
-"""For records, and so until what was asked for meanwhile is redriven."""
+"""For records, and so until what was asked for meanwhile is handed over."""
 MAX_BYTES = 4 * 1024 * 1024
 """Of the records that are written together."""
 KEEP_DAYS_S = 60.0
@@ -77,6 +79,7 @@ class Archiver:
         self._hold: str | None = None
         self._failures = 0
         self._hand_over_at = 0.0
+        self._replayer = Replayer(config)
         self._source: Source | None = None
 
     def follow(self, *, once: bool) -> None:
@@ -89,7 +92,7 @@ class Archiver:
             topics.ensure_all(self._config)
             if self._policy is not None:
                 topics.ensure(self._config.kafka, [self._config.operations.topic], publishing.EVENT_PARTITIONS)
-            with contextlib.closing(Source(self._config.kafka, names)) as self._source:
+            with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 self.watch.entered(Phase.RUNNING)
                 self._go_on(connection, self._source, once=once)
@@ -144,22 +147,23 @@ class Archiver:
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
 
     def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
-        """Hand over a turn of letters and one of operational events. While Kafka refuses them, the archive goes on without."""
+        """Hand over a turn of operational events, letters and replays. While Kafka refuses them, the archive goes on without."""
         if time.monotonic() < self._hand_over_at:
             return 0
-        told = redriven = 0
+        told = redriven = replayed = 0
         try:
             if self._policy is not None:
                 told = archive_operations.publish(self._config, connection)
             redriven = archive_redriving.redrive(self._config, connection, now=_now())
+            replayed = self._replayer.turn(connection)
         except errors.KafkaUnavailable as exc:
             if once:
                 raise
-            log.warning("operational events and redrives wait %.0f s: %s", LONGEST_PAUSE_S, exc)
+            log.warning("operational events, redrives and replays wait %.0f s: %s", LONGEST_PAUSE_S, exc)
             self._hand_over_at = time.monotonic() + LONGEST_PAUSE_S
         metrics.ARCHIVE_TOLD.inc(told)
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return told + redriven
+        return told + redriven + replayed
 
     def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
@@ -168,14 +172,21 @@ class Archiver:
             if topic == self._config.delivery.dead_letter_topic:
                 letters.read(value).event()  # a redrive will need all of it
                 letter = rows.letter_row(value)
-                seen = signs.of_letter(letter, _written_at(message, now))
-                return Taken(topic=topic, partition=partition, offset=offset, letter=letter, seen=seen)
+                return Taken(
+                    topic=topic,
+                    partition=partition,
+                    offset=offset,
+                    letter=letter,
+                    ended=rows.ended_of_letter(value),
+                    seen=signs.of_letter(letter, _written_at(message, now)),
+                )
             return Taken(
                 topic=topic,
                 partition=partition,
                 offset=offset,
                 attempts=rows.attempt_rows(value),
                 redriven=rows.redriven_rows(value),
+                ended=rows.ended(value),
                 seen=signs.of_log(value, _written_at(message, now)),
             )
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
@@ -194,6 +205,7 @@ class Archiver:
         if self._policy is not None:
             telling.forget(connection)
         notes.forget(connection, days.oldest(today, self._kept.letters))
+        progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 
     def _hold_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:

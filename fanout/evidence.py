@@ -15,9 +15,10 @@ from delivery.model import DeliveryMode, SkipReason
 from delivery.webhooks import intake, parcel, segment
 from fanout.ledger import Place, of_batch
 
-DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE = range(1, 9)
+DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
 """What a word says. REDRIVEN: a dead letter that is none any more. DEAD_IN_LOG: given up unattempted, by the log. POSTPONED: by
-the log. REJECTED_BY_A_LANE: for a reason that the other lane need not have."""
+the log. REJECTED_BY_A_LANE: for a reason that the other lane need not have. REPLAYED: delivered because somebody asked for it
+again. What else becomes of replays is no evidence of what was due, and is not taken."""
 SKIPPED = 16
 """And more: the reason's place in `Evidence.reasons`."""
 HANDED = 0x8000
@@ -125,6 +126,10 @@ class Evidence:
             state = {"dead_lettered": DEAD_IN_LOG, "postponed": POSTPONED, "redriven": REDRIVEN}[kind]
         else:
             return  # of a newer version
+        if entry.get("replay") is not None:
+            if state != DELIVERED:
+                return
+            state = REPLAYED
         # Rows of the first versions do not say it. What the batch lane skipped unattempted is then on the other's account.
         lane = DeliveryMode.BATCH.value if is_batch else row.get("mode", DeliveryMode.DIRECT.value)
         if not is_batch:
@@ -135,7 +140,7 @@ class Evidence:
             else:
                 self._add(place, offset, whose, state)
             return
-        rejected = set(of_batch(entry["rejected"])) if state == DELIVERED and entry["rejected"] else ()
+        rejected = set(of_batch(entry["rejected"])) if state in {DELIVERED, REPLAYED} and entry["rejected"] else ()
         for due in of_batch(entry["offsets"]):
             if due not in rejected:
                 whose = self._number(lane, row["endpoint_id"], due.subscription_id)
@@ -149,6 +154,8 @@ class Evidence:
         if isinstance(message, parcel.Report):
             return
         for one in message.parcels:
+            if one.replay is not None:
+                continue
             lane = DeliveryMode.DIRECT if one.left_by is None else DeliveryMode.BATCH
             quarter = min(max(one.expires_ms // _QUARTER_MS - _FIRST_QUARTER, 0), HANDED - 1)
             for number, packed in enumerate(one.packed):
@@ -160,6 +167,8 @@ class Evidence:
 
     def take_dead_letter(self, letter: dict[str, Any]) -> None:
         """Take a dead letter."""
+        if letter.get("replay") is not None:
+            return
         lane = DeliveryMode.BATCH if "batch_webhook_id" in letter else DeliveryMode.DIRECT
         whose = self._number(lane.value, letter["endpoint_id"], letter["subscription_id"])
         place, offset = _place_of(letter["topic"], letter["partition"]), letter["offset"]

@@ -68,6 +68,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[Header]
     attempts: list[Story]
     batch_webhook_id: str | None = None
+    replay: str | None = None
+    """The replay that had asked for it; None: it was due."""
 
     @property
     def is_of_batch(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ import rich.table
 
 from delivery import errors, plan, settings
 from delivery.model import Record
-from delivery.stages import topics
 from delivery.webhooks import envelope, parcel
 from fanout import evidence, reconciling, redriving, scanning
 from fanout.ledger import Place
@@ -86,12 +84,7 @@ class _Reading:
                 f"there is no topic {config.delivery.attempts_topic}: the job has never run on this Kafka, or set "
                 "delivery.attempts_topic"
             )
-        try:
-            pattern = re.compile(config.source.topic_pattern)
-        except re.error as exc:
-            raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
-        own = {*topics.of_results(config.delivery), config.delivery.retries_topic, config.batch.ticks_topic}
-        self._event_topics = [name for name in known if pattern.fullmatch(name) and name not in own]
+        self._event_topics = scanning.event_topics(config, known)
 
     def attempts(self) -> bool:
         """Read the log; return whether it is whole."""
@@ -191,7 +184,7 @@ def _show_lanes(console: rich.console.Console, account: Account) -> None:
         table.add_row(name.replace("_", "-"), *(str(document[name]) for document in documents))
     for reason in reasons:
         table.add_row(f"skipped: {reason}", *(str(document["skipped"].get(reason, 0)) for document in documents))
-    for name in ("lost", "repeated"):
+    for name in ("lost", "repeated", "replayed"):
         table.add_row(name, *(str(document[name]) for document in documents))
     table.add_row("records not handled yet", *(str(lane.behind) for lane in account.lanes.values()))
     console.print(table)

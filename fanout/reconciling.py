@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fanout import evidence, runs
-from fanout.evidence import DEAD, DEAD_IN_LOG, DELIVERED, HANDED, REDRIVEN, REJECTED, SKIPPED, Evidence, Run, Whose
+from fanout.evidence import DEAD, DEAD_IN_LOG, DELIVERED, HANDED, REDRIVEN, REJECTED, REPLAYED, SKIPPED, Evidence, Run, Whose
 from fanout.findings import MAX_NAMED, Finding, Findings, Kind
 from fanout.ledger import Place
 
@@ -65,6 +65,8 @@ class Counts:
     """What is due and neither has ended nor waits."""
     repeated: int = 0
     """Acceptances beyond a delivery's first."""
+    replayed: int = 0
+    """Acceptances that somebody asked for, beside all these: whatever had become of the delivery, or had it not been due."""
 
     @property
     def due(self) -> int:
@@ -78,6 +80,7 @@ class Counts:
         self.skipped += other.skipped
         self.lost += other.lost
         self.repeated += other.repeated
+        self.replayed += other.replayed
 
     def document(self) -> dict[str, Any]:
         """Return them for machines."""
@@ -89,6 +92,7 @@ class Counts:
             "skipped": dict(sorted(self.skipped.items())),
             "lost": self.lost,
             "repeated": self.repeated,
+            "replayed": self.replayed,
         }
 
 
@@ -213,7 +217,14 @@ class _Walk:
                 self._rejected_by_a_lane += 1
 
     def take(self, offset: int, whose: Whose, states: list[int]) -> None:
-        """Take all that is said of one delivery."""
+        """Take all that is said of one delivery. What replays have brought proves nothing of what was due."""
+        if REPLAYED in states:
+            self._replayed(offset, whose, states.count(REPLAYED))
+            states = [state for state in states if state != REPLAYED]
+        if states:
+            self._take_due(offset, whose, states)
+
+    def _take_due(self, offset: int, whose: Whose, states: list[int]) -> None:
         if not self._is_in_run(offset):
             if offset > self._last:
                 self._unfinished = [*self._unfinished[:1], offset]
@@ -240,6 +251,10 @@ class _Walk:
             counts.skipped[self._told.reasons[next(state for state in states if state >= SKIPPED) - SKIPPED]] += 1
         else:
             self._wait(offset, whose, states, counts)
+
+    def _replayed(self, offset: int, whose: Whose, many: int) -> None:
+        """Count what was asked for again. A replay need not ask for what was due, nor for what a lane has come to."""
+        self._counts(self._told.type_at(self._place, offset) or EXPIRED, whose.endpoint_id).replayed += many
 
     def _wait(self, offset: int, whose: Whose, states: list[int], counts: Counts) -> None:
         """Take what has not ended."""

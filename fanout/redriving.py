@@ -118,6 +118,7 @@ def parcel_of(together: Sequence[Letter], *, now_ms: int) -> parcel.Parcel:
         retries=0,
         attempts=max(letter.last_attempt for letter in together),
         story=first.story()[-parcel.MAX_STORY :],
+        replay=first.replay,
     )
 
 
@@ -167,4 +168,5 @@ def _note(letter: Letter, now_ms: int) -> dict[str, Any]:
         "appended_at_ms": letter.appended_at_ms,
         "dead_lettered_at_ms": letter.dead_lettered_at_ms,
         "redriven_at_ms": now_ms,
+        "replay": letter.replay,
     }

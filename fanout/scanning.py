@@ -6,6 +6,7 @@ Runs in the command. Reads what Spark reads: the records of transactions that we
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -77,6 +78,15 @@ class Scanner:
                     starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all are older
         return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
 
+    def held(self, place: Place) -> tuple[int, int]:
+        """Return the first offset that Kafka holds of a partition and the one behind the last; (0, 0) where there is none."""
+        with self._translated():
+            known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
+            if place.topic not in known or place.partition not in known[place.topic].partitions:
+                return 0, 0
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S)
+        return low, high
+
     def read(self, extents: Iterable[Extent], what: str, take: Take) -> None:
         """Hand every record of `extents` to `take`, those of a partition in their order."""
         ends = {extent.place: extent.end for extent in extents if extent.first < extent.end}
@@ -138,6 +148,16 @@ class Scanner:
         with rich.progress.Progress(console=self._console, transient=True) as progress:
             task = progress.add_task(f"reading {what}", total=total)
             yield lambda count: progress.advance(task, count)
+
+
+def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
+    """Return the topics of these that hold events; raise SettingsError where the pattern is none."""
+    try:
+        pattern = re.compile(config.source.topic_pattern)
+    except re.error as exc:
+        raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
+    own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
+    return [name for name in known if pattern.fullmatch(name) and name not in own]
 
 
 def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:

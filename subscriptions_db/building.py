@@ -93,6 +93,20 @@ def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId
         yield subscription.subscription_id, subscription
 
 
+def unsendable(row: dict[str, Any]) -> Endpoint:
+    """Return an endpoint without all that only sending needs."""
+    return Endpoint(
+        endpoint_id=EndpointId(row["endpoint_id"]),
+        customer_id=CustomerId(row["customer_id"]),
+        url=row["url"],
+        status=_status(row),
+        mode=DeliveryMode(row["mode"]),
+        batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+        retrying=_retrying_of(row),
+        order_by=row["order_by"],
+    )
+
+
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
     return Endpoint(
         endpoint_id=EndpointId(row["endpoint_id"]),
@@ -130,11 +144,7 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
         max_in_flight=row["max_in_flight"],
         max_per_second=validation.limit_per_s(row["max_per_second"], row["permitted_per_minute"]),
         batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
-        retrying=_retrying(
-            None if row["retry_schedule_s"] is None else tuple(row["retry_schedule_s"]),
-            row["retry_max_age_s"],
-            row["retry_timeout_s"],
-        ),
+        retrying=_retrying_of(row),
         order_by=row["order_by"] and sys.intern(row["order_by"]),
         origin=row["permitted_origin"] and sys.intern(row["permitted_origin"]),
     )
@@ -153,6 +163,11 @@ def _batching(row: dict[str, Any]) -> Batching:
         max_bytes=row["batch_max_bytes"],
         is_gzipped=row["batch_gzip"],
     )
+
+
+def _retrying_of(row: dict[str, Any]) -> Retrying:
+    schedule_s = row["retry_schedule_s"]
+    return _retrying(None if schedule_s is None else tuple(schedule_s), row["retry_max_age_s"], row["retry_timeout_s"])
 
 
 # Nearly all endpoints have the same; what is shared is pickled and kept once.

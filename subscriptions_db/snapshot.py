@@ -126,6 +126,21 @@ def read_endpoint(
         )
 
 
+def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
+    """Return all that leads events to an endpoint, as of one moment: to route by, not to send by. No secret is read."""
+    with connect.one_moment(connection):
+        [found] = connection.execute(query("leading_to_the_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
+        return Snapshot(
+            revision=Revision(found["revision"]),
+            tenants=dict(_tenants(connection, None)),
+            endpoints={
+                EndpointId(row["endpoint_id"]): building.unsendable(row)
+                for row in connection.execute(query("endpoints"), {"ids": [endpoint_id]})
+            },
+            subscriptions=dict(_subscriptions(connection, found["subscription_ids"])),
+        )
+
+
 def read_rows(
     connection: connect.Connection,
     ring: keyring.KeyRing,

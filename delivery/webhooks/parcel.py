@@ -60,6 +60,8 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The last MAX_STORY attempts."""
     order_key: str | None = None
     """What it must stay in order with; None: nothing."""
+    replay: str | None = None
+    """The replay that asked for it; None: it was due."""
 
     @property
     def size(self) -> int:

@@ -117,12 +117,14 @@ def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)
         if not outcome.attempts:
-            entries.append(orjson.dumps({"kind": outcome.kind, **_identity(outcome.delivery), "reason": outcome.reason}))
+            identity = _identity(outcome.delivery) | _of_replay(outcome)
+            entries.append(orjson.dumps({"kind": outcome.kind, **identity, "reason": outcome.reason}))
         for attempt in outcome.attempts:
-            entries.append(orjson.dumps({"kind": "attempt", **_identity(outcome.delivery), **_attempt(attempt)}))
+            identity = _identity(outcome.delivery) | _of_replay(outcome)
+            entries.append(orjson.dumps({"kind": "attempt", **identity, **_attempt(attempt)}))
     for batch in results.batches:
         entries = _entries_of(batch.outcome.delivery.endpoint, log)
-        identity = _batch_identity(batch)
+        identity = _batch_identity(batch) | _of_replay(batch.outcome)
         if not batch.outcome.attempts:
             kind = f"batch_{batch.outcome.kind.value}"
             entries.append(orjson.dumps({"kind": kind, **identity, "reason": batch.outcome.reason}))
@@ -186,6 +188,11 @@ def _identity_of(webhook_id: str, event: Event, subscription_id: SubscriptionId)
     }
 
 
+def _of_replay(outcome: Outcome[Any]) -> dict[str, str]:
+    """Return the mark of what was asked for again: whoever takes account of what was due leaves it out."""
+    return {} if outcome.replay is None else {"replay": outcome.replay}
+
+
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "attempt": attempt.number,
@@ -201,7 +208,8 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 def _dead_letter(outcome: Outcome[Delivery]) -> dict[str, Any]:
     delivery = outcome.delivery
     story = (*outcome.earlier, *outcome.attempts)
-    return _letter(delivery.event, _identity(delivery), delivery.endpoint, outcome.reason, story)
+    identity = _identity(delivery) | _of_replay(outcome)
+    return _letter(delivery.event, identity, delivery.endpoint, outcome.reason, story)
 
 
 def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]:
@@ -211,7 +219,7 @@ def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]
         return
     for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
         event, subscription_id = delivery.events[place].event(), delivery.through[place]
-        identity = _identity_of(message.webhook_id(event, subscription_id), event, subscription_id)
+        identity = _identity_of(message.webhook_id(event, subscription_id), event, subscription_id) | _of_replay(outcome)
         reason, attempts = outcome.reason, (*outcome.earlier, *outcome.attempts)
         if place in batch.rejected:
             last = attempts[-1]._replace(error_class=batch_message.REJECTED, detail=batch.rejected[place], response=b"")

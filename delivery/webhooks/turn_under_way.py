@@ -109,7 +109,7 @@ class TurnUnderWay:
                 try:
                     if reason is None:
                         unsent = self._unsent(waits, places)
-                        self._tell(Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
+                        self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
                     else:
                         self._skip(waits, places, reason)
                 except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
@@ -147,7 +147,7 @@ class TurnUnderWay:
             delivery = _with_content(delivery)
         except Exception:  # as in the batch lane
             log.exception("a parcel failed in an unforeseen way", extra={"endpoint_id": self.turn.endpoint_id})
-            self._tell(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=waits.story))
+            self._tell(waits, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=waits.story))
             return None
         return Made(place, delivery, waits.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
@@ -183,7 +183,7 @@ class TurnUnderWay:
         else:
             for reason, skipped in made.skipped.items():
                 self._skip(waits, skipped, reason)
-        self._tell(Outcome(made.delivery, kind, (attempt,), error_class, again, waits.story))
+        self._tell(waits, Outcome(made.delivery, kind, (attempt,), error_class, again, waits.story))
 
     def end(self, now_ms: int) -> None:
         """Let come back what there was no time for, or what one before it in its order has failed for."""
@@ -215,10 +215,11 @@ class TurnUnderWay:
             self.stop()
 
     def _skip(self, waits: parcel.Parcel, places: list[int], reason: SkipReason | None) -> None:
-        self._tell(Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
+        self._tell(waits, Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
 
-    def _tell(self, outcome: Outcome[Any]) -> None:
+    def _tell(self, waits: parcel.Parcel, outcome: Outcome[Any]) -> None:
         """Take note of how a parcel ended in this turn, without its body."""
+        outcome = outcome._replace(replay=waits.replay)
         if isinstance(outcome.delivery, BatchDelivery):
             self.results.batches.append(batch_message.settled(outcome))
         else:

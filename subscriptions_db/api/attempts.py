@@ -39,6 +39,7 @@ class Which(Whose, Page):
 class Attempt(pydantic.BaseModel):
     """A request to an endpoint, and what came of it."""
 
+    id: str
     started_at: dt.datetime
     endpoint: str
     webhook_id: str
@@ -83,12 +84,13 @@ def list_(call: Call) -> Attempts:
     before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
     found = attempts.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
     return Attempts(
-        items=[_shown(row) for row in found.attempts], next_cursor=None if found.before is None else found.before.text()
+        items=list(map(_shown, found.attempts, found.places)), next_cursor=None if found.before is None else found.before.text()
     )
 
 
-def _shown(row: AttemptRow) -> Attempt:
+def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:
     return Attempt(
+        id=place.text(),
         started_at=row.started_at,
         endpoint=row.endpoint_id,
         webhook_id=row.webhook_id,

@@ -19,6 +19,7 @@ from subscriptions_db.archive.letters import State
 
 MAX_MARKED = 1000
 """In one request, so that none keeps others from these rows for long."""
+Limit = Annotated[int, Field(ge=1, le=MAX_MARKED)]
 
 
 class Many(AskedInTime):
@@ -27,7 +28,7 @@ class Many(AskedInTime):
     everything: bool = False
     cursor: Cursor | None = None
     """`next_cursor` of the request before."""
-    limit: Annotated[int, Field(ge=1, le=MAX_MARKED)] = MAX_MARKED
+    limit: Limit = MAX_MARKED
 
 
 class LetterState(pydantic.BaseModel):
@@ -92,12 +93,22 @@ def _mark_many(call: Call, state: State) -> Marked:
         customer_id,
         dead_letters.selection(wanted),
         state,
-        after=cursor.position_of(wanted.cursor) if wanted.cursor else 0,
+        after=position_behind(wanted.cursor),
         limit=wanted.limit,
         now=dt.datetime.now(dt.UTC),
     )
     told = {"asked": asked, "count": marked.count, "until": str(marked.until)}
     audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=told)
+    return shown(marked)
+
+
+def position_behind(text: str | None) -> int:
+    """Return where a cursor goes on; without one at the beginning."""
+    return cursor.position_of(text) if text else 0
+
+
+def shown(marked: letters.Marked) -> Marked:
+    """Return what was marked as it is answered."""
     return Marked(count=marked.count, next_cursor=cursor.of_position(marked.until), has_more=marked.has_more)
 
 

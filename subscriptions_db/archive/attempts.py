@@ -7,6 +7,7 @@ cursor that has passed its time: whoever wants every attempt reads the attempts 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ class Found(NamedTuple):
     attempts: list[AttemptRow]
     before: Moment | None
     """The cursor for older ones; None when there are none."""
+    places: Sequence[Moment] = ()
+    """Of each attempt its own."""
 
 
 def search(
@@ -59,6 +62,14 @@ def search(
         found = connection.execute(query("attempts_before"), wanted, prepare=False).fetchall()
         places = [Moment(row["started_at"], row.pop("position")) for row in found]
         if len(found) == limit:
-            return Found([AttemptRow(**row) for row in found], places[-1])
+            return Found([AttemptRow(**row) for row in found], places[-1], tuple(places))
         last = connection.execute(query("last_attempt_looked_at"), wanted, prepare=False).fetchone()
-    return Found([AttemptRow(**row) for row in found], None if last is None else Moment(last["started_at"], last["position"]))
+    older = None if last is None else Moment(last["started_at"], last["position"])
+    return Found([AttemptRow(**row) for row in found], older, tuple(places))
+
+
+def get(connection: connect.Connection, customer_id: str, place: Moment) -> AttemptRow | None:
+    """Return the attempt at a place; None where the customer has none there."""
+    with connect.translating():
+        row = connection.execute(query("attempt_at"), place._asdict() | {"customer_id": customer_id}).fetchone()
+    return None if row is None else AttemptRow(**row)

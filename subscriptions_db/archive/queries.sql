@@ -49,12 +49,13 @@ select first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived
 -- name: insert_attempts
 insert into attempts (
     started_at, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id,
-    events, attempt, duration_ms, status, error_class, detail
+    events, attempt, duration_ms, status, error_class, detail, topic, partition, "offset"
 )
 select * from unnest(
     %(started_at)s::timestamptz[], %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[],
     %(event_id)s::text[], %(event_type)s::text[], %(tenant_id)s::text[], %(subscription_id)s::text[], %(events)s::integer[],
-    %(attempt)s::integer[], %(duration_ms)s::real[], %(status)s::integer[], %(error_class)s::text[], %(detail)s::text[]
+    %(attempt)s::integer[], %(duration_ms)s::real[], %(status)s::integer[], %(error_class)s::text[], %(detail)s::text[],
+    %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
 );
 
 -- name: dead_letters_after
@@ -207,7 +208,7 @@ returning position;
 -- name: attempts_before
 -- The newest that are asked for; no more than `most` are looked at.
 select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
-       attempt, duration_ms, status, error_class, detail
+       attempt, duration_ms, status, error_class, detail, topic, partition, "offset"
 from (
     select * from attempts
     where customer_id = %(customer_id)s
@@ -223,6 +224,11 @@ where (%(event_type)s::text is null or event_type = %(event_type)s)
   and (%(is_accepted)s::boolean is null or (error_class is null) = %(is_accepted)s)
   and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
 order by started_at desc, position desc limit %(limit)s;
+
+-- name: attempt_at
+select customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
+       attempt, duration_ms, status, error_class, detail, topic, partition, "offset", started_at
+from attempts where customer_id = %(customer_id)s and started_at = %(started_at)s and position = %(position)s;
 
 -- name: last_attempt_looked_at
 select started_at, position from attempts

@@ -17,6 +17,7 @@ import orjson
 
 from delivery import errors
 from subscriptions_db.archive.conditions import Seen
+from subscriptions_db.replays.progress import Ended
 
 MAX_CHARS = 255
 """How much is kept of what is asked for: more than a subscription's pattern may have."""
@@ -58,6 +59,10 @@ class AttemptRow:
     status: int | None
     error_class: str | None
     detail: str
+    topic: str | None = None
+    """Where its event is in Kafka; None: of a batch, or archived by an older version."""
+    partition: int | None = None
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,8 @@ class Taken:
     offset: int
     letter: LetterRow | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    """What it tells of replays."""
     seen: list[Seen] = field(default_factory=list)
     """What it says of endpoints' conditions."""
     redriven: list[RedrivenRow] = field(default_factory=list)
@@ -123,6 +130,17 @@ def redriven_rows(written: bytes) -> list[RedrivenRow]:
     return _rows(written, b'"redriven"', _redriven)
 
 
+def ended(written: bytes) -> list[Ended]:
+    """Return what such a record tells of replays: dead letters are in their topic."""
+    return _rows(written, b'"replay"', _ended)
+
+
+def ended_of_letter(written: bytes) -> list[Ended]:
+    """Return what a record of the dead-letter topic, which is a letter, tells of a replay."""
+    replay_id = orjson.loads(written).get("replay") if b'"replay"' in written else None
+    return [] if replay_id is None else [Ended(_text(replay_id), dead_lettered=1)]
+
+
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What attempts of all kinds say."""
 
@@ -138,8 +156,13 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     event_type: str | None = None
     tenant_id: str | None = None
     subscription_id: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
     count: int = 1
     dead_lettered_at_ms: float = 0
+    rejected: dict[str, dict[str, dict[str, list[int]]]] = {}
+    replay: str | None = None
 
 
 class _Outcomes(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +197,17 @@ def _redriven(row: _Outcomes) -> Iterator[RedrivenRow]:
             )
 
 
+def _ended(row: _Outcomes) -> Iterator[Ended]:
+    for entry in row.entries:
+        if entry.replay is None:
+            continue
+        if entry.kind in {"attempt", "batch_attempt"} and entry.error_class is None:
+            rejected = sum(len(at) for topics in entry.rejected.values() for parts in topics.values() for at in parts.values())
+            yield Ended(_text(entry.replay), delivered=entry.count - rejected)
+        elif entry.kind in {"skipped", "batch_skipped"}:
+            yield Ended(_text(entry.replay), skipped=entry.count)
+
+
 def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
     endpoint_id, customer_id = _registry_id(row.endpoint_id), _registry_id(row.customer_id)
     for entry in row.entries:
@@ -193,6 +227,9 @@ def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
                 status=entry.status,
                 error_class=entry.error_class,
                 detail=_text(entry.detail),
+                topic=None if entry.topic is None else _text(entry.topic),
+                partition=entry.partition,
+                offset=entry.offset,
             )
 
 

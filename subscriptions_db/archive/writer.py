@@ -19,6 +19,8 @@ from subscriptions_db import connect
 from subscriptions_db.archive import days, notes, telling
 from subscriptions_db.archive.conditions import Policy
 from subscriptions_db.archive.rows import AttemptRow, LetterRow, RedrivenRow, Taken
+from subscriptions_db.replays import progress
+from subscriptions_db.replays.progress import Ended
 from subscriptions_db.sql import query
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,7 @@ def _write(
             _insert_attempts(connection, to_keep)
         if policy is not None:
             telling.take(connection, [seen for one in new for seen in one.seen], policy)
+        progress.add_ended(connection, _summed(one for taken in new for one in taken.ended))
         _reach(connection, {(one.topic, one.partition): one.offset + 1 for one in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 
@@ -137,6 +140,15 @@ def _reach(connection: connect.Connection, reached: dict[Place, int]) -> None:
         "next_offsets": list(reached.values()),
     }
     connection.execute(query("set_archive_offsets"), wanted)
+
+
+def _summed(ended: Iterable[Ended]) -> list[Ended]:
+    """Return one for each replay."""
+    total: dict[str, Ended] = {}
+    for replay_id, *counts in ended:
+        before = total.get(replay_id, Ended(replay_id))
+        total[replay_id] = Ended(replay_id, *(old + more for old, more in zip(before[1:], counts, strict=True)))
+    return list(total.values())
 
 
 def _letter_columns(taken: Sequence[Taken]) -> dict[str, list[Any]]:

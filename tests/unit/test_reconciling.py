@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import orjson
 import pytest
 
@@ -63,7 +64,8 @@ def packed(offset):
 
 
 def parcel_of(one, *, now_ms=NOW_MS):
-    return parcel.Postponed("ep1", "c1", [parcel.of(one, now_ms=now_ms)])
+    waits = parcel.of(one, now_ms=now_ms)
+    return parcel.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
 
 
 class Told:
@@ -116,7 +118,7 @@ def test_what_was_due_adds_up_by_lane_type_and_endpoint():
     [(group, counts)] = account.groups.items()
     assert group == ("direct", "order.created", "ep1")
     assert counts.document() == {
-        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "lost": 0, "repeated": 0,
+        "due": 6, "delivered": 3, "pending": 1, "dead_lettered": 1, "lost": 0, "repeated": 0, "replayed": 0,
         "skipped": {"subscription_paused": 1},
     }  # fmt: skip
     direct = account.lanes["direct"]
@@ -372,6 +374,33 @@ def test_a_delivery_that_became_a_dead_letter_again_is_one():
     told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
     redriven(told, 7, 5)  # its letter is of later
     assert told.account().lanes["direct"].counts.dead_lettered == 1
+
+
+def replayed(one, replay="rpl_1"):
+    return one._replace(replay=replay)
+
+
+@pytest.mark.parametrize("first", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
+@pytest.mark.parametrize("again", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
+def test_a_replay_is_named_apart_and_changes_nothing_of_what_was_due(first, again):
+    alone = Told().write(first, receipts=[receipt(0, 9, due=1)]).account()
+    account = Told().write(first, replayed(again), receipts=[receipt(0, 9, due=1)]).account()
+    assert account.holds
+    accepted = again.kind is OutcomeKind.DELIVERED
+    assert account.lanes["direct"].counts.document() == alone.lanes["direct"].counts.document() | {"replayed": int(accepted)}
+
+
+def test_a_replay_of_what_was_not_due_makes_no_surplus_and_one_of_what_is_lost_hides_nothing():
+    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=1)])
+    assert told.account().holds
+    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=2)])
+    assert (kinds(told.account())["lost"][2], told.account().lanes["direct"].counts.lost) == (1, 1)
+
+
+def test_a_real_repeat_is_seen_beside_a_replay():
+    told = Told().write(outcome(0), outcome(0), replayed(outcome(0)), receipts=[receipt(0, 9, due=1)])
+    counts = told.account().lanes["direct"].counts
+    assert (counts.delivered, counts.repeated, counts.replayed) == (1, 1, 1)
 
 
 def test_offsets_far_apart_and_many_subscriptions_stay_apart():

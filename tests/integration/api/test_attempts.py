@@ -24,6 +24,7 @@ def served(postgres):
         ]
         others = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
         with made.registry() as opened:
+            opened.execute("delete from attempts")
             writer.write(opened, [archive.taken_attempts(0, *outcomes, others)], archive.KEPT, now=archive.NOW)
         yield made
 

@@ -124,6 +124,24 @@ def test_many_letters_are_redriven_by_what_is_asked_for(served, acme):
     assert served.audit("acme")[-1]["after"]["count"] == 2
 
 
+def test_an_endpoint_is_recovered_since_a_time_and_is_not_enabled_by_that(served, acme):
+    later = archive.NOW + dt.timedelta(hours=1)
+    write(served, 1)
+    write(served, 3, dead_lettered_at=later)
+    write(served, 1, endpoint="another", dead_lettered_at=later)
+    path, asked = "/v1/endpoints/acme-orders", {"since": later.isoformat(), "limit": 2}
+    part = acme.post(f"{path}/recover", asked).json
+    assert (part["count"], part["has_more"], part["status"], part["detail"]) == (2, True, "active", "")
+    assert acme.post(f"{path}/disable", {"reason": "in repair"}).status == 200
+    rest = acme.post(f"{path}/recover", asked | {"cursor": part["next_cursor"]}).json
+    assert (rest["count"], rest["has_more"], rest["status"]) == (1, False, "disabled")
+    assert "until it is enabled" in rest["detail"]
+    assert acme.post(f"{path}/enable").json["status"] == "active"
+    assert len(ids(acme.get("/v1/dead-letters"))) == 2
+    assert acme.post(f"{path}/recover", {}).fields == ["since"]
+    assert served.audit("acme-orders")[0]["after"]["count"] == 2
+
+
 def test_a_consumer_is_made_moved_and_forgotten(served, acme, poller):
     write(served, 3)
     wanted = {"name": "late", "event_type": "*", "to": "end"}

@@ -52,7 +52,8 @@ def test_what_the_document_asks_is_answered_as_it_says(served, operator):
     client, made = operator, {}
     for method, path, headers, body, told in examples(TEXT):
         named = dict(line.split(": ", 1) for line in headers.splitlines())
-        answer = client.ask(method, filled(path, made), json.loads(filled(body, made)) if body else None, **named).json
+        document = json.loads(filled(body, made)) if body else None
+        answer = client.ask(method, filled(path, made), document, **named).json
         holds(json.loads(told), answer)
         if client is operator:
             with served.registry() as opened:

@@ -19,7 +19,7 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "5"))
 """For each route and kind of request. Raise it to look for more."""
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
          "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
-         "token": "0" * 64}  # fmt: skip
+         "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

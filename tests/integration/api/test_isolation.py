@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
            "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
-           "token": "0" * 64}  # fmt: skip
+           "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
 EVERYBODYS = {"getEventType"}
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
 RECEIPTS = {"receipts": [Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
@@ -30,6 +30,8 @@ BODIES = {
     "explainForSubscription": {"event": {"type": "order.made", "tenant_id": "t1"}},
     "redriveDeadLetters": {"everything": True},
     "discardDeadLetters": {"everything": True},
+    "recoverEndpoint": {"since": "2026-01-01T00:00:00Z"},
+    "createReplay": {"since": "2026-05-10T00:00:00Z", "until": "2026-05-11T00:00:00Z"},
     "createConsumer": {"name": "mine"},
     "seekConsumer": {"to": "end"},
     "acknowledgeDeadLetters": RECEIPTS,
@@ -43,7 +45,7 @@ ALL = [
 OPERATIONS = [case for case in ALL if case.values[2]["security"]]
 OPEN = [case for case in ALL if not case.values[2]["security"]]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
-        "dead_letters", "dead_letter_consumers", "dead_letter_leases", "event_types", "validations")  # fmt: skip
+        "dead_letters", "dead_letter_consumers", "dead_letter_leases", "event_types", "validations", "replays")  # fmt: skip
 EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import http.client
 import json
@@ -21,6 +22,7 @@ from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db.api import keys, serving
 from subscriptions_db.api.principals import Scope
 from subscriptions_db.archive import consumers, writer
+from subscriptions_db.archive.cursor import Moment
 from subscriptions_db.archive.selection import Selection
 from tests import archive
 
@@ -54,7 +56,14 @@ $$
 LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
 """The id of the letter that acme has: the first of its day."""
 CONSUMER = "billing"
+ATTEMPT = Moment(archive.NOW, 1).text()
+"""The id of the attempt that acme has: the first of all."""
+REPLAY = f"rpl_{0:024x}"
 CONSUMER_PATH = f"/v1/dead-letter-consumers/{CONSUMER}"
+REPLAYS = """
+insert into replays (replay_id, customer_id, endpoint_id, since, until)
+values (%(replay_id)s, 'acme', 'acme-orders', '2026-05-10', '2026-05-11')
+"""
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
 
@@ -166,7 +175,10 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
         opened.execute(GRANTS)
         letters(opened, 1)
+        first = archive.taken_attempts(0, archive.outcome(customer="acme", endpoint="acme-orders"))
+        writer.write(opened, [dataclasses.replace(first, topic="first-attempts")], archive.KEPT, now=archive.NOW)
         consumers.create(opened, "acme", CONSUMER, Selection())
+        opened.execute(REPLAYS, {"replay_id": REPLAY})
         made = {
             "operator": keys.create(opened, customer_id=None, scope=Scope.OPERATOR),
             "acme": keys.create(opened, customer_id="acme", scope=Scope.CUSTOMER_ADMIN),

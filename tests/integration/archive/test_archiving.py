@@ -304,7 +304,7 @@ def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platf
     with monkeypatch.context() as refusing:
         refusing.setattr(handing.Handing, "finish", refuse)
         with platform.archiving():
-            assert_eventually(lambda: caplog.text, lambda text: "redrives wait" in text)
+            assert_eventually(lambda: caplog.text, lambda text: "redrives and replays wait" in text)
             platform.publish_letters("e2")
             assert_eventually(platform.event_ids, lambda found: found == ["e2"])
     platform.stop.clear()

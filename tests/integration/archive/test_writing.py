@@ -15,11 +15,13 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
-from subscriptions_db import migrate
+from delivery.model import EndpointId
+from subscriptions_db import migrate, registry, snapshot
 from subscriptions_db.archive import attempts, days, letters, notes, redriving, rows, telling, writer
 from subscriptions_db.archive.conditions import Policy, Seen, Sign
 from subscriptions_db.archive.rows import Taken
 from subscriptions_db.archive.selection import Selection
+from subscriptions_db.replays import asking, progress
 from tests import archive
 
 pytestmark = pytest.mark.integration
@@ -265,10 +267,25 @@ def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, i
     assert late.result(30) is False
 
 
+def carry_out_replays(connection):
+    """All that `fanout archive` does with replays in Postgres."""
+    assert snapshot.read_routes(connection, EndpointId("ep1")).endpoints == {}
+    assert registry.revision(connection) >= 0
+    [replay] = progress.under_way(connection, after=0, max_pending=1)
+    with progress.held(connection, replay) as held:
+        progress.begin(connection, held, [progress.Place("orders", 0, 3, 9)], is_whole=True, now=archive.NOW)
+        reached = progress.place(connection, held)._replace(next_offset=9)
+        progress.reach(connection, held, reached, is_lost=False, records=6, handed_over=0)
+        progress.end(connection, held, asking.State.DONE, now=archive.NOW)
+    progress.add_ended(connection, [progress.Ended(replay.replay_id, skipped=1)])
+    assert progress.forget(connection, before=archive.NOW + dt.timedelta(days=1)) == 1
+
+
 def test_the_documented_rights_are_enough_to_archive(connection):
     """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
     [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
+    asking.ask(connection, "c1", "ep1", asking.Range(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))
     role = f"archive_{uuid.uuid4().hex[:8]}"
     connection.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
     for grant in grants.replace("fanout_archive", role).split(";")[:-1]:
@@ -290,5 +307,6 @@ def test_the_documented_rights_are_enough_to_archive(connection):
     with telling.turn(connection) as waiting:
         assert len(waiting) == 1
     assert days.drop(connection, "attempts", dt.date(2100, 1, 1))
+    carry_out_replays(connection)
     connection.execute("reset role")
     connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))

@@ -1,0 +1,75 @@
+-- Every statement of replays, by name. Loaded by subscriptions_db/sql.py.
+
+-- name: ask_for_replay
+insert into replays (
+    replay_id, customer_id, endpoint_id, since, until, event_types, webhook_id, subscription_id, topic, partition, "offset"
+) values (
+    %(replay_id)s, %(customer_id)s, %(endpoint_id)s, %(since)s, %(until)s, %(event_types)s,
+    %(webhook_id)s, %(subscription_id)s, %(topic)s, %(partition)s, %(offset)s
+) on conflict (endpoint_id, coalesce(webhook_id, '')) where state in ('waiting', 'running') do nothing
+returning *;
+
+-- name: count_replays_under_way
+select count(*) as count from replays where customer_id = %(customer_id)s and state in ('waiting', 'running');
+
+-- name: replay
+select * from replays where customer_id = %(customer_id)s and replay_id = %(replay_id)s;
+
+-- name: page_of_replays
+select * from replays
+where customer_id = %(customer_id)s and number < %(before)s
+  and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+order by number desc limit %(limit)s;
+
+-- name: cancel_replay
+update replays set state = 'cancelled', state_since = %(now)s
+where customer_id = %(customer_id)s and replay_id = %(replay_id)s and state in ('waiting', 'running');
+
+-- name: replays_under_way
+select * from replays
+where state in ('waiting', 'running') and handed_over - delivered - dead_lettered - skipped < %(max_pending)s
+order by number <= %(after)s, number;
+
+-- name: hold_replay
+-- Who else carries out replays takes others.
+select * from replays where replay_id = %(replay_id)s and state in ('waiting', 'running') for update skip locked;
+
+-- name: put_replay_places
+insert into replay_places (replay_id, topic, partition, next_offset, end_offset)
+select %(replay_id)s, place.* from unnest(
+    %(topic)s::text[], %(partition)s::integer[], %(next_offset)s::bigint[], %(end_offset)s::bigint[]
+) as place;
+
+-- name: begin_replay
+update replays set state = 'running', state_since = %(now)s, is_whole = %(is_whole)s where replay_id = %(replay_id)s;
+
+-- name: replay_place
+select topic, partition, next_offset, end_offset from replay_places
+where replay_id = %(replay_id)s and next_offset < end_offset
+order by topic, partition limit 1;
+
+-- name: reach_replay_place
+update replay_places set next_offset = %(next_offset)s
+where replay_id = %(replay_id)s and topic = %(topic)s and partition = %(partition)s;
+
+-- name: count_replayed
+update replays set records = records + %(records)s, handed_over = handed_over + %(handed_over)s, is_whole = is_whole and not %(is_lost)s
+where replay_id = %(replay_id)s;
+
+-- name: end_replay
+update replays set state = %(state)s, reason = %(reason)s, state_since = %(now)s where replay_id = %(replay_id)s;
+
+-- name: forget_replay_places
+delete from replay_places where replay_id = %(replay_id)s;
+
+-- name: add_ended_of_replays
+update replays set
+    delivered = replays.delivered + ended.delivered,
+    dead_lettered = replays.dead_lettered + ended.dead_lettered,
+    skipped = replays.skipped + ended.skipped
+from unnest(%(replay_id)s::text[], %(delivered)s::bigint[], %(dead_lettered)s::bigint[], %(skipped)s::bigint[])
+    as ended (replay_id, delivered, dead_lettered, skipped)
+where replays.replay_id = ended.replay_id;
+
+-- name: forget_replays
+delete from replays where state not in ('waiting', 'running') and state_since < %(before)s;

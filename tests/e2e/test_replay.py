@@ -1,0 +1,64 @@
+"""A customer has a delivery made again, then all of a time: the same `webhook-id`s, validly signed, and the account holds."""
+
+import dataclasses
+import datetime as dt
+import threading
+
+import pytest
+
+from fanout import archiving, proving
+from subscriptions_db import connect
+from subscriptions_db.archive import attempts
+from subscriptions_db.replays import asking
+from subscriptions_db.replays.asking import One, Range, State
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_ids(platform):
+    platform.migrate()
+    platform.register([{}])
+    began = dt.datetime.now(dt.UTC)
+    platform.publish(3)
+    platform.publish(2, event_type="user")  # due to nobody
+    platform.run_once("--lanes", "direct")
+    first = {one.webhook_id for one in platform.received}
+    assert len(first) == 3
+    carry_out(platform)
+
+    with connect.connect(platform.config.database) as connection:
+        one = next(
+            row for row in attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts if row.event_id == "e1"
+        )
+        delivery = One(
+            webhook_id=one.webhook_id,
+            subscription_id=one.subscription_id,
+            topic=one.topic,
+            partition=one.partition,
+            offset=one.offset,
+        )
+        resent = asking.ask(connection, "c1", "ep1", delivery)
+        gone = asking.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
+        carry_out(platform)
+        found = asking.get(connection, "c1", gone.replay_id)
+        assert (found.state, found.reason) == (State.FAILED, "event_gone")
+        platform.run_once("--lanes", "retry")
+        assert [one.webhook_id for one in platform.received[3:]] == [delivery.webhook_id]
+
+        replay = asking.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
+        carry_out(platform)
+        platform.run_once("--lanes", "retry")
+        assert {one.webhook_id for one in platform.received[4:]} == first
+        assert all(one.is_verified for one in platform.received)
+        carry_out(platform)
+        told = [asking.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
+    assert [(one.state, one.handed_over, one.delivered, one.is_whole) for one in told] == [
+        (State.DONE, 1, 1, True), (State.DONE, 3, 3, True)
+    ]  # fmt: skip
+    account = proving.reconcile(platform.config, settle_s=0).account
+    counts = account.lanes["direct"].counts
+    assert (account.holds, counts.delivered, counts.repeated, counts.replayed) == (True, 3, 0, 4), account.document()
+
+
+def carry_out(platform):
+    archiving.run(platform.config, stop=threading.Event(), once=True)

@@ -1,0 +1,99 @@
+"""Customers have deliveries made again over HTTP: one, or all of a time. `fanout archive` has its own tests."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from subscriptions_db.archive import writer
+from tests import archive
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+REPLAYS, ONE = "/v1/endpoints/acme-orders/replays", f"/v1/attempts/{world.ATTEMPT}/resend"
+DAY = {"since": "2026-05-09T00:00:00Z", "until": "2026-05-10T00:00:00Z"}
+
+
+@pytest.fixture(autouse=True)
+def emptied(served):
+    with served.registry() as opened:
+        opened.execute("delete from replays")
+
+
+def test_a_time_is_replayed_once_at_a_time_seen_and_cancelled(served, acme):
+    made = acme.post(REPLAYS, DAY | {"event_types": ["order.*"]})
+    assert (made.status, made.json["state"], made.json["event_types"]) == (201, "waiting", ["order.*"])
+    assert (made.json["handed_over"], made.json["webhook_id"], made.json["is_whole"]) == (0, None, True)
+    assert acme.post(REPLAYS, DAY).status == 409
+    path = f"/v1/replays/{made.json['id']}"
+    assert acme.get(path).json == made.json
+    assert acme.post(f"{path}/cancel").json["state"] == "cancelled"
+    assert acme.post(f"{path}/cancel").status == 409
+    second = acme.post(REPLAYS, DAY)
+    assert second.status == 201
+    listed = acme.get("/v1/replays?endpoint=acme-orders&limit=1").json
+    assert [item["id"] for item in listed["items"]] == [second.json["id"]]
+    older = acme.get(f"/v1/replays?limit=1&cursor={listed['next_cursor']}").json
+    assert ([item["id"] for item in older["items"]], older["next_cursor"]) == ([made.json["id"]], None)
+    assert acme.get("/v1/replays?endpoint=another").json["items"] == []
+    assert [row["action"] for row in served.audit(made.json["id"])] == ["create", "cancel"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({}, "since"),
+        ({"since": "2026-05-09T00:00:00Z", "until": "2026-05-09T00:00:00Z"}, "since"),
+        ({"since": "2026-01-01T00:00:00Z", "until": "2026-05-09T00:00:00Z"}, "since"),
+        ({"since": "2026-05-09T00:00:00Z", "until": "9999-01-01T00:00:00Z"}, "until"),
+        (DAY | {"event_types": []}, "event_types"),
+    ],
+)
+def test_a_time_has_bounds(acme, asked, field):
+    assert acme.post(REPLAYS, asked).fields == [field]
+
+
+def test_the_delivery_of_an_attempt_is_made_again_by_where_its_event_is(served, acme):
+    [attempt] = acme.get("/v1/attempts").json["items"]
+    assert attempt["id"] == world.ATTEMPT
+    made = acme.post(ONE)
+    assert (made.status, made.json["webhook_id"], made.json["endpoint"]) == (201, attempt["webhook_id"], "acme-orders")
+    assert acme.post(ONE).status == 409
+    with served.registry() as opened:
+        [row] = opened.execute("select * from replays").fetchall()
+    record = archive.outcome().delivery.event.record
+    assert (row["topic"], row["partition"], row["offset"]) == (record.topic, record.partition, record.offset)
+    assert acme.post(REPLAYS, DAY).status == 201  # beside a time
+
+
+def test_a_batch_and_what_was_archived_before_are_not_sent_again_alone(served, acme):
+    asked = {"events": 3, "topic": None}
+    for place, (column, value) in enumerate(asked.items(), 2):
+        told = archive.taken_attempts(place, archive.outcome(customer="acme", endpoint="acme-orders", at=later(place)))
+        told = dataclasses.replace(told, attempts=[dataclasses.replace(told.attempts[0], **{column: value})])
+        with served.registry() as opened:
+            writer.write(opened, [told], archive.KEPT, now=archive.NOW)
+        newest = acme.get("/v1/attempts?limit=1").json["items"][0]["id"]
+        answer = acme.post(f"/v1/attempts/{newest}/resend")
+        assert (answer.status, "replay its time" in answer.json["detail"]) == (409, True)
+    for nothing in ("nothing", "YS4x"):
+        assert acme.post(f"/v1/attempts/{nothing}/resend").status == 404
+
+
+def later(minutes):
+    return archive.NOW + dt.timedelta(minutes=minutes)
+
+
+def test_a_customer_has_so_many_replays_under_way(acme, monkeypatch):
+    monkeypatch.setattr("subscriptions_db.api.replays.MAX_UNDER_WAY", 1)
+    assert acme.post(ONE).status == 201
+    assert "the most there may be" in acme.post(REPLAYS, DAY).json["detail"]
+
+
+def test_the_operator_names_the_customer(operator, acme):
+    replay = acme.post(ONE).json["id"]
+    assert operator.get(f"/v1/replays/{replay}").fields == ["customer"]
+    assert operator.get(f"/v1/replays/{replay}?customer=other").status == 404
+    assert operator.get(f"/v1/replays/{replay}?customer=acme").json["state"] == "waiting"
+    assert operator.post(REPLAYS, DAY).status == 201

@@ -1,0 +1,179 @@
+"""Replays on a real Kafka and a real Postgres: in pieces, within a bound, as the registry is now, whatever fails in between."""
+
+import datetime as dt
+import uuid
+
+import orjson
+import pytest
+
+from delivery import errors, settings
+from delivery.model import EndpointStatus
+from delivery.stages import topics
+from delivery.webhooks import guard, parcel, segment
+from fanout import archive_replaying, publishing, scanning
+from subscriptions_db import apply, disabling, keyring, manifest, migrate
+from subscriptions_db.replays import asking, progress
+from subscriptions_db.replays.asking import Range, State
+
+pytestmark = pytest.mark.integration
+
+LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+DOCUMENT = {
+    "tenants": [{"id": "t1"}],
+    "customers": [{"id": "c1"}],
+    "endpoints": [{"id": name, "customer": "c1", "url": f"https://hooks.example.com/{name}"} for name in ("ep1", "ep2")],
+    "subscriptions": [
+        {"id": f"s{number}", "endpoint": f"ep{number}", "event_type": "order", "everything": True} for number in (1, 2)
+    ],
+}
+
+
+class World:
+    """Topics of a test's own, a registry of its own, and who carries replays out."""
+
+    def __init__(self, kafka, connection):
+        name = uuid.uuid4().hex[:8]
+        self.connection = connection
+        self.topic = f"{name}.order"
+        self.document = {
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "source": {"topic_pattern": f"{name}\\..+", "topic_prefix": f"{name}."},
+            "delivery": {
+                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
+                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 1,
+            },
+        }  # fmt: skip
+        self.config = settings.Settings.model_validate(self.document)
+        topics.ensure_all(self.config)
+        topics.ensure(self.config.kafka, [self.topic], 1)
+
+    def publish(self, *numbers):
+        publisher = publishing.Publisher(self.config.kafka)
+        for number in numbers:
+            value = orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "amount": number})
+            publisher.publish(publishing.Message(topic=self.topic, value=value, key=b"k"))
+        publisher.flush()
+
+    def ask(self, endpoint="ep1", **fields):
+        wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
+        return asking.ask(self.connection, "c1", endpoint, Range(**wanted)).replay_id
+
+    def replayer(self, **archive):
+        return archive_replaying.Replayer(settings.Settings.model_validate(self.document | {"archive": archive}))
+
+    def carry_out(self, **archive):
+        replayer = self.replayer(**archive)
+        while replayer.turn(self.connection):
+            pass
+        replayer.close()
+
+    def replay(self, replay_id):
+        return asking.get(self.connection, "c1", replay_id)
+
+    def handed_over(self):
+        """The ids of the events that were handed over, with their endpoint and mark."""
+        scanner, found = scanning.Scanner(self.config.kafka), []
+        scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
+        scanner.close()
+        return [
+            (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
+            for message in (parcel.message(record.value()) for record in found)
+            for one in message.parcels
+        ]
+
+
+@pytest.fixture
+def world(kafka, opened):
+    connection = opened()
+    migrate.migrate(connection)
+    ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
+    apply.apply(connection, manifest.check(DOCUMENT, guard.Guard()), ring)
+    return World(kafka, connection)
+
+
+def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_than_may(world, monkeypatch):
+    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 2)
+    world.publish(*range(7))
+    replay = world.ask()
+    world.carry_out(replay_max_pending=4)
+    assert (world.replay(replay).handed_over, world.replay(replay).state) == (4, State.RUNNING)
+    progress.add_ended(world.connection, [progress.Ended(replay, delivered=1, dead_lettered=1)])
+    world.carry_out(replay_max_pending=4)
+    assert world.handed_over() == [("ep1", f"e{number}", replay) for number in range(6)]
+    progress.add_ended(world.connection, [progress.Ended(replay, delivered=2, skipped=1)])
+    world.carry_out(replay_max_pending=4)
+    told = world.replay(replay)
+    assert (told.state, told.handed_over, told.records, told.delivered, told.is_whole) == (State.DONE, 7, 7, 3, True)
+
+
+def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monkeypatch):
+    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 2)
+    world.publish(*range(4))
+    replay = world.ask()
+    reach, pieces = progress.reach, iter(range(10))
+
+    def dying(*arguments, **fields):
+        if next(pieces) == 1:
+            raise errors.KafkaUnavailable("dies")
+        reach(*arguments, **fields)
+
+    monkeypatch.setattr(progress, "reach", dying)
+    with pytest.raises(errors.KafkaUnavailable):
+        world.carry_out()
+    assert world.replay(replay).handed_over == 2
+    world.carry_out()
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e1", "e2", "e3", "e2", "e3"]
+    assert (world.replay(replay).state, world.replay(replay).handed_over) == (State.DONE, 4)
+
+
+def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
+    world.publish(1)
+    paused, other = world.ask(), world.ask("ep2")
+    disabling.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
+    world.carry_out()
+    assert world.handed_over() == [("ep2", "e1", other)]
+    assert world.replay(paused).state is State.RUNNING
+    disabling.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
+    world.carry_out()
+    assert world.replay(paused).state is State.DONE
+
+
+def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked_for(world):
+    world.publish(1)
+    after = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
+    nothing = [world.ask("ep1", event_types=["user.*"]), world.ask("ep2", since=after, until=after + dt.timedelta(days=1))]
+    world.carry_out()
+    assert [(world.replay(one).state, world.replay(one).handed_over) for one in nothing] == [(State.DONE, 0)] * 2
+    world.connection.execute("update subscriptions set event_type = 'user' where subscription_id = 's1'")
+    world.connection.execute("delete from endpoints where endpoint_id = 'ep2'")
+    changed, gone = world.ask(), world.ask("ep2")
+    world.carry_out()
+    assert (world.replay(changed).state, world.replay(changed).handed_over) == (State.DONE, 0)
+    assert (world.replay(gone).state, world.replay(gone).reason) == (State.FAILED, "endpoint_deleted")
+    assert world.handed_over() == []
+
+
+def test_a_replay_that_is_cancelled_goes_no_further_and_another_may_be_asked_for(world, monkeypatch):
+    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 1)
+    world.publish(*range(3))
+    replay = world.ask()
+    world.carry_out(replay_max_pending=1)
+    assert asking.cancel(world.connection, "c1", replay, now=dt.datetime.now(dt.UTC))
+    progress.add_ended(world.connection, [progress.Ended(replay, delivered=1)])
+    world.carry_out()
+    told = world.replay(replay)
+    assert (told.state, told.handed_over, told.delivered) == (State.CANCELLED, 1, 1)
+    assert world.ask() != replay
+
+
+def test_a_replay_whose_attempts_nobody_counts_has_failed(world):
+    replay = world.ask()
+    world.carry_out(attempts=False)
+    assert (world.replay(replay).state, world.replay(replay).reason) == (State.FAILED, "attempts_not_archived")
+
+
+def test_replays_that_ended_are_forgotten_with_the_letters_of_their_time(world):
+    ended, running = world.ask(), world.ask("ep2")
+    asking.cancel(world.connection, "c1", ended, now=LONG_AGO)
+    assert progress.forget(world.connection, before=LONG_AGO + dt.timedelta(days=1)) == 1
+    assert (world.replay(ended), world.replay(running).state) == (None, State.WAITING)
