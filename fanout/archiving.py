@@ -147,7 +147,7 @@ class Archiver:
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
 
     def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
-        """Hand over a turn of operational events, letters and replays. While Kafka refuses them, the archive goes on without."""
+        """Hand over a turn of operational events, letters and replays. While Kafka refuses them, the archive goes on."""
         if time.monotonic() < self._hand_over_at:
             return 0
         told = redriven = replayed = 0
