@@ -47,9 +47,11 @@ class Seen(NamedTuple):
     customer_id: str
     sign: Sign
     at: dt.datetime
-    """When its record was written, so that an archive that has stood still tells the same; when it was disabled; or now."""
+    """When its record was written, so that an archive that has stood still tells the same; of DISABLED and WOKEN, now."""
     times: int = 1
     reason: str | None = None
+    since: dt.datetime | None = None
+    """Of DISABLED: when it was."""
 
 
 class Policy(NamedTuple):
@@ -70,7 +72,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether that was told, and nothing that ends it since."""
     failing_told_at: dt.datetime | None = None
     disabled_at: dt.datetime | None = None
-    """Told last."""
+    """What was told last."""
+    disabled_told_at: dt.datetime | None = None
     postponed: int = 0
     postponed_since: dt.datetime | None = None
     letters: int = 0
@@ -153,10 +156,13 @@ def _postponed(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition,
 
 def _disabled(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition, Told | None]:
     """End what was told to be failing: whoever enables the endpoint again begins anew."""
-    if known.disabled_at == seen.at or not _is_over(known.disabled_at, seen.at, policy):
+    since = seen.since or seen.at
+    if known.disabled_at == since or not _is_over(known.disabled_told_at, seen.at, policy):
         return known, None
-    after = msgspec.structs.replace(known, disabled_at=seen.at, failures=0, failing_since=None, is_failing=False)
-    return after, _told(Kind.DISABLED, seen, seen.at, reason=seen.reason)
+    after = msgspec.structs.replace(
+        known, disabled_at=since, disabled_told_at=seen.at, failures=0, failing_since=None, is_failing=False
+    )
+    return after, _told(Kind.DISABLED, seen, since, reason=seen.reason)
 
 
 def _given_up(known: Condition, seen: Seen, count: int, policy: Policy) -> tuple[Condition, Told | None]:

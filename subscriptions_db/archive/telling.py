@@ -55,7 +55,14 @@ def look(connection: connect.Connection, policy: Policy, *, now: dt.datetime) ->
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S)}
     with connect.translating(), connection.transaction():
         disabled = [
-            Seen(row["endpoint_id"], row["customer_id"], Sign.DISABLED, row["disabled_at"], reason=row["disabled_reason"])
+            Seen(
+                row["endpoint_id"],
+                row["customer_id"],
+                Sign.DISABLED,
+                now,
+                reason=row["disabled_reason"],
+                since=row["disabled_at"],
+            )
             for row in connection.execute(query("disabled_of_late"), asked)
         ]
         woken = [

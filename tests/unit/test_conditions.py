@@ -67,20 +67,22 @@ def test_an_endpoint_that_still_fails_after_the_quiet_time_is_told_of_then():
 
 
 def test_to_be_disabled_ends_an_episode_and_is_told_once():
-    signs = [
-        seen(FAILED, 0, 9),
-        seen(FAILED, 300),
-        seen(DISABLED, 500, reason="failing"),
-        seen(DISABLED, 500, reason="failing"),
-    ]
+    disabled = seen(DISABLED, 500, reason="failing")._replace(since=archive.NOW)
+    looked_again = disabled._replace(at=archive.NOW + dt.timedelta(days=1))
+    signs = [seen(FAILED, 0, 9), seen(FAILED, 300), disabled, looked_again]
     assert kinds(*signs) == [(Kind.FAILING, 300), (Kind.DISABLED, 500)]
     again = [seen(ACCEPTED, 600), seen(FAILED, 4000, 9), seen(FAILED, 4300)]
     assert kinds(*signs, *again) == [(Kind.FAILING, 300), (Kind.DISABLED, 500), (Kind.FAILING, 4300)]
 
 
-def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time():
-    signs = [seen(DISABLED, 0), seen(DISABLED, 10), seen(DISABLED, 20), seen(DISABLED, 3600)]
-    assert kinds(*signs) == [(Kind.DISABLED, 0), (Kind.DISABLED, 3600)]
+def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time_of_the_last():
+    def disabled(at_s, since_s):
+        return seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=since_s))
+
+    found = told(disabled(1, 0), disabled(11, 10), disabled(21, 20), disabled(3600, 20), disabled(3601, 20), disabled(9999, 20))
+    assert [(at_s, data["since"]) for _, at_s, data in found] == [
+        (1, "2026-05-10T12:00:00.000Z"), (3601, "2026-05-10T12:00:20.000Z"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

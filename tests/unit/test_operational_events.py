@@ -33,7 +33,7 @@ def signs(kind, since, at, data):
         case Kind.RECOVERED:
             return [*failed, seen(Sign.FAILED, since + dt.timedelta(seconds=300)), seen(Sign.ACCEPTED, at)]
         case Kind.DISABLED:
-            return [seen(Sign.DISABLED, at)]
+            return [seen(Sign.DISABLED, at)._replace(since=since)]
         case Kind.BACKLOG_GROWING:
             return [seen(Sign.POSTPONED, since, data["events"] - 1), seen(Sign.POSTPONED, at)]
         case Kind.DEAD_LETTERS_WAITING:

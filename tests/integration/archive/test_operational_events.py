@@ -214,6 +214,12 @@ def test_what_was_disabled_long_ago_is_not_told_and_who_is_deleted_is_forgotten(
         telling.look(connection, POLICY, now=now)
     with telling.turn(connection) as waiting:
         assert [(one.kind, one.data["reason"]) for one in waiting] == [(Kind.DISABLED, "gone")]
+    disabling.enable(connection, "ep1")
+    disabling.disable(connection, "ep1", "again")
+    for after_s in (10, 3600, 3601):
+        telling.look(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
+    with telling.turn(connection) as waiting:
+        assert [one.data["reason"] for one in waiting] == ["again"]
     telling.forget(connection)
     assert len(connection.execute("select from endpoint_conditions").fetchall()) == 1
     connection.execute("delete from endpoints")
