@@ -45,7 +45,10 @@ def test_a_schema_and_examples_that_keep_to_it_are_taken():
         ({"type": "nonsense"}, "json_schema.type: 'nonsense' is not"),
         ({"properties": {"a": {"minimum": "x"}}}, "json_schema.properties.a.minimum: 'x' is not of type 'number'"),
         ({"pattern": "("}, "json_schema.pattern: '(' is not a 'regex'"),
-        ({"$schema": "http://json-schema.org/draft-07/schema#"}, "json_schema.$schema: is https://json-schema.org/draft/2020-12"),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#"},
+            "json_schema.$schema: is https://json-schema.org/draft/2020-12",
+        ),
         ({"$ref": "https://example.com/a.json"}, "json_schema.$ref: leads nowhere"),
         ({"items": {"$ref": "file:///etc/passwd"}}, "json_schema.items.$ref: leads nowhere"),
         ({"allOf": [{"$ref": event_types.DIALECT}]}, "json_schema.allOf[0].$ref: leads nowhere"),
