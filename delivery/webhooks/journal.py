@@ -3,7 +3,7 @@
 Runs on the driver and in the executors. Must not import pyspark or psycopg. A micro-batch that runs again makes everything
 again that is not known here. That is allowed, at least once; to leave out what has not ended is not. So only what itself ends a
 delivery counts: the row that says delivered, the dead letter, the parcel of the retry lane. That an attempt failed is not
-enough: its dead letter may never have reached Kafka.
+enough: its dead letter may never have reached Kafka. Rows of replays are passed over: what they tell of was asked for besides.
 """
 
 from __future__ import annotations
@@ -80,18 +80,21 @@ class Journal:
 
     def _dead_letter(self, value: bytes) -> None:
         letter = orjson.loads(value)
-        self.ended.add(_of_entry(letter))
+        if letter.get("replay") is None:
+            self.ended.add(_of_entry(letter))
 
     def _retry(self, value: bytes) -> None:
         told = parcel.message(value)
         if isinstance(told, parcel.Postponed):
-            for waiting in told.parcels:
+            for waiting in (one for one in told.parcels if one.replay is None):
                 through = waiting.through or [0] * len(waiting.packed)
                 for packed, number in zip(waiting.packed, through, strict=True):
                     self.ended.add(of_packed(segment.unpacked(packed), waiting.subscriptions[number]))
 
     def _attempts(self, value: bytes) -> None:
         for entry in orjson.loads(value).get("entries", ()):
+            if entry.get("replay") is not None:
+                continue
             if entry["kind"] == "attempt" and entry["error_class"] is None:
                 self.ended.add(_of_entry(entry))
             elif entry["kind"] == "batch_attempt" and entry["error_class"] is None:

@@ -39,16 +39,12 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
         )
         resent = asking.ask(connection, "c1", "ep1", delivery)
         gone = asking.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
+        replay = asking.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
         carry_out(platform)
         found = asking.get(connection, "c1", gone.replay_id)
         assert (found.state, found.reason) == (State.FAILED, "event_gone")
         platform.run_once("--lanes", "retry")
-        assert [one.webhook_id for one in platform.received[3:]] == [delivery.webhook_id]
-
-        replay = asking.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
-        carry_out(platform)
-        platform.run_once("--lanes", "retry")
-        assert {one.webhook_id for one in platform.received[4:]} == first
+        assert sorted(one.webhook_id for one in platform.received[3:]) == sorted([*first, delivery.webhook_id])
         assert all(one.is_verified for one in platform.received)
         carry_out(platform)
         told = [asking.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
