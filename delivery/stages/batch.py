@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
 
-from delivery.stages import state
+from delivery.stages import state, tasks
 from delivery.webhooks import batching, pending
 
 
-def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending]) -> DataFrame:
+def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending], tools: tasks.Tools) -> DataFrame:
     """Return the batches that leave now."""
-    return state.kept(routed, Batches(horizon_ms=horizon_ms), told)
+    return state.kept(routed, Batches(horizon_ms=horizon_ms), told, tools.tell_late)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,7 @@ class Batch(_Stateful):
             pass_through_s=self._interval_s * 2,
             rejects=self._rejects,
         )
-        return batch.batch(routed, round(self._interval_s * 1000), self._pending)
+        return batch.batch(routed, round(self._interval_s * 1000), self._pending, self._tools)
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         if not self._carrier.can_carry(known):
@@ -251,8 +251,9 @@ class Retry(_Stateful):
             records,
             plan.retry_policy(self._config.retry),
             round(self._interval_s * 1000),
-            self._config.spark.parallelism,
             self._pending,
+            self._tools,
+            parallelism=self._config.spark.parallelism,
             shard_keys=self._shard_keys,
         )
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.model import EndpointId
-from delivery.stages import route, state
+from delivery.stages import route, state, tasks
 from delivery.webhooks import pending, retrying, segment
 
 COLUMNS = ("partition", "offset", "key", "value")
@@ -36,25 +36,27 @@ def retries(
     records: DataFrame,
     policy: retrying.Policy,
     horizon_ms: int,
-    parallelism: int,
     told: Accumulator[pending.Pending],
+    tools: tasks.Tools,
     *,
+    parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
     """Return the turns that leave now, by the time at which the micro-batch began, which is in the offset log."""
     spread = (
         records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(SpreadPartition(shard_keys=shard_keys), route.SCHEMA)
+        .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
         .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
     )
-    return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told)
+    return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.tell_late)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
     """The partition function: Arrow batches of records in, rows for the shards out. A record's key is its endpoint's id."""
 
+    tools: tasks.Tools
     shard_keys: tuple[int, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,6 +69,7 @@ class SpreadPartition:
                 for partition, offset, key, value in zip(*columns, strict=True)
                 if key is not None and value is not None
             )
+        self.tools.tell_late()
 
     def _home_of(self, key: bytes) -> int:
         return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]

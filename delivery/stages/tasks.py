@@ -37,6 +37,14 @@ class Tools:
         """Begin a task, in its worker."""
         return Task(self, worker.of(self.plan))
 
+    def tell_late(self) -> None:
+        """Write what has ended late in this process. Called at the end of each task that writes no results of its own.
+
+        Spark hands its processes out in turn: in a quiet job one of them may get the same kind of task in every micro-batch.
+        Were that kind silent, what has ended there would be told when its shard has given it up and let it leave again.
+        """
+        self.begin().finish()
+
 
 class Task:
     """A task as it runs. Used by one thread."""

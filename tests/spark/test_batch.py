@@ -37,20 +37,21 @@ def lane(spark, source, waits, folder, **bounds):
     known = snapshot.Broadcaster(spark.sparkContext).source(published, "batch")
     carrier = carried.Carrier(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
+    tools = tasks.Tools(
+        plan=plan.of(settings.Settings()),
+        observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
+        sink=folder,
+    )
     routed = route.route(
         records.selectExpr(*COLUMNS),
-        tasks.Tools(
-            plan=plan.of(settings.Settings()),
-            observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
-            sink=folder,
-        ),
+        tools,
         carrier.source,
         2,
         shard_keys=shards.keys(spark, SHARDS),
         pass_through_s=0,
         rejects=True,
     )
-    return batch.batch(routed, 500, waits), lambda: carrier.carry(known)
+    return batch.batch(routed, 500, waits, tools), lambda: carrier.carry(known)
 
 
 def run(frame, begin, folder, micro_batches, waits):

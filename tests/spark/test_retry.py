@@ -20,6 +20,17 @@ SHARDS = 2
 HOUR_MS = 3_600_000
 
 
+class Tools:
+    """Notes of the ends of tasks, a byte each, in a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def tell_late(self):
+        with self._path.open("ab") as notes:
+            notes.write(b".")
+
+
 class Lane:
     """The retry lane up to its turns, over records that the test writes: a file is a micro-batch."""
 
@@ -28,6 +39,7 @@ class Lane:
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._offset, self._files = 0, 0
         self.breaks = False
+        self.ends = folder / "ends"
         (folder / "records").mkdir()
 
     def write(self, *messages):
@@ -52,7 +64,8 @@ class Lane:
 
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
-        kept = retries.retries(records, retrying.Policy(), 500, 2, self._pending, shard_keys=shards.keys(self._spark, SHARDS))
+        keys, tools = shards.keys(self._spark, SHARDS), Tools(self.ends)
+        kept = retries.retries(records, retrying.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
             kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()
@@ -118,3 +131,10 @@ def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path
     assert before == after
     assert len(before) == 1
     assert waits.events == 2
+
+
+def test_every_task_ends_with_what_has_ended_late_in_its_process(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    lane.write()  # as when nothing but a tick comes
+    lane.run()
+    assert lane.ends.stat().st_size >= 1 + SHARDS  # the one that spreads, and at least one for each part of the state

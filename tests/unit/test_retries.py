@@ -9,11 +9,23 @@ from delivery.webhooks import segment
 KEYS = (11, 22, 33)
 
 
-def spread(*records):
+class Tools:
+    """How often the end of a task was told of."""
+
+    def __init__(self):
+        self.ends = 0
+
+    def tell_late(self):
+        self.ends += 1
+
+
+def spread(*records, tools=None):
     columns = dict(zip(retries.COLUMNS, map(list, zip(*records, strict=True)), strict=True))
     kinds = [pa.int32(), pa.int64(), pa.binary(), pa.binary()]
     schema = pa.schema(list(zip(retries.COLUMNS, kinds, strict=True)))
-    batches = retries.SpreadPartition(shard_keys=KEYS)([pa.RecordBatch.from_pydict(columns, schema=schema)])
+    batches = retries.SpreadPartition(tools=tools or Tools(), shard_keys=KEYS)(
+        [pa.RecordBatch.from_pydict(columns, schema=schema)]
+    )
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -29,3 +41,9 @@ def test_the_key_of_a_row_keeps_the_order_of_the_topic():
     places = [(0, 2), (0, 10), (0, 2**40), (1, 0), (300, 1)]
     rows = spread(*((partition, offset, b"ep1", b"x") for partition, offset in reversed(places)))[3:]
     assert [row["key"] for row in rows][::-1] == sorted(row["key"] for row in rows)
+
+
+def test_a_task_ends_with_what_has_ended_late_in_its_process():
+    tools = Tools()
+    spread((0, 5, b"ep1", b"one"), tools=tools)
+    assert tools.ends == 1
