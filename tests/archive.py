@@ -52,3 +52,21 @@ def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_r
 def taken_attempts(offset: int, *outcomes: Outcome[Any]) -> archive_rows.Taken:
     found = [row for written in attempts(*outcomes) for row in archive_rows.attempt_rows(written)]
     return archive_rows.Taken(topic="attempts", partition=0, offset=offset, attempts=found)
+
+
+def end_session_after(statements, dying, other):
+    """Have the server end the session `dying`, by way of another one, before the statement after so many.
+
+    Returns whether it has.
+    """
+    left, execute = statements, dying.execute
+
+    def dies(*arguments, **options):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            other.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
+        return execute(*arguments, **options)
+
+    dying.execute = dies
+    return lambda: left < 0

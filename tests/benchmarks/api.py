@@ -14,22 +14,15 @@ import multiprocessing
 import random
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import aiohttp
 
-from delivery import settings
-from delivery.webhooks import guard
-from fanout.local import postgres
-from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db.api import keys
 from subscriptions_db.api.principals import Scope
-from tests.benchmarks import registry
-from tests.integration.api.world import LOGIN, login_of, running
+from tests.benchmarks import registry, served
+from tests.integration.api.world import running
 
-registry.SUBSCRIPTIONS = 20_000
 ASKING = 50
 EVENT = {"event": {"type": "type.1", "tenant_id": "tenant-1", "data": {"amount": 1}}}
 
@@ -80,35 +73,18 @@ def loaded(*of: object) -> dict[str, list[float]]:
 
 
 def main(rate: float, seconds: float) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        try:
-            config = settings.Settings(
-                database=settings.Database(url=server.url),
-                keys=settings.Keys(ring={"k1": keyring.generate()}),
-                api=settings.Api(port=0, database_url=login_of(server.url)),
-            )
-            ring = keyring.KeyRing.from_settings(config.keys)
-            with connect.connect(config.database) as connection:
-                migrate.migrate(connection)
-                connection.execute(LOGIN)
-                wanted = manifest.check(registry.document(random.Random(1)), guard.Guard())
-                with registry.timed("apply"):
-                    apply.apply(connection, wanted, ring)
-                made = [keys.create(connection, customer_id=f"customer-{n}", scope=Scope.CUSTOMER_ADMIN) for n in range(ASKING)]
-            spawning = multiprocessing.get_context("spawn")
-            with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
-                texts = [key.text.reveal().decode() for key in made]
-                client.submit(loaded, port, texts, 20, 3).result()  # connections, caches
-                cpu = time.process_time()
-                found = client.submit(loaded, port, texts, rate, seconds).result()
-                print(f"{(time.process_time() - cpu) / rate / seconds * 1000:.2f} ms CPU of the server a request")
-            for kind, latencies in sorted({"all": list(itertools.chain(*found.values())), **found}.items()):
-                cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
-                print(f"{kind:12} {len(latencies):6}  p50 {cuts[49] * 1000:7.1f}  p99 {cuts[98] * 1000:7.1f} ms")
-        finally:
-            server.stop()
+    spawning = multiprocessing.get_context("spawn")
+    with served.registered() as (config, connection):
+        made = [keys.create(connection, customer_id=f"customer-{n}", scope=Scope.CUSTOMER_ADMIN) for n in range(ASKING)]
+        with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
+            texts = [key.text.reveal().decode() for key in made]
+            client.submit(loaded, port, texts, 20, 3).result()  # connections, caches
+            cpu = time.process_time()
+            found = client.submit(loaded, port, texts, rate, seconds).result()
+            print(f"{(time.process_time() - cpu) / rate / seconds * 1000:.2f} ms CPU of the server a request")
+        for kind, latencies in sorted({"all": list(itertools.chain(*found.values())), **found}.items()):
+            cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
+            print(f"{kind:12} {len(latencies):6}  p50 {cuts[49] * 1000:7.1f}  p99 {cuts[98] * 1000:7.1f} ms")
 
 
 if __name__ == "__main__":

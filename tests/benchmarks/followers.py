@@ -9,26 +9,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import multiprocessing
-import random
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import aiohttp
 
-from delivery import settings
-from delivery.webhooks import guard
-from fanout.local import postgres
-from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db import registry as rows
 from subscriptions_db.api import keys
 from subscriptions_db.api.principals import Scope
-from tests.benchmarks import registry
-from tests.integration.api.world import LOGIN, login_of, running
+from tests.benchmarks import served
+from tests.integration.api.world import running
 
-registry.SUBSCRIPTIONS = 20_000
 READERS_OF_A_KEY = 10
 EVERY_S, IDLE_S = 2.0, 10.0
 CHANGE = "update endpoints set max_in_flight = 1 + floor(random() * 100) where endpoint_id = %s"
@@ -72,51 +64,32 @@ def following(*of: object) -> tuple[list[dict[int, float]], list[tuple[float, in
 
 
 def main(readers: int, changes: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        try:
-            config = settings.Settings(
-                database=settings.Database(url=server.url),
-                keys=settings.Keys(ring={"k1": keyring.generate()}),
-                api=settings.Api(port=0, database_url=login_of(server.url)),
-            )
-            spawning = multiprocessing.get_context("spawn")
-            with connect.connect(config.database) as connection:
-                migrate.migrate(connection)
-                connection.execute(LOGIN)
-                wanted = manifest.check(registry.document(random.Random(1)), guard.Guard())
-                with registry.timed("apply"):
-                    apply.apply(connection, wanted, keyring.KeyRing.from_settings(config.keys))
-                made = [
-                    keys.create(connection, customer_id=None, scope=Scope.EXECUTOR)
-                    for _ in range(-(-readers // READERS_OF_A_KEY))
-                ]
-                texts = [key.text.reveal().decode() for key in made]
-                with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
-                    client.submit(following, port, texts, 1, time.time()).result()  # the process has begun
-                    cpu = time.process_time()
-                    until = time.time() + 15 + IDLE_S + changes * EVERY_S + 3
-                    told = client.submit(following, port, texts, readers, until)
-                    time.sleep(15)
-                    cpu = report("all begin with the whole registry, and wait", cpu)
-                    time.sleep(IDLE_S)
-                    cpu = report(f"all wait, {IDLE_S:g} s", cpu)
-                    committed = {}
-                    for number in range(changes):
-                        connection.execute(CHANGE, [f"endpoint-{number}"])
-                        committed[rows.revision(connection)] = time.time()
-                        time.sleep(EVERY_S)
-                    report(f"{changes} changes, one each {EVERY_S:g} s", cpu)
-                    found, first, refused = told.result()
-            times, size = [took for took, _ in first], first[0][1]
-            print(f"the whole registry, {size} bytes: p50 {statistics.median(times):.2f} s, the last {max(times):.2f} s")
-            print(f"refused: {refused}")
-            for name, pick in (("the median reader", statistics.median), ("the last reader", max)):
-                waits = [pick(had(of, revision) - at for of in found) for revision, at in committed.items()]
-                print(f"{name} has a change after: p50 {statistics.median(waits):.2f} s, at worst {max(waits):.2f} s")
-        finally:
-            server.stop()
+    spawning = multiprocessing.get_context("spawn")
+    with served.registered() as (config, connection):
+        made = [keys.create(connection, customer_id=None, scope=Scope.EXECUTOR) for _ in range(-(-readers // READERS_OF_A_KEY))]
+        texts = [key.text.reveal().decode() for key in made]
+        with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
+            client.submit(following, port, texts, 1, time.time()).result()  # the process has begun
+            cpu = time.process_time()
+            until = time.time() + 15 + IDLE_S + changes * EVERY_S + 3
+            told = client.submit(following, port, texts, readers, until)
+            time.sleep(15)
+            cpu = report("all begin with the whole registry, and wait", cpu)
+            time.sleep(IDLE_S)
+            cpu = report(f"all wait, {IDLE_S:g} s", cpu)
+            committed = {}
+            for number in range(changes):
+                connection.execute(CHANGE, [f"endpoint-{number}"])
+                committed[rows.revision(connection)] = time.time()
+                time.sleep(EVERY_S)
+            report(f"{changes} changes, one each {EVERY_S:g} s", cpu)
+            found, first, refused = told.result()
+    times, size = [took for took, _ in first], first[0][1]
+    print(f"the whole registry, {size} bytes: p50 {statistics.median(times):.2f} s, the last {max(times):.2f} s")
+    print(f"refused: {refused}")
+    for name, pick in (("the median reader", statistics.median), ("the last reader", max)):
+        waits = [pick(had(of, revision) - at for of in found) for revision, at in committed.items()]
+        print(f"{name} has a change after: p50 {statistics.median(waits):.2f} s, at worst {max(waits):.2f} s")
 
 
 def had(seen: dict[int, float], revision: int) -> float:

@@ -3,110 +3,36 @@
 import re
 from pathlib import Path
 
-import msgspec
 import orjson
 import pytest
 
-from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
+from delivery.model import DeliveryMode, OutcomeKind
 from delivery.model import Outcome as Ended
-from delivery.webhooks import intake, parcel, rows, segment
-from delivery.webhooks.results import Results
-from fanout import evidence, reconciling
+from fanout import evidence
 from fanout.findings import MEANINGS, Kind
-from fanout.ledger import Place
 from tests import builders
 from tests.batches import endpoint as batch_endpoint
-from tests.unit.test_ledger import TOPICS, attempt, batch
+from tests.told import (
+    FAILED,
+    HOUR_MS,
+    NOW_MS,
+    PLACE,
+    TOPIC,
+    Told,
+    all_of,
+    dead,
+    event,
+    kinds,
+    outcome,
+    packed,
+    postponed,
+    receipt,
+    rejection,
+    skipped,
+)
+from tests.unit.test_ledger import batch
 
 ROOT = Path(__file__).parents[2]
-TOPIC = "events.order.created"
-PLACE = Place(TOPIC, 0)
-NOW_MS = 1_800_000_000_000
-HOUR_MS = 3_600_000
-DELIVERED, FAILED = (attempt(),), (attempt(1, "server_error"),)
-
-
-def event(offset, **fields):
-    return builders.event(record=builders.record(offset=offset), **fields)
-
-
-def outcome(offset, kind=OutcomeKind.DELIVERED, attempts=DELIVERED, subscription="s1", **fields):
-    delivery = builders.delivery(event=event(offset), subscription=builders.subscription(subscription))
-    return Ended(delivery=delivery, kind=kind, attempts=attempts, **fields)
-
-
-def dead(offset, attempts=FAILED):
-    return outcome(offset, OutcomeKind.DEAD_LETTERED, attempts, reason="server_error")
-
-
-def skipped(offset, reason=SkipReason.SUBSCRIPTION_PAUSED, **fields):
-    return outcome(offset, OutcomeKind.SKIPPED, (), reason=reason, **fields)
-
-
-def postponed(offset, attempts=FAILED):
-    again = Again(NOW_MS + 5000, 1)
-    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", again=again)
-
-
-def receipt(first, last, *, due, rejected=0, mode=DeliveryMode.DIRECT, records=None):
-    return intake.Receipt(
-        lane=mode, topic=TOPIC, partition=0, revision=Revision(1), first_offset=first, last_offset=last,
-        records=last - first + 1 if records is None else records, rejected=rejected, due=due,
-    )  # fmt: skip
-
-
-def rejection(offset, reason="not_json"):
-    return intake.Rejection(record=builders.record(offset=offset, value=b"?"), reason=reason, detail="")
-
-
-def packed(offset):
-    return segment.unpacked(segment.item(event(offset), 0).packed)
-
-
-def parcel_of(one, *, now_ms=NOW_MS):
-    waits = parcel.of(one, now_ms=now_ms)
-    return parcel.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
-
-
-class Told:
-    """The evidence of what the job wrote. `without` leaves out the rows of these topics."""
-
-    def __init__(self, *, records=10, first=0, no_record=(), no_event=(), event_type="order.created"):
-        self.evidence = evidence.Evidence()
-        self.evidence.events[PLACE] = evidence.Events(first)
-        for offset in range(first, first + records):
-            if offset not in no_record:
-                self.evidence.take_event(PLACE, offset, None if offset in no_event else event_type)
-        self._letters = []
-
-    def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
-        for row in rows.rows(Results(outcomes=list(outcomes), **results), TOPICS):
-            read = orjson.loads(row.value)
-            if row.topic in without:
-                continue
-            if row.topic == "attempts":
-                self.evidence.take_attempts(read, at_ms)
-            elif row.topic == "rejected":
-                self.evidence.take_rejected(read)
-            else:
-                self._letters.append(read)
-        for one in outcomes:
-            if one.kind is OutcomeKind.POSTPONED and "retries" not in without:
-                self.evidence.take_retries(parcel_of(one))
-        return self
-
-    def account(self, **terms):
-        for letter in self._letters:
-            self.evidence.take_dead_letter(letter)
-        return reconciling.account(self.evidence, reconciling.Terms(**{"now_ms": NOW_MS, "until_ms": 2**62} | terms))
-
-
-def kinds(account):
-    return {finding.kind.value: (finding.first, finding.last, finding.many) for finding in account.findings.kept}
-
-
-def all_of(count, make=outcome):
-    return [make(offset) for offset in range(count)]
 
 
 def test_what_was_due_adds_up_by_lane_type_and_endpoint():
@@ -327,80 +253,6 @@ def test_what_only_one_lane_rejected_is_held_against_neither():
         receipts=[receipt(0, 9, due=0, rejected=1), receipt(0, 9, due=0, mode=DeliveryMode.BATCH)],
     )
     assert told.account().holds
-
-
-def test_what_the_retry_lane_could_not_read_stands_for_no_record_and_is_missed_where_it_was_postponed():
-    unreadable = rejection(3, intake.UNREADABLE)
-    told = Told().write(postponed(7), rejections=[unreadable], receipts=[receipt(0, 9, due=1)])
-    assert told.account().holds
-    assert kinds(told.account(now_ms=2**50)) == {"overdue": (7, 7, 1)}
-
-
-def test_what_waits_in_the_retry_lane_for_longer_than_it_may_is_named():
-    told = Told().write(postponed(7), receipts=[receipt(0, 9, due=1)])
-    max_age_ms = round(builders.endpoint().retrying.max_age_s * 1000)
-    assert told.account(now_ms=NOW_MS + max_age_ms).holds
-    late = told.account(now_ms=NOW_MS + max_age_ms + 8 * HOUR_MS)
-    assert kinds(late) == {"overdue": (7, 7, 1)}
-    assert late.lanes["direct"].counts.pending == 1
-
-
-def test_what_waits_for_its_batch_for_longer_than_it_may_is_named():
-    told = Told().write(
-        batches=[batch(*[packed(offset) for offset in range(9)])], receipts=[receipt(0, 9, due=10, mode=DeliveryMode.BATCH)]
-    )
-    assert told.account(now_ms=NOW_MS + 59_000, max_wait_s=60).holds
-    [finding] = told.account(now_ms=NOW_MS + 61_000, max_wait_s=60).findings.kept
-    assert (finding.kind, finding.first, finding.subscription_id) == (Kind.OVERDUE, 9, "s1")
-
-
-def redriven(told, offset, until_ms):
-    identity = {"topic": TOPIC, "partition": 0, "offset": offset, "subscription_id": "s1", "dead_lettered_at_ms": until_ms}
-    row = {"kind": "outcomes", "mode": "direct", "endpoint_id": "ep1", "entries": [{"kind": "redriven", **identity}]}
-    told.evidence.take_attempts(row, until_ms)
-
-
-def test_a_redriven_dead_letter_waits_and_then_is_delivered_without_contradiction():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
-    redriven(told, 7, 2**50)
-    told.evidence.take_retries(parcel_of(postponed(7)))
-    assert told.account().lanes["direct"].counts.pending == 1
-    told.write(outcome(7))
-    account = told.account()
-    assert (account.holds, account.lanes["direct"].counts.delivered) == (True, 1)
-
-
-def test_a_delivery_that_became_a_dead_letter_again_is_one():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
-    redriven(told, 7, 5)  # its letter is of later
-    assert told.account().lanes["direct"].counts.dead_lettered == 1
-
-
-def replayed(one, replay="rpl_1"):
-    return one._replace(replay=replay)
-
-
-@pytest.mark.parametrize("first", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
-@pytest.mark.parametrize("again", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
-def test_a_replay_is_named_apart_and_changes_nothing_of_what_was_due(first, again):
-    alone = Told().write(first, receipts=[receipt(0, 9, due=1)]).account()
-    account = Told().write(first, replayed(again), receipts=[receipt(0, 9, due=1)]).account()
-    assert account.holds
-    accepted = again.kind is OutcomeKind.DELIVERED
-    assert account.lanes["direct"].counts.document() == alone.lanes["direct"].counts.document() | {"replayed": int(accepted)}
-
-
-def test_a_replay_of_what_was_not_due_makes_no_surplus_and_one_of_what_is_lost_hides_nothing():
-    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=1)])
-    assert told.account().holds
-    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=2)])
-    assert (kinds(told.account())["lost"][2], told.account().lanes["direct"].counts.lost) == (1, 1)
-
-
-def test_a_real_repeat_is_seen_beside_a_replay():
-    told = Told().write(outcome(0), outcome(0), replayed(outcome(0)), receipts=[receipt(0, 9, due=1)])
-    counts = told.account().lanes["direct"].counts
-    assert (counts.delivered, counts.repeated, counts.replayed) == (1, 1, 1)
 
 
 def test_offsets_far_apart_and_many_subscriptions_stay_apart():

@@ -118,16 +118,7 @@ def test_a_server_that_ends_the_session_at_any_statement_leaves_each_note_taken_
         letter = archive.letter(event_id=f"e{number}")
         records = (taken(number, letter), note(letter, offset=number))
         dying = opened()
-        left, execute = number, dying.execute
-
-        def dies(*arguments, execute=execute, dying=dying, **options):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                connection.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
-            return execute(*arguments, **options)
-
-        dying.execute = dies
+        archive.end_session_after(number, dying, connection)
         with contextlib.suppress(errors.RegistryUnavailable):
             write(dying, *records)
         write(connection, *records)

@@ -73,21 +73,11 @@ def test_a_server_that_ends_the_session_at_any_statement_leaves_each_record_once
     for number in range(12):
         taken = [archive.taken_letter(10 * number + offset) for offset in range(4)]
         dying = opened()
-        left = number
-        execute = dying.execute
-
-        def dies(*arguments, execute=execute, dying=dying, **options):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                connection.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
-            return execute(*arguments, **options)
-
-        dying.execute = dies
+        has_ended = archive.end_session_after(number, dying, connection)
         try:
             writer.write(dying, taken, archive.KEPT, now=archive.NOW)
         except errors.RegistryUnavailable:
-            assert left < 0
+            assert has_ended()
         writer.write(connection, taken, archive.KEPT, now=archive.NOW)
         found = connection.execute("select letter_offset from dead_letters order by 1").fetchall()
         wanted = [10 * before + offset for before in range(number + 1) for offset in range(4)]
