@@ -38,7 +38,7 @@ OVERRIDES = {
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Of the job. A demo is too short to leave an endpoint alone for a minute, or to compile well: that takes both cores as long."""
+"""Of the job. A demo is too short to leave an endpoint alone for a minute, or to compile well, which takes as long."""
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 PARTITIONS = 1
