@@ -8,7 +8,7 @@ ARGS ?=
 
 .PHONY: demo test lint setup prepare lock docs clean
 
-demo: prepare
+demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
 test: lint prepare
@@ -34,7 +34,7 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The jars, and an archive of the classes that Spark starts with.
+# The jars, and an archive of the classes that Spark starts with: a minute, which pays for the many starts of the tests.
 prepare: setup
 	@$(BIN)/fanout prepare
 

@@ -191,12 +191,11 @@ def run(
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
     from delivery.stages import session  # noqa: PLC0415
-    from fanout.local import classes, jars, java  # noqa: PLC0415
+    from fanout.local import classes, jars  # noqa: PLC0415
 
     config, names = _settings(context), tuple(dict.fromkeys(name.strip() for name in lanes.split(",")))
     if unknown := set(names) - set(job.LANES):
         raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(job.LANES)}")
-    java.find()  # without it Spark fails with a page of its own
     libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
 
@@ -207,7 +206,10 @@ def prepare() -> None:
     from fanout.local import classes, jars  # noqa: PLC0415
 
     jars.ensure()
-    classes.ensure()
+    try:
+        classes.ensure()
+    except errors.LocalStackError as exc:  # a Java that makes none runs all the same
+        console.print(f"{exc}\nIt is not needed: a start takes some seconds longer.", markup=False)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from delivery.model import (
     SubTenantId,
     TenantId,
 )
+from delivery.webhooks import matching
 from fanout import times
 
 
@@ -162,10 +163,5 @@ class Selection:
             and self.reason in {None, letter.reason}
             and (self.since_ms is None or letter.dead_lettered_at_ms >= self.since_ms)
             and (self.until_ms is None or letter.dead_lettered_at_ms < self.until_ms)
-            and self._takes_type(letter.event_type)
+            and (self.event_type is None or matching.takes_type(self.event_type, letter.event_type))
         )
-
-    def _takes_type(self, event_type: str) -> bool:
-        if self.event_type is not None and self.event_type.endswith("*"):
-            return event_type.startswith(self.event_type[:-1])
-        return self.event_type in {None, event_type}

@@ -43,15 +43,9 @@ class Routes:
         found: list[Due] = []
         for record in records:
             found += await taken.take(record, []) or ()
-        return [due for due in found if event_types is None or takes(event_types, due.event.event_type)]
-
-
-def takes(event_types: Iterable[str], event_type: str) -> bool:
-    """Tell whether one of these, exact or a prefix wildcard, is the type."""
-    return any(
-        event_type.startswith(wanted.removesuffix("*")) if wanted.endswith("*") else event_type == wanted
-        for wanted in event_types
-    )
+        if event_types is None:
+            return found
+        return [due for due in found if any(matching.takes_type(wanted, due.event.event_type) for wanted in event_types)]
 
 
 def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:

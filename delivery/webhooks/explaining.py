@@ -50,7 +50,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     7. It is due and sent.
     """
     pattern = subscription.event_type
-    if not (event.event_type == pattern or (pattern.endswith("*") and event.event_type.startswith(pattern[:-1]))):
+    if not matching.takes_type(pattern, event.event_type):
         return Verdict(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
     scope = subscription.scope
     pair = (event.tenant_id, event.sub_tenant_id)

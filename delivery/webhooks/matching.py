@@ -242,6 +242,11 @@ def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
     yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
 
 
+def takes_type(pattern: str, event_type: str) -> bool:
+    """Tell whether a pattern, an exact type or a prefix wildcard such as `order.*`, takes an event type."""
+    return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
+
+
 def is_excluded(event: Event, subscription: Subscription) -> bool:
     """Tell whether the tenant or the sub-tenant is one that the subscription is to be without."""
     scope = subscription.scope

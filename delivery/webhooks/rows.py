@@ -116,11 +116,10 @@ def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
     log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)
+        identity = _identity(outcome.delivery) | _of_replay(outcome)
         if not outcome.attempts:
-            identity = _identity(outcome.delivery) | _of_replay(outcome)
             entries.append(orjson.dumps({"kind": outcome.kind, **identity, "reason": outcome.reason}))
         for attempt in outcome.attempts:
-            identity = _identity(outcome.delivery) | _of_replay(outcome)
             entries.append(orjson.dumps({"kind": "attempt", **identity, **_attempt(attempt)}))
     for batch in results.batches:
         entries = _entries_of(batch.outcome.delivery.endpoint, log)

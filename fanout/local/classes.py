@@ -23,18 +23,18 @@ TRAINING_TIMEOUT_S = 300
 
 
 def find(folder: Path = jars.IVY_FILE.parent / "lib") -> Path | None:
-    """Return the archive for this Java and this PySpark; None where none was made."""
+    """Return the archive for this Java and this PySpark; None where none was made. Raise LocalStackError without a Java."""
     archive = _archive(folder)
     return archive if archive.is_file() else None
 
 
 def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
-    """Return the archive, making it when it is not there: some 20 seconds, once."""
+    """Return the archive, making it when it is not there: about a minute, once."""
     archive = _archive(folder)
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.is_file():  # else another process has made it meanwhile
-            sys.stderr.write("archiving the classes that Spark starts with (about 20 s, once) …\n")
+            sys.stderr.write("archiving the classes that Spark starts with (about a minute, once) …\n")
             for outdated in folder.glob("*.jsa"):
                 outdated.unlink()
             _make(archive)
@@ -62,8 +62,9 @@ def _make(archive: Path) -> None:
             )
         except subprocess.TimeoutExpired:
             raise errors.LocalStackError(
-                f"Spark did not start and end within {TRAINING_TIMEOUT_S} s: is the machine idle?"
+                f"Spark did not start and end within {TRAINING_TIMEOUT_S} s: is the machine busy?"
             ) from None
         if done.returncode or not made.is_file():
-            raise errors.LocalStackError(f"the archive of Spark's classes could not be made: {done.stderr.strip()[-500:]}")
+            [*_, said] = done.stderr.strip().splitlines() or ["Java said nothing"]
+            raise errors.LocalStackError(f"the archive of Spark's classes could not be made: {said}")
         made.rename(archive)

@@ -11,6 +11,6 @@ from tests.conftest import QUICK_START
 @pytest.fixture(scope="session")
 def spark(jars):
     config = settings.Spark(master="local[2]", driver_memory="1g", conf=QUICK_START)
-    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=classes.ensure()))
+    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=classes.find()))
     yield shards.session(started, settings.Batch().shards)
     started.stop()

@@ -9,8 +9,10 @@ from fanout.local import classes, java
 
 
 def test_the_jvm_maps_the_archive_of_the_classes_that_it_starts_with(spark):
+    archive = classes.find()
+    assert archive is not None, "run `fanout prepare` first, as `make test` does"
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-    assert str(classes.find()) in Path(f"/proc/{pid}/maps").read_text()
+    assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_a_jvm_goes_on_without_an_archive_that_does_not_fit_and_says_nothing_of_it(tmp_path):

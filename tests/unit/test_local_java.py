@@ -3,9 +3,11 @@
 import os
 
 import pytest
+from typer.testing import CliRunner
 
 from delivery import errors
-from fanout.local import java
+from fanout import cli
+from fanout.local import classes, jars, java
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,13 @@ def test_another_version_is_refused_in_one_line_that_names_the_fix(install, vers
     major = version.removeprefix("1.").split(".")[0]
     assert str(refused.value).startswith(f"{folder}/java is Java {major}. Java 17 or 21 is needed: apt install")
     assert "\n" not in str(refused.value)
+
+
+def test_a_java_that_archives_no_classes_is_prepared_without(monkeypatch):
+    def fails():
+        raise errors.LocalStackError("no archive")
+
+    monkeypatch.setattr(jars, "ensure", lambda: None)
+    monkeypatch.setattr(classes, "ensure", fails)
+    done = CliRunner().invoke(cli.app, ["prepare"])
+    assert (done.exit_code, done.output) == (0, "no archive\nIt is not needed: a start takes some seconds longer.\n")
