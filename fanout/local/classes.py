@@ -42,8 +42,12 @@ def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
 
 
 def _archive(folder: Path) -> Path:
+    """Name it by all that a JVM compares: jars installed anew are others, and it would do without the archive in silence."""
     binary = java.find().resolve()
-    of = (binary, binary.stat().st_mtime_ns, pyspark.__file__, pyspark.__version__)
+    stats = sorted(
+        (str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in (Path(pyspark.__file__).parent / "jars").iterdir()
+    )
+    of = (binary, binary.stat().st_mtime_ns, stats)
     return folder / f"spark-{hashlib.sha256(repr(of).encode()).hexdigest()[:16]}.jsa"
 
 

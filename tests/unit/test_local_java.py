@@ -2,6 +2,7 @@
 
 import os
 
+import pyspark
 import pytest
 from typer.testing import CliRunner
 
@@ -82,3 +83,18 @@ def test_a_java_that_archives_no_classes_is_prepared_without(monkeypatch):
     monkeypatch.setattr(classes, "ensure", fails)
     done = CliRunner().invoke(cli.app, ["prepare"])
     assert (done.exit_code, done.output) == (0, "no archive\nIt is not needed: a start takes some seconds longer.\n")
+
+
+def test_an_archive_of_classes_is_not_that_of_jars_installed_since_which_java_would_pass_over_in_silence(
+    install, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("JAVA_HOME", str(install("21.0.5").parent))
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    jar = tmp_path / "pyspark" / "jars" / "spark.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    monkeypatch.setattr(classes, "_make", lambda archive: archive.touch())
+    archive = classes.ensure(tmp_path)
+    assert classes.find(tmp_path) == archive
+    os.utime(jar, (0, 0))
+    assert classes.find(tmp_path) is None
