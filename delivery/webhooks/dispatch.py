@@ -93,6 +93,8 @@ class Dispatcher(Generic[Sent]):
         self._queues: dict[EndpointId, _Queue[Sent]] = {}
         self._turns: collections.deque[_Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        """What runners wait for that have nothing to do."""
         self._in_flight = 0
         self._unsettled = 0
         self._enough_settled = 0
@@ -230,14 +232,24 @@ class Dispatcher(Generic[Sent]):
             self._start_runner()
 
     def _start_runner(self) -> None:
-        """Use one more slot, if that helps. A runner takes delivery after delivery: a task is made for each slot only."""
-        if self._turns and len(self._runners) < self._bounds.max_in_flight:
+        """Use one more slot, if that helps.
+
+        A runner takes delivery after delivery, and waits for more when there is none: a task is made for each slot only.
+        """
+        if not self._turns:
+            return
+        if self._idle:
+            self._idle.pop().set_result(None)
+        elif len(self._runners) < self._bounds.max_in_flight:
             runner = asyncio.create_task(self._run())
             self._runners.add(runner)
             runner.add_done_callback(self._runner_ended)
 
     async def _run(self) -> None:
-        while self._turns:
+        while True:
+            while not self._turns:
+                self._idle.append(idle := asyncio.get_running_loop().create_future())
+                await idle
             queue = self._turns.popleft()
             in_turn = len(self._turns)
             if in_turn == FEW_IN_TURN:
@@ -253,7 +265,7 @@ class Dispatcher(Generic[Sent]):
             self._give_turn(queue)
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
-            if self._in_flight == len(self._runners):
+            if self._in_flight == len(self._runners) - len(self._idle):
                 self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
             self._in_flight -= 1
