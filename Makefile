@@ -13,8 +13,8 @@ demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
 test: lint prepare
-	$(BIN)/python -m pytest tests/unit tests/properties tests/simulation $(ARGS)
-	$(BIN)/python -m pytest tests/integration tests/spark tests/e2e $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/simulation $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/spark tests/e2e $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
