@@ -27,7 +27,7 @@ RESUMED = PAUSED[:1]
 """Event types: each stands for a tenth of the endpoints."""
 ONE_PARTITION = 1
 """Of each topic: the events of an endpoint are read in the order in which they were published."""
-IDLE_S = 60
+IDLE_S = 120
 FILL_S = 900
 RECOVERY_S = 400
 
@@ -36,7 +36,7 @@ RECOVERY_S = 400
 class Scenario:
     """How much of what."""
 
-    pending: int = 200_000
+    pending: int = 100_000
     """Deliveries that wait."""
     endpoints: int = 1_000
     """A tenth of them awake."""
@@ -99,10 +99,11 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         def work_steadily(job: platform.Job) -> Phase:
             ready_s = job.wait_until_ready()
             sent.publish_steadily(scenario.per_s, scenario.warm_up_s, types=AWAKE)
+            wait_for_all(job, AWAKE, IDLE_S)  # what has come during the first micro-batches, which are long
             began_s, before = time.time(), job.meter.read()
             numbers = sent.publish_steadily(scenario.per_s, scenario.seconds, types=AWAKE)
-            used, [first, *batches] = job.meter.read().since(before), job.micro_batches("retry")
             wait_for_all(job, AWAKE, IDLE_S)
+            used, [first, *batches] = job.meter.read().since(before), job.micro_batches("retry")
             phase = Phase(
                 ready_s=ready_s,
                 numbers=numbers,
