@@ -16,7 +16,7 @@ import confluent_kafka
 
 from delivery import errors, metrics, plan, settings
 from delivery.model import EndpointId, EndpointStatus, Record, SubscriptionId
-from delivery.webhooks import envelope, message
+from delivery.webhooks import envelope, message, rows
 from fanout import publishing, replaying, scanning
 from fanout.ledger import Place
 from subscriptions_db import connect, registry, snapshot
@@ -164,7 +164,8 @@ class Replayer:
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
         for written in replaying.records(due, to, replay.replay_id, now_ms=_ms(_now())):
-            self._publisher.publish(publishing.Message(topic=topic, key=to.endpoint_id.encode(), value=written))
+            for row in rows.for_retries(topic, to.endpoint_id.encode(), written):
+                self._publisher.publish(publishing.Message(topic=row.topic, key=row.key, value=row.value))
         self._publisher.flush()
         metrics.ARCHIVE_REPLAYED.inc(len(due))
         return len(due)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery import settings
+from delivery.webhooks import rows
 from fanout import publishing, redriving
 from fanout.letters import Letter
 
@@ -88,10 +89,9 @@ class Handing:
     def _publish(self, record: redriving.Record) -> None:
         if self._publisher is None:
             return
-        noted = ((redriving.NOTE, record.note),)
-        self._publisher.publish(
-            publishing.Message(topic=self._topics.retries_topic, key=record.key, value=record.postponed, headers=noted)
-        )
+        for topic, key, value in rows.for_retries(self._topics.retries_topic, record.key, record.postponed):
+            noted = () if value is None else ((redriving.NOTE, record.note),)
+            self._publisher.publish(publishing.Message(topic=topic, key=key, value=value, headers=noted))
         self._notes.append(publishing.Message(topic=self._topics.attempts_topic, key=record.key, value=record.note))
         if len(self._notes) >= NOTED_TOGETHER:
             self._settle()

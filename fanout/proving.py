@@ -124,7 +124,9 @@ class _Reading:
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 
     def _take_retries(self, message: confluent_kafka.Message) -> None:
-        self.told.take_retries(parcel.message(message.value() or b""))
+        if (written := message.value()) is None:
+            return  # it only counts: rows.for_retries
+        self.told.take_retries(parcel.message(written))
         for name, value in scanning.headers(message):
             if name == redriving.NOTE:
                 self.told.take_attempts(orjson.loads(value), message.timestamp()[1])

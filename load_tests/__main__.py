@@ -14,6 +14,7 @@ from load_tests import batch as batch_scenario
 from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
 from load_tests import isolation as isolation_scenario
+from load_tests import retries as retries_scenario
 from load_tests import stage
 
 S = TypeVar("S")
@@ -26,6 +27,7 @@ _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
+_RETRIES = retries_scenario.Scenario()
 
 
 @app.command()
@@ -99,6 +101,23 @@ def crash(
     """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
     scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(crash_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def retries(
+    json_file: JsonFile = None,
+    pending: Annotated[int, typer.Option(min=1000, help="Deliveries that wait; a million takes some minutes more.")] = (
+        _RETRIES.pending
+    ),
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, nine in ten of them paused.")] = _RETRIES.endpoints,
+    per_s: Annotated[int, typer.Option(help="Events a second to the others, by the retry lane.")] = _RETRIES.per_s,
+    seconds: Annotated[int, typer.Option(help="Of each of the two times.")] = _RETRIES.seconds,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Let deliveries pile up in the retry lane, and see what its micro-batches, memory and checkpoint make of it."""
+    scenario = retries_scenario.Scenario(pending=pending, endpoints=endpoints, per_s=per_s, seconds=seconds)
+    _run(retries_scenario.run, scenario, json_file, folder, replaced)
 
 
 def _run(

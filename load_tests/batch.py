@@ -44,8 +44,8 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     """Run it and return the figures."""
     chosen = {**SETTINGS, **terms.overrides}
     bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}
-    taken = terms.stage(endpoints=scenario.endpoints, seed=scenario.seed, mode="batch", batch=bounds)
-    with taken as (servers, customers, sent):
+    registered = traffic.Customers(endpoints=scenario.endpoints, fields={"mode": "batch", "batch": bounds})
+    with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
         patience_s = IDLE_S + scenario.max_wait_s
 
         def wait_for_all(job: platform.Job, what: str) -> float:

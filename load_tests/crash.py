@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from load_tests import figures, platform, receiver, stage
+from load_tests import figures, platform, receiver, stage, traffic
 
 SETTINGS: Mapping[str, str] = {}
 KINDS = ("driver", "jvm", "worker")
@@ -43,7 +43,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
     left = list(kinds)
     killed_at: list[int] = []
-    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         enough = threading.Event()
         publisher = threading.Thread(target=sent.publish_until, args=(enough, scenario.per_s), name="publisher")
         publisher.start()

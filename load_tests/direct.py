@@ -36,7 +36,7 @@ class Scenario:
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     """Run it and return the figures."""
     chosen = {**SETTINGS, **terms.overrides}
-    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         filled = sent.publish(scenario.warm_up + scenario.events)
         terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
         with servers.job("direct", chosen) as job:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import datetime as dt
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import orjson
 
 from fanout import reconciling
 from load_tests import receiver, usage
@@ -55,6 +59,23 @@ class Request(NamedTuple):
     ages_ms: Sequence[float]
 
 
+class MicroBatch(NamedTuple):
+    """One that was committed."""
+
+    ended_at_s: float
+    """Since the epoch."""
+    records: int
+    took_ms: int
+
+
+def micro_batches(log: Iterable[bytes], lane: str) -> Iterator[MicroBatch]:
+    """Yield those that a lane has committed, by the lines of the job's log in JSON."""
+    for line in log:
+        if b'"micro-batch committed"' in line and (entry := orjson.loads(line))["lane"] == lane:
+            ended_at_s = dt.datetime.fromisoformat(entry["at"]).timestamp()
+            yield MicroBatch(ended_at_s, entry["records"], entry["duration_ms"])
+
+
 def requests(report: receiver.Report) -> Iterator[Request]:
     """Yield the requests in the order of their arrival."""
     ends = itertools.accumulate(report.requests, initial=0)
@@ -87,6 +108,27 @@ def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
         "unexpected": unexpected,
         "unverified": report.unverified,
     }
+
+
+def overtook(report: receiver.Report, endpoints: Collection[int]) -> int:
+    """Return how many earlier events of its endpoint one of these endpoints' events came before, at most."""
+    arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
+    for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
+        if endpoint in arrived:
+            arrived[endpoint].append(number)
+    return max((_overtook(list(dict.fromkeys(numbers))) for numbers in arrived.values()), default=0)
+
+
+def _overtook(numbers: Sequence[int]) -> int:
+    """Return the most numbers smaller than one that come after it."""
+    ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
+    before: list[int] = []  # sorted
+    most = 0
+    for number in numbers:
+        smaller = bisect.bisect_left(before, number)
+        most = max(most, ranks[number] - smaller)
+        before.insert(smaller, number)
+    return most
 
 
 def reconciled(account: reconciling.Account, report: receiver.Report) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Scenario:
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     """Run it and return the figures."""
     chosen = {**SETTINGS, **terms.overrides}
-    with terms.stage(endpoints=scenario.endpoints, seed=scenario.seed) as (servers, customers, sent):
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         sent.publish(scenario.warm_up)
         with servers.job("direct,retry", chosen) as job:
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prometheus_client import parser
 
 from delivery import configuration, errors, plan
 from fanout import proving, reconciling, registering
@@ -40,6 +41,11 @@ class Platform:
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
         registering.apply_manifest(self.config, manifest.check(document, plan.guard_of(self.config.delivery)))
+
+    def checkpoint_mb(self, lane: str) -> float:
+        """Return how large a lane's checkpoint is on disk."""
+        files = (self.folder / self.config.spark.checkpoint / lane).rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
     def account(self) -> reconciling.Account:
         """Return what `fanout reconcile` says of the topics, once no job runs."""
@@ -122,13 +128,28 @@ class Job:
         """Tell whether the job is gone."""
         return self._process.poll() is not None
 
+    def metric(self, name: str, lane: str) -> float:
+        """Return what a metric says of a lane now; 0 where it says nothing."""
+        _, text = self._got("/metrics")
+        samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
+        return next((one.value for one in samples if one.name == name and one.labels.get("lane") == lane), 0.0)
+
+    def micro_batches(self, lane: str) -> list[figures.MicroBatch]:
+        """Return those that a lane has committed. Of a job with `logs.format` json."""
+        return list(figures.micro_batches(self._log.read_bytes().splitlines(), lane))
+
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1)
         try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == http.HTTPStatus.OK
+            return self._got("/readyz")[0] == http.HTTPStatus.OK
         except OSError:
             return False  # it does not serve yet
+
+    def _got(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
         finally:
             connection.close()
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from load_tests import platform, receiver, traffic
 
@@ -29,10 +29,9 @@ class Terms:
     """Settings of the job (`area.field`) in place of the scenario's own."""
 
     @contextlib.contextmanager
-    def stage(self, *, endpoints: int, seed: int, **fields: Any) -> Iterator[Stage]:
-        """Start the servers and register so many endpoints with these `fields`."""
+    def stage(self, registered: traffic.Customers, *, seed: int, partitions: int = traffic.PARTITIONS) -> Iterator[Stage]:
+        """Start the servers and register the endpoints; each event type's topic has so many partitions."""
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver() as customers:
-            registered = traffic.Customers(endpoints=endpoints, fields=fields)
             servers.register(registered.registry(customers.url))
-            yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed))
+            yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed, partitions))

@@ -6,7 +6,7 @@ import array
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from fanout import publishing
 from load_tests import receiver
 
 EVENT_TYPES = [f"load.{number}" for number in range(10)]
+ALL_TYPES = range(len(EVENT_TYPES))
 PARTITIONS = 2
 EVENT_BYTES = 450
 TICKS_PER_S = 10
@@ -32,6 +33,8 @@ class Customers:
     endpoints: int
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Of each endpoint, beside what all have."""
+    fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the endpoints of one event type, by its number, besides."""
 
     @property
     def of_a_type(self) -> int:
@@ -47,6 +50,10 @@ class Customers:
         """Return to whom an event is due."""
         return type_number * self.of_a_type + tenant % self.of_a_type
 
+    def endpoints_of(self, types: Iterable[int]) -> set[int]:
+        """Return to whom events of these types may be due."""
+        return {endpoint for number in types for endpoint in range(number * self.of_a_type, (number + 1) * self.of_a_type)}
+
     def registry(self, url: str) -> dict[str, Any]:
         """Return the manifest."""
         return {
@@ -59,6 +66,7 @@ class Customers:
                     "url": f"{url}/ep{number}",
                     "signing_secrets": [receiver.SECRET],
                     **self.fields,
+                    **self.fields_by_type.get(number // self.of_a_type, {}),
                 }
                 for number in range(self.endpoints)
             ],
@@ -77,30 +85,30 @@ class Customers:
 class Traffic:
     """Publish events, and remember to which endpoint each is due. Events have numbers, in their order."""
 
-    def __init__(self, customers: Customers, config: settings.Settings, seed: int) -> None:
+    def __init__(self, customers: Customers, config: settings.Settings, seed: int, partitions: int) -> None:
         self.due: array.array[int] = array.array("l")
         """The endpoint of each event."""
         self._customers = customers
         self._prefix = config.source.topic_prefix
         self._seed = seed
         self._rng = random.Random(seed)
-        topics.ensure(config.kafka, [self._prefix + name for name in EVENT_TYPES], PARTITIONS)
+        topics.ensure(config.kafka, [self._prefix + name for name in EVENT_TYPES], partitions)
         self._publisher = publishing.Publisher(config.kafka)
 
-    def publish(self, count: int, *, hot: float = 0.0) -> range:
-        """Publish so many events, of which the hot endpoint has a share besides; return their numbers."""
+    def publish(self, count: int, *, types: Sequence[int] = ALL_TYPES) -> range:
+        """Publish so many events of some types; return their numbers."""
         first = len(self.due)
         for _ in range(count):
-            self._publisher.publish(self._event(hot))
+            self._publisher.publish(self._event(types))
         self._publisher.flush()
         return range(first, len(self.due))
 
-    def publish_steadily(self, per_s: int, for_s: int, *, hot: float = 0.0) -> range:
-        """Publish at a steady pace; return the events' numbers."""
+    def publish_steadily(self, per_s: int, for_s: int, *, types: Sequence[int] = ALL_TYPES, hot: float = 0.0) -> range:
+        """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers."""
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):
             for _ in range(per_s // TICKS_PER_S):
-                self._publisher.publish(self._event(hot))
+                self._publisher.publish(self._event(types, hot))
             time.sleep(max(0.0, began + tick / TICKS_PER_S - time.monotonic()))
         self._publisher.flush()
         return range(first, len(self.due))
@@ -110,9 +118,9 @@ class Traffic:
         while not enough.is_set():
             self.publish_steadily(per_s, 1)
 
-    def _event(self, hot: float) -> publishing.Message:
+    def _event(self, types: Sequence[int], hot: float = 0.0) -> publishing.Message:
         rng, number = self._rng, len(self.due)
-        type_number, tenant = rng.randrange(len(EVENT_TYPES)), rng.randrange(self._customers.tenants)
+        type_number, tenant = rng.choice(types), rng.randrange(self._customers.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT
         document = {
@@ -122,6 +130,7 @@ class Traffic:
             "amount": rng.randint(1, 100_000),
             "note": "",
         }
-        document["note"] = "x" * (EVENT_BYTES - len(orjson.dumps(document)))
+        # Digits: as texts of people, they take about half when they are compressed, and equal letters would take nothing.
+        document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
         self.due.append(self._customers.endpoint_of(type_number, tenant))
         return publishing.Message(topic=self._prefix + EVENT_TYPES[type_number], value=orjson.dumps(document))

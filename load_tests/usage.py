@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,26 @@ class Meter:
 
     def _sum(self, role: str) -> float:
         return sum(seconds for of, seconds, _ in self._read.values() if of == role)
+
+    def resident_mb(self) -> dict[str, float]:
+        """Return the resident size of the JVM, the driver's Python and all workers together now, in MB."""
+        sizes: dict[str, float] = {}
+        for process, role in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sizes[role] = sizes.get(role, 0.0) + process.memory_info().rss / MB
+        return sizes
+
+    def heap_mb(self) -> int | None:
+        """Return what is alive in the JVM's heap, after a whole collection; None where the JDK has no `jcmd`."""
+        jvms = [process.pid for process, role in self.processes() if role == "jvm"]
+        if not jvms or (jcmd := shutil.which("jcmd")) is None:
+            return None
+        told = [
+            subprocess.run([jcmd, str(jvms[0]), what], capture_output=True, text=True, check=True).stdout
+            for what in ("GC.run", "GC.heap_info")
+        ]
+        spaces = re.findall(r"(?:PSYoungGen|ParOldGen) +total \d+K, used (\d+)K", told[-1])
+        return round(sum(map(int, spaces)) / 1024)
 
     def peak_mb(self) -> dict[str, float]:
         """Return the largest resident size of the JVM, the driver's Python and the largest worker, in MB, as last read."""

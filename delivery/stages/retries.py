@@ -45,6 +45,7 @@ def retries(
     """Return the turns that leave now, by the time at which the micro-batch began, which is in the offset log."""
     spread = (
         records.select(*COLUMNS)
+        .where("value IS NOT NULL")  # the others only count: rows.for_retries
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
         .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
@@ -67,7 +68,7 @@ class SpreadPartition:
             yield from route.written(
                 route.Row(self._home_of(key), key=_place(partition, offset), value=value)
                 for partition, offset, key, value in zip(*columns, strict=True)
-                if key is not None and value is not None
+                if key is not None
             )
         self.tools.tell_late()
 

@@ -100,7 +100,7 @@ class _ToKafka:
                 self._producer.poll(0.1)
             except Exception as exc:
                 _producer.cache_clear()  # as below
-                told = f"topic {row.topic} does not take a row of {len(row.value)} bytes: {exc}"
+                told = f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes: {exc}"
                 raise errors.KafkaUnavailable(told) from exc
             else:
                 self._unconfirmed += 1

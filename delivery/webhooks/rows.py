@@ -7,6 +7,7 @@ No row holds a secret: request headers are left out, and a URL is cut to its ori
 from __future__ import annotations
 
 import base64
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -39,8 +40,10 @@ MAX_ROW_BYTES = 256 * 1024
 """How much of the log shares a row: far below Kafka's 1 MiB, and more than enough to share the costs of one."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
-"""How many parcels share a row; one that is larger has a row alone. The retry lane can bound a micro-batch in rows only
-(delivery.stages.source), so it is this that bounds it in bytes."""
+"""How many parcels share a row; one that is larger has a row alone."""
+
+COUNTED_BYTES = 4 * 1024
+"""A record of the retries topic counts as one for each so many bytes: see `for_retries`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,8 @@ class Row(NamedTuple):
 
     topic: str
     key: bytes
-    value: bytes
+    value: bytes | None
+    """None: it only counts; see `for_retries`."""
 
 
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
@@ -89,7 +93,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
     """Yield a row for each turn that has ended, for the shard that let it leave."""
     for report in told:
-        yield Row(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
+        yield from for_retries(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
 
 
 def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
@@ -108,7 +112,18 @@ def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]
             parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of_batch(batch, packed, now_ms=now_ms))
     for endpoint_id, (customer_id, of_endpoint) in parcels.items():
         for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
-            yield Row(topics.retries, endpoint_id.encode(), parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk)))
+            written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk))
+            yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:
+    """Yield a record of the retries topic, and behind it an empty one for each COUNTED_BYTES of it.
+
+    Spark bounds a micro-batch in records, of which one may be a report of 100 bytes and another a batch of 10 MiB. So a large
+    one counts as many, and as many bytes come in a micro-batch whatever they are of. Who reads the topic leaves out the rest.
+    """
+    yield Row(topic, key, written)
+    yield from itertools.repeat(Row(topic, key, None), len(written) // COUNTED_BYTES)
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:

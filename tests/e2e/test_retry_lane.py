@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from delivery import kafka_options
 from delivery.model import CustomerId, EndpointId
 from delivery.stages import topics
-from delivery.webhooks import message, parcel, retry
+from delivery.webhooks import message, parcel, retry, rows
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect
 from tests import builders
@@ -46,7 +46,8 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     topics.ensure_all(config)
     producer = Producer(kafka_options.for_librdkafka(config.kafka))
     written = parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
-    producer.produce(config.delivery.retries_topic, key=endpoint.encode(), value=written)
+    for topic, key, value in rows.for_retries(config.delivery.retries_topic, endpoint.encode(), written):
+        producer.produce(topic, key=key, value=value)
     assert producer.flush(10) == 0
     return events
 

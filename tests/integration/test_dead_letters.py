@@ -199,11 +199,13 @@ def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(plat
     platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
     waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", again=Again(2**41, 1))
     platform.write(waits, receipts=[platform.receipt(3, due=4)])
-    postponed = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of(waits, now_ms=2**41)]))
+    postponed = rows.postponed(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
+    only_counts = rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
 
     [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]
     assert (finding["kind"], finding["first_offset"], finding["subscription_id"]) == ("not_handed_over", 3, "s1")
-    platform.publish(publishing.Message(topic=platform.topics.retries, key=b"ep1", value=postponed))
+    handed_over = [*postponed, only_counts]
+    platform.publish(*(publishing.Message(topic=row.topic, key=row.key, value=row.value) for row in handed_over))
     told = platform.run_json("reconcile", "--settle", "0s")
     assert told["holds"]
     direct = told["lanes"]["direct"]

@@ -210,7 +210,8 @@ class Platform:
     async def _written(self, work: AsyncIterator[list[rows.Row]]) -> None:
         async for some in work:
             for row in some:
-                self.topics[row.topic].append(row.value)
+                if row.value is not None:
+                    self.topics[row.topic].append(row.value)
             self._handed_over.set()
 
 

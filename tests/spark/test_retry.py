@@ -6,7 +6,7 @@ import pytest
 
 from delivery.model import Again, Attempt, CustomerId, EndpointId
 from delivery.stages import observer, retries, shards
-from delivery.webhooks import parcel, retrying
+from delivery.webhooks import parcel, retrying, rows
 from delivery.webhooks.pending import Pending
 from tests import builders
 from tests.turns import waiting
@@ -44,12 +44,13 @@ class Lane:
 
     def write(self, *messages):
         """Write records, the last one first, as a shuffle may bring them."""
-        rows = []
+        written = []
         for message in messages:
-            rows.append((0, self._offset, message.endpoint_id.encode(), parcel.encoded(message)))
-            self._offset += 1
+            for _, key, value in rows.for_retries("retries", message.endpoint_id.encode(), parcel.encoded(message)):
+                written.append((0, self._offset, key, value))
+                self._offset += 1
         schema = "partition int, offset long, key binary, value binary"
-        frame = self._spark.createDataFrame(rows[::-1] or [(0, self._offset, None, None)], schema)
+        frame = self._spark.createDataFrame(written[::-1] or [(0, self._offset, None, None)], schema)
         frame.coalesce(1).write.mode("append").parquet(str(self._folder / "records"))
 
     def run(self):
@@ -78,10 +79,10 @@ class Lane:
         return left, self._pending.value
 
 
-def postponed(*names, endpoint="ep1"):
+def postponed(*names, endpoint="ep1", data=b"{}"):
     now_ms = int(time.time() * 1000)
     parcels = [
-        waiting(builders.event(event_id=name), again_at_ms=now_ms, since_ms=now_ms, expires_ms=now_ms + HOUR_MS)
+        waiting(builders.event(event_id=name, data=data), again_at_ms=now_ms, since_ms=now_ms, expires_ms=now_ms + HOUR_MS)
         for name in names
     ]
     return parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels)
@@ -119,6 +120,15 @@ def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
     left, waits = lane.run()
     assert (left, waits.events) == ([], 1)
     shards.require_kept(spark, str(tmp_path / "checkpoint"), "retry", SHARDS)
+
+
+def test_a_large_record_that_counts_as_many_is_taken_once(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    large = postponed("a", data=b'"%s"' % (b"x" * 3 * rows.COUNTED_BYTES))
+    lane.write(large, postponed("b"))
+    [left], waits = lane.run()
+    assert ids(parcel.turn(left))[0] == large.parcels[0].packed[0]
+    assert waits.events == 2
 
 
 def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path):

@@ -47,7 +47,8 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
 
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
-    return [(row.key, parcel.message(row.value)) for row in rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)]
+    told = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+    return [(row.key, parcel.message(row.value)) for row in told if row.value is not None]
 
 
 PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
@@ -128,11 +129,26 @@ def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
 
 def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = list(rows.postponed(results, TOPICS, now_ms=1_700_000_000_000))
+    told = [row for row in rows.postponed(results, TOPICS, now_ms=1_700_000_000_000) if row.value is not None]
     assert len(told) == 20  # three of them fit
     assert max(len(row.value) for row in told) < rows.MAX_POSTPONED_BYTES == 64 * 1024
     parcels = [one for row in told for one in parcel.message(row.value).parcels]
     assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
+
+
+def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_whatever_they_hold():
+    """A micro-batch is bounded in records: 1,000 batches that were postponed could be 10 GB."""
+    for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
+        results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
+        told = list(rows.postponed(results, TOPICS, now_ms=1_700_000_000_000))
+        assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
+        assert sum(len(row.value or b"") for row in told) <= len(told) * rows.COUNTED_BYTES == len(told) * 4096
+
+
+def test_a_small_record_of_the_retries_topic_counts_once():
+    results, _ = deliver(builders.endpoint(status=PAUSED), {})
+    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+    assert 0 < len(row.value) < rows.COUNTED_BYTES
 
 
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():

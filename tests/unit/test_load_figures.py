@@ -58,6 +58,32 @@ def test_percentiles_of_few_values():
     assert figures.percentiles(range(101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
+@pytest.mark.parametrize(
+    ("arrived", "most"),
+    [([], 0), ([0, 1, 4, 9], 0), ([1, 0, 4, 9], 1), ([4, 9, 0, 1], 2), ([9, 0, 1, 4], 3), ([0, 0, 1, 0], 0)],
+)
+def test_how_many_earlier_events_of_its_endpoint_an_event_overtook(arrived, most):
+    others = (7, [8, 3, 2])
+    assert figures.overtook(report((5, arrived), others), {5, 6}) == most
+
+
+def test_micro_batches_are_read_from_the_jobs_log():
+    lines = [
+        b'{"at":"1970-01-01T00:00:02.500+00:00","event":"micro-batch committed","lane":"retry","records":7,"duration_ms":900}',
+        b'{"at":"1970-01-01T00:00:03.000+00:00","event":"micro-batch committed","lane":"direct","records":1,"duration_ms":80}',
+        b'{"at":"1970-01-01T00:00:04.000+00:00","event":"lane retry is warm after 2.0 s"}',
+        b"a line of the JVM",
+    ]
+    assert list(figures.micro_batches(lines, "retry")) == [figures.MicroBatch(2.5, 7, 900)]
+
+
+def test_an_endpoint_of_one_event_type_may_differ_from_the_others():
+    customers = traffic.Customers(endpoints=20, fields_by_type={9: {"status": "paused"}})
+    registered = customers.registry("http://127.0.0.1")["endpoints"]
+    paused = {number for number, endpoint in enumerate(registered) if endpoint.get("status") == "paused"}
+    assert paused == customers.endpoints_of([9]) == {18, 19}
+
+
 @pytest.mark.parametrize("endpoints", [100, 1000, 2000])
 def test_an_event_is_due_to_one_endpoint_and_all_get_some(endpoints):
     customers = traffic.Customers(endpoints=endpoints)
