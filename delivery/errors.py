@@ -16,6 +16,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
     ├── StateUnreadable          what a lane keeps was written by another version; nothing of it is touched
     ├── RecordUnreadable         a record in a topic of the job's is not what the job writes there
+    ├── Orphaned                 the JVM of a worker is gone; what its task was given runs again elsewhere
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
@@ -106,6 +107,10 @@ class StateUnreadable(FanoutError):
 
 class RecordUnreadable(FanoutError):
     """A record in one of the job's own topics is not what the job writes there. Names its place."""
+
+
+class Orphaned(FanoutError):
+    """The JVM that a worker works for is gone, and nobody will commit its task: it runs again elsewhere."""
 
 
 class EventRejected(FanoutError):

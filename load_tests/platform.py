@@ -117,6 +117,8 @@ class Job:
         """Send SIGKILL to the driver, to its JVM or to one of the workers, and wait until what it takes with it has ended."""
         processes = self.meter.processes()
         found = sorted((process for process, of in processes if of == role), key=lambda process: process.pid)
+        if role == "worker":
+            found = [process for process in found if process.parent() in found]  # not the daemons that forked them
         if not found:
             raise errors.LocalStackError(f"the job has no process that is a {role}")
         rng.choice(found).kill()

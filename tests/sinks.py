@@ -38,6 +38,9 @@ class _ToFile:
     def write(self, made):
         self._rows += [tuple(row) for row in made]
 
+    def flush(self, _within_s):
+        self.finish()
+
     def finish(self):
         self._file.write_bytes(pickle.dumps(self._rows))
 
@@ -53,6 +56,9 @@ class Nowhere:
 
     def write(self, made):
         self.count += sum(1 for _ in made)
+
+    def flush(self, within_s):
+        pass
 
     def finish(self):
         pass

@@ -66,9 +66,7 @@ class DeliverPartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), tasks.ended_before(self.journal)
-        for results in task.worker.deliver(map(records, batches), self.source, self.held, ended):
-            task.write(results)
-        return task.finish()
+        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.held, ended))
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

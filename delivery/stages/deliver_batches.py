@@ -46,6 +46,4 @@ class DeliverBatchesPartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), tasks.ended_before(self.journal)
-        for results in task.worker.deliver_batches(state.left(batches), self.source, self.held, ended):
-            task.write(results)
-        return task.finish()
+        return task.write_all(task.worker.deliver_batches(state.left(batches), self.source, self.held, ended))

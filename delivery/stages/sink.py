@@ -43,6 +43,9 @@ class Writing(Protocol):
     def write(self, made: Iterable[Row]) -> None:
         """Hand rows over. Waits while too many are on their way."""
 
+    def flush(self, within_s: float) -> None:
+        """Wait until what is on its way is in its topic, no longer than `within_s`. For a task that has failed."""
+
     def finish(self) -> None:
         """Wait until all of them are in their topics; raise KafkaUnavailable when one is not."""
 
@@ -85,6 +88,9 @@ class _ToKafka:
         for row in made:
             self._hand_over(row)
         self._producer.poll(0)
+
+    def flush(self, within_s: float) -> None:
+        self._producer.flush(within_s)
 
     def finish(self) -> None:
         while self._unconfirmed and self._failure is None:

@@ -7,14 +7,14 @@ and not yet written when it failed or its process was killed (docs/adr/0014, 001
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from delivery.stages import sink
+from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
 from delivery.webhooks import retry_lane, rows, worker
 from delivery.webhooks.journal import Key
@@ -22,6 +22,8 @@ from delivery.webhooks.results import Results
 
 NO_ROWS = "nothing boolean"
 """What a task returns to Spark that has written its results itself."""
+LAST_FLUSH_S = 0.5
+"""So long a task that fails waits for its last rows to be in their topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,9 @@ class Tools:
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
-        return Task(self, worker.of(self.plan))
+        here = worker.of(self.plan)
+        orphan.outlive(here.orphaned)
+        return Task(self, here)
 
     def tell_late(self) -> None:
         """Write what has ended late in this process. Called at the end of each task that writes no results of its own.
@@ -65,6 +69,16 @@ class Task:
         self._observe(ended.results)
         self._writing.write(rows.rows(ended.results, self._topics))
         self._writing.write(rows.reports(ended.reports, self._topics))
+
+    def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
+        """Write what is made until it ends, and finish. What a task has made that fails is written before it does."""
+        try:
+            for results in made:
+                self.write(results)
+        except Exception:
+            self._writing.flush(LAST_FLUSH_S)
+            raise
+        return self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Wait until all is in its topic; return NO_ROWS.

@@ -12,13 +12,14 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import cachetools
 import uvloop
 
+from delivery import errors
 from delivery.model import EndpointId, Record
 from delivery.webhooks import (
     batch_lane,
@@ -28,6 +29,7 @@ from delivery.webhooks import (
     dispatch,
     egress,
     envelope,
+    gate,
     guard,
     handover,
     journal,
@@ -55,6 +57,8 @@ TURNS_AT_ONCE = 16
 RESULTS_EVERY_S = 0.05
 """So often results leave while their task goes on. What has left is in Kafka some 10 ms later, and is not made again when this
 process is killed."""
+LAST_S = 1.0
+"""So long a task that fails waits for what is under way: what ends by then is told, and is not made again."""
 Returned = TypeVar("Returned")
 
 
@@ -71,6 +75,14 @@ class Plan:
     max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
     max_connections: int = 0
     """0: half of the files that the process may open."""
+
+
+class _Begun(Protocol):
+    """A lane's part of one task."""
+
+    async def take(self, some: Iterable[Any], /) -> Results: ...
+    async def finish(self) -> Results: ...
+    def abandon(self) -> None: ...
 
 
 class Worker:
@@ -95,7 +107,9 @@ class Worker:
             clock=time.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
-
+        self._gate = gate.Gate(self._sender)
+        """Of the task that runs."""
+        self._is_orphan = False
         self._retries: retry_lane.RetryLane | None = None
 
     async def _open(self) -> transport.Transport:
@@ -122,13 +136,7 @@ class Worker:
         What is due to `held` goes to the retry lane. Called from the task's thread, by one task at a time. While it reads the
         next batch, what was begun goes on.
         """
-        begun = self._wait_for(self._begin(source, held, ended))
-        try:
-            for records in batches:
-                yield from self._results_of(begun.take(records), begun.take)
-            yield from map(self._learned_from, self._results_of(begun.finish(), begun.take))
-        finally:  # done, or nobody reads the results any more
-            self._loop.call_soon_threadsafe(begun.abandon)
+        yield from self._carried(self._wait_for(self._begin(source, held, ended)), batches)
 
     def collect(
         self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, pass_through_s: float
@@ -150,14 +158,16 @@ class Worker:
         ended: journal.Ended = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        begun = self._wait_for(self._begin_batches(source, held, ended))
-        try:
-            written = iter(batches)
-            while some := list(itertools.islice(written, BATCHES_AT_ONCE)):
-                yield from self._results_of(begun.take(some), begun.take)
-            yield from map(self._learned_from, self._results_of(begun.finish(), begun.take))
-        finally:  # as above
-            self._loop.call_soon_threadsafe(begun.abandon)
+        written = iter(batches)
+        some = iter(lambda: list(itertools.islice(written, BATCHES_AT_ONCE)), [])
+        yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
+
+    def orphaned(self) -> None:
+        """Take note that the JVM is gone. The task that runs fails, once what is under way has ended or LAST_S have passed.
+
+        May be called at any moment in the task's thread, by a signal.
+        """
+        self._is_orphan = True
 
     def retry(self, turns: Iterable[bytes], source: routing.Source, settle_s: float) -> Iterator[retry_lane.Ended]:
         """Deliver turns that have left their shards, by the registry in `source`; yield what has ended.
@@ -186,19 +196,42 @@ class Worker:
     async def _ended_turns(self, retries: retry_lane.RetryLane) -> retry_lane.Ended | None:
         return retries.ended()
 
-    def _results_of(
-        self, work: Coroutine[Any, Any, Results], take: Callable[[Iterable[Any]], Coroutine[Any, Any, Results]]
-    ) -> Iterator[Results]:
+    def _carried(self, begun: _Begun, given: Iterable[Iterable[Any]]) -> Iterator[Results]:
+        """Yield what comes of all that is given. Where that fails, what is under way and ends soon comes before the failure."""
+        try:
+            for some in given:
+                self._require_jvm()
+                yield from self._results_of(begun.take(some), begun)
+            yield from map(self._learned_from, self._results_of(begun.finish(), begun))
+        except Exception:  # the JVM is gone, which its pipe may tell before the signal does; or a fault of ours
+            yield from self._last_results_of(begun)
+            raise  # never as if it had ended well: a JVM that still listens would commit what was not begun
+        finally:  # done, or nobody reads the results any more
+            self._loop.call_soon_threadsafe(begun.abandon)
+
+    def _results_of(self, work: Coroutine[Any, Any, Results], begun: _Begun) -> Iterator[Results]:
         """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while not concurrent.futures.wait([running], RESULTS_EVERY_S).done:
-                some = self._wait_for(take(()))
+                self._require_jvm()
+                some = self._wait_for(begun.take(()))
                 if some.outcomes or some.batches:
                     yield some
             yield running.result()
         finally:  # nobody reads the results any more
             running.cancel()
+
+    def _require_jvm(self) -> None:
+        if self._is_orphan:
+            raise errors.Orphaned
+
+    def _last_results_of(self, begun: _Begun) -> Iterator[Results]:
+        """Begin nothing more; yield what comes of what is under way, for LAST_S at most."""
+        closing = asyncio.run_coroutine_threadsafe(self._gate.close(LAST_S), self._loop)
+        while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
+            yield self._wait_for(begun.take(()))
+        yield self._wait_for(begun.take(()))
 
     def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -244,8 +277,9 @@ class Worker:
         return handover.Handover(held, self._circuits, clock=self._loop.time, now_s=time.time)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
+        self._gate = gate.Gate(self._sender)
         return dispatch.Dispatcher(
-            self._sender,
+            self._gate,
             self._plan.limits,
             self._plan.quick_retry,
             hand_over,

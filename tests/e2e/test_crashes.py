@@ -80,7 +80,8 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     counts = collections.Counter(taken(platform))
     assert sorted(counts) == sorted(ids)
     repeated = [event_id for event_id, count in counts.items() if count > 1]
-    assert len(repeated) <= before / 4
+    # Of a driver or a JVM that is killed the workers end what they have sent. Of one that is killed itself nobody does.
+    assert len(repeated) <= (before / 4 if kill is kill_workers else 0)
     platform.assert_adds_up()
 
 

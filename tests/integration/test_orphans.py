@@ -1,0 +1,136 @@
+"""A worker outlives its JVM for a moment: what it has sent is told, and it begins nothing more."""
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from delivery import errors, plan, settings
+from delivery.webhooks import gate, journal, worker
+from tests import builders, sinks
+from tests.integration import serving
+from tests.integration.customers import Source
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+UNDER_WAY = PLAN.limits.max_in_flight_per_endpoint
+RECORDS = [builders.record(offset=number, value=b'{"tenant_id": "t1", "id": "e%d"}' % number) for number in range(40)]
+
+
+def registry(url):
+    return Source(builders.snapshot(builders.endpoint(url=url), builders.subscription()))
+
+
+class Holding:
+    """An endpoint that answers when it is told to. Knows when as much is under way as may be."""
+
+    def __init__(self):
+        self.is_busy, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, server, writer):
+        if len(server.requests) == UNDER_WAY:
+            self.is_busy.set()
+        await self.answers.wait()
+        writer.write(serving.OK)
+
+
+@pytest.mark.parametrize("noticed", ["by the signal", "by the pipe"])
+def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_the_task_fails(monkeypatch, noticed):
+    async def main():
+        here, endpoint, told = worker.Worker(PLAN), Holding(), []
+        loop, is_gone = asyncio.get_running_loop(), asyncio.Event()
+
+        async def close(self, within_s, closed=gate.Gate.close):
+            loop.call_soon_threadsafe(endpoint.answers.set)
+            await closed(self, within_s)
+
+        monkeypatch.setattr(gate.Gate, "close", close)
+
+        def given():
+            yield RECORDS
+            if noticed == "by the pipe":
+                asyncio.run_coroutine_threadsafe(is_gone.wait(), loop).result()
+                raise EOFError
+
+        def task(url):
+            for results in here.deliver(given(), registry(url)):
+                told.extend(results.outcomes)
+
+        async with serving.serve(endpoint) as server:
+            running = asyncio.create_task(asyncio.to_thread(task, server.url()))
+            await endpoint.is_busy.wait()
+            if noticed == "by the signal":
+                here.orphaned()
+            is_gone.set()
+            with pytest.raises((errors.Orphaned, EOFError)):
+                await running
+            assert len(told) == len(server.requests) == UNDER_WAY
+            here.close()
+
+    serving.run(main())
+
+
+WORKER = """
+import sys, threading
+from pathlib import Path
+import pyarrow as pa
+from delivery.stages import deliver, tasks
+from tests import sinks
+from tests.integration import test_orphans as here
+
+class Stuck(sinks.Nowhere):
+    def flush(self, within_s):
+        threading.Event().wait()
+
+def given():
+    columns = deliver.COLUMNS[:-1]
+    rows = [{name: getattr(record, name) for name in columns} | {"headers": None} for record in here.RECORDS]
+    yield pa.RecordBatch.from_pylist(rows)
+    sys.stdin.read()  # as Spark's worker waits for its JVM
+    raise EOFError
+
+url, folder = sys.argv[1:]
+sink = sinks.Folder(Path(folder)) if folder else Stuck()
+tools = tasks.Tools(plan=here.PLAN, observe=lambda _: None, sink=sink)
+deliver.DeliverPartition(tools=tools, source=here.registry(url))(given())
+"""
+
+
+async def orphaned(url, folder, endpoint):
+    """Start a worker in a process of its own, and do to it what Spark's daemon does when the JVM is gone."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, url, folder, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    await endpoint.is_busy.wait()
+    child.send_signal(signal.SIGHUP)
+    child.stdin.close()
+    return child
+
+
+def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
+    async def main():
+        endpoint, known = Holding(), journal.Journal()
+        async with serving.serve(endpoint) as server:
+            child = await orphaned(server.url(), str(tmp_path), endpoint)
+            endpoint.answers.set()
+            assert await child.wait() == 1
+            for row in sinks.Folder(tmp_path).rows():
+                if row.topic == PLAN.topics.attempts:
+                    known.take_attempts(row.value)
+            assert len(known.ended) == len(server.requests) >= UNDER_WAY
+
+    serving.run(main())
+
+
+def test_an_orphan_that_cannot_end_is_ended():
+    async def main():
+        endpoint = Holding()
+        async with serving.serve(endpoint) as server:
+            child = await orphaned(server.url(), "", endpoint)
+            assert await child.wait() == -signal.SIGALRM
+
+    serving.run(main())
