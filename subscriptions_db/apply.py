@@ -366,6 +366,8 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement for each row. Without rows nothing is asked, where psycopg makes a round trip."""
-    if rows:
+    """Execute a statement for each row. `executemany` waits for Postgres three times, and also where there is no row."""
+    if len(rows) == 1:
+        cursor.execute(query(name), rows[0])
+    elif rows:
         cursor.executemany(query(name), rows)
