@@ -92,8 +92,7 @@ class Store:
     def _transaction(self, role: str, customer_id: str = "", begin: str = "begin_read") -> Iterator[connect.Connection]:
         """Yield a connection in a transaction, which the pool commits or, after an error, rolls back."""
         with connect.translating(), self._pool.connection() as connection:
-            # One round trip for both statements, which takes a cursor that fills in the values by itself. On two cores round
-            # trips are what a request costs, here and in Postgres (docs/benchmarks/2026-11-21-api.md).
+            # One round trip for both statements, which takes a cursor that fills in the values by itself.
             psycopg.ClientCursor(connection).execute(query(begin), {"role": role, "customer_id": customer_id})
             yield connection
 

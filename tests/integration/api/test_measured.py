@@ -76,7 +76,7 @@ def test_a_connection_is_in_use_while_somebody_has_it(served):
     ],
 )
 def test_a_request_waits_for_postgres_few_times(acme, monkeypatch, asked, document, most):
-    """This is what a request costs, here and in Postgres: docs/adr/0020-few-round-trips.md."""
+    """docs/adr/0020-few-round-trips.md says why they are so few."""
     acme.get("/v1/endpoints")  # the key is known from now on, and a connection is there
     waits = []
     wait = psycopg.Connection.wait
