@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import psycopg
 from psycopg.types.json import Json, Jsonb
 
 from delivery import errors
@@ -182,8 +183,8 @@ class _Secrets:
                         for secret in reversed(secrets)
                     ]
         with self._connection.cursor() as cursor:
-            cursor.executemany(query("delete_secrets"), replaced)
-            cursor.executemany(query("put_secret"), rows)
+            _each(cursor, "delete_secrets", replaced)
+            _each(cursor, "put_secret", rows)
 
     def _first_one(self, endpoint_id: str) -> list[Opened] | None:
         if (endpoint_id, "signing_secrets") in self._rows:
@@ -329,38 +330,44 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
     }
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
-        cursor.executemany(query("put_tenant"), [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        _each(cursor, "put_tenant", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
         named = [row for row in tenants if row.sub_tenants is not None]
         keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
-        cursor.executemany(query("delete_sub_tenants"), keep)
+        _each(cursor, "delete_sub_tenants", keep)
         departments = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
             for row in named
             for department in row.sub_tenants or ()
         ]
-        cursor.executemany(query("put_sub_tenant"), departments)
+        _each(cursor, "put_sub_tenant", departments)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
-        cursor.executemany(query("put_customer"), customers)
+        _each(cursor, "put_customer", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        cursor.executemany(
-            query("put_endpoint"), [{"id": row.id} | _endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints]
-        )
+        _each(cursor, "put_endpoint", [{"id": row.id} | _endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints])
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         if subscriptions:
             cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
-        cursor.executemany(query("put_subscription"), [{"id": row.id} | _subscription(row) for row in subscriptions])
+        _each(cursor, "put_subscription", [{"id": row.id} | _subscription(row) for row in subscriptions])
         scopes = ((row.id, _scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
         while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
-        cursor.executemany(query("put_filter"), filtered)
+        _each(cursor, "put_filter", filtered)
         unfiltered = [row.id for row in subscriptions if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
         event_types = [row for row in wanted.event_types if row.id in ids["event_type"]]
-        cursor.executemany(query("put_event_type"), [_event_type(row) for row in event_types])
+        _each(cursor, "put_event_type", [_event_type(row) for row in event_types])
         for kind in ("subscription", "endpoint"):
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
+
+
+def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
+    """Execute a statement for each row. `executemany` waits for Postgres three times, and also where there is no row."""
+    if len(rows) == 1:
+        cursor.execute(query(name), rows[0])
+    elif rows:
+        cursor.executemany(query(name), rows)

@@ -48,6 +48,14 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
 
 
 @contextlib.contextmanager
+def together(connection: Connection) -> Iterator[None]:
+    """Do all inside or nothing: in the caller's transaction, if there is one, without the two round trips of a savepoint."""
+    is_in_one = connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
+    with contextlib.nullcontext() if is_in_one else connection.transaction():
+        yield
+
+
+@contextlib.contextmanager
 def one_moment(connection: Connection) -> Iterator[None]:
     """Read inside as of one moment, whatever is committed meanwhile. Nothing can be written."""
     with translating(), connection.transaction():

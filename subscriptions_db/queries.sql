@@ -125,18 +125,21 @@ select
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at,
-    validation, awaits_permission, permitted_origin, permitted_per_minute, permitted_at
-from endpoints
+    validation, awaits_permission, permitted_origin, permitted_per_minute, permitted_at,
+    array(
+        select purpose from secrets s where s.endpoint_id = e.endpoint_id and (expires_at is null or expires_at > now())
+    ) as purposes
+from endpoints e
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
 -- name: document_subscriptions
-select s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter
+select
+    s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter,
+    array(
+        select array[effect, tenant_id, sub_tenant_id]::text[] from scopes where scopes.subscription_id = s.subscription_id
+    ) as scopes
 from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
-
--- name: document_scopes
-select subscription_id, effect, tenant_id, sub_tenant_id from scopes
-where %(ids)s::text[] is null or subscription_id = any (%(ids)s);
 
 -- name: document_event_types
 -- As text: json takes what no JSON parser here does, and one such row must not spoil the whole read.

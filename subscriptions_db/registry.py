@@ -38,14 +38,10 @@ def rows_of(connection: connect.Connection, only: Mapping[Kind, list[str]] | Non
     for row in _found(connection, "document_sub_tenants", ids["tenant"]):
         rows["tenant"][row["tenant_id"]]["sub_tenants"][row["id"]] = row["name"]
     for endpoint in rows["endpoint"].values():
-        endpoint.update(dict.fromkeys(endpoint_secrets.FIELD_OF.values()))
-    for row in _found(connection, "secrets", ids["endpoint"]):
-        rows["endpoint"][row["endpoint_id"]][endpoint_secrets.FIELD_OF[row["purpose"]]] = SECRET_KEPT
-    scopes: dict[str, set[tuple[str, str, str | None]]] = {}
-    for row in _found(connection, "document_scopes", ids["subscription"]):
-        scopes.setdefault(row["subscription_id"], set()).add((row["effect"], row["tenant_id"], row["sub_tenant_id"]))
-    for row_id, subscription in rows["subscription"].items():
-        subscription["scopes"] = frozenset(scopes.get(row_id, ()))
+        kept = {endpoint_secrets.FIELD_OF[purpose] for purpose in endpoint.pop("purposes")}
+        endpoint |= {name: SECRET_KEPT if name in kept else None for name in endpoint_secrets.FIELD_OF.values()}
+    for subscription in rows["subscription"].values():
+        subscription["scopes"] = frozenset(map(tuple, subscription["scopes"]))
         subscription["filter"] = _parsed(subscription["filter"])
     for event_type in rows["event_type"].values():
         event_type |= {name: _parsed(event_type[name]) for name in ("json_schema", "examples")}

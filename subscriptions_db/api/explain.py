@@ -14,7 +14,7 @@ from pydantic import Field
 from delivery.model import EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks import explaining
 from subscriptions_db import manifest, snapshot
-from subscriptions_db.api import event_types, routes, rows
+from subscriptions_db.api import event_types, problems, routes, rows
 from subscriptions_db.api.routes import Call, Route
 from subscriptions_db.sql import query
 
@@ -60,7 +60,6 @@ class Explanations(pydantic.BaseModel):
 def for_endpoint(call: Call) -> Explanations:
     """Explain for each subscription to an endpoint."""
     endpoint_id = call.path["endpoint_id"]
-    rows.found(call, "endpoint", endpoint_id)
     asked = {"endpoint_id": endpoint_id, "limit": MAX_EXPLAINED}
     ids = [row["id"] for row in call.connection.execute(query("subscriptions_to_endpoint"), asked)]
     return _explanations(call, endpoint_id, ids)
@@ -79,9 +78,12 @@ def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> 
     read = snapshot.read_rows(
         call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
     )
+    endpoint = read.endpoints.get(EndpointId(endpoint_id))
+    if endpoint is None:
+        raise problems.not_found("endpoint")
     items = []
     for subscription_id in map(SubscriptionId, subscription_ids):
-        verdict = explaining.explain(event, read.subscriptions[subscription_id], read.endpoints[EndpointId(endpoint_id)])
+        verdict = explaining.explain(event, read.subscriptions[subscription_id], endpoint)
         items.append(Explanation(subscription=subscription_id, endpoint=endpoint_id, **verdict._asdict()))
     return Explanations(items=items, catalogue=event_types.explain(call, wanted.type, wanted.data))
 

@@ -15,8 +15,14 @@ update api_keys set revoked_at = coalesce(revoked_at, now()) where key_id = %(ke
 -- name: api_key
 select key_id, customer_id, scope, digest, expires_at, revoked_at from api_keys where key_id = %(key_id)s;
 
--- name: step_down
--- Until the end of the transaction: whose rows are seen, and with which rights.
+-- name: begin_read
+-- It sees one moment. Until its end: whose rows are seen, and with which rights.
+begin isolation level repeatable read;
+select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
+
+-- name: begin_change
+-- After it has waited for a row, it sees it as it is then.
+begin isolation level read committed;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
 
 -- name: hold_row

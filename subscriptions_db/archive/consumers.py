@@ -101,15 +101,16 @@ def lease(
     """
     of = _of(customer_id, name)
     until, token = lease_end(now, lease_s), uuid.uuid4()
-    with connect.translating(), connection.transaction():
+    with connect.translating(), connect.together(connection):
         consumer = _locked(connection, of)
         taken = {"token": token, "until": until, "now": now, "limit": limit}
-        times = {row["position"]: row["times"] for row in connection.execute(query("lease_again"), of | taken)}
-        again = letters.waiting(connection, customer_id, list(times))
+        [held] = connection.execute(query("lease_again"), of | taken).fetchall()
+        times = dict(zip(held["positions"], held["times"], strict=True))
+        again = letters.waiting(connection, customer_id, held["positions"])
         if gone := list(times.keys() - {letter.position for letter in again}):
             connection.execute(query("forget_leases"), of | {"positions": gone})
-        [count] = [row["count"] for row in connection.execute(query("count_leases"), of)]
-        new, has_more = _new(connection, of, consumer, room(limit, len(again), count), taken)
+        unacknowledged = held["unacknowledged"] - len(gone)
+        new, has_more = _new(connection, of, consumer, room(limit, len(again), unacknowledged), taken)
     given = sorted([*again, *new], key=lambda letter: letter.position)
     leased = [Leased(letter, Receipt(letter.position, token), times.get(letter.position, 1), until) for letter in given]
     return Polled(leased, has_more or len(times) == limit)
@@ -136,7 +137,7 @@ def give_back(
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
     """Go on behind this position, forwards or backwards. What pollers have now is forgotten, and acknowledges nothing."""
     of = _of(customer_id, name)
-    with connect.translating(), connection.transaction():
+    with connect.translating(), connect.together(connection):
         _locked(connection, of)
         connection.execute(query("forget_leases"), of | {"positions": None})
         connection.execute(query("set_read_until"), of | {"read_until": after})
@@ -167,9 +168,7 @@ def _new(
     after, selection = consumer["read_until"], _selection(consumer)
     found = letters.find(connection, of["customer_id"], selection, after=after, limit=limit)
     if found.until != after:
-        connection.execute(query("set_read_until"), of | {"read_until": found.until})
-    if found.positions:
-        connection.execute(query("lease"), of | taken | {"positions": found.positions})
+        connection.execute(query("lease"), of | taken | {"positions": found.positions, "read_until": found.until})
     return letters.waiting(connection, of["customer_id"], found.positions), found.has_more
 
 

@@ -136,8 +136,7 @@ def find(connection: connect.Connection, customer_id: str, selection: Selection,
     """Return where the letters of a page are."""
     asked = {"customer_id": customer_id, "after": after, "limit": limit, "most": MAX_LOOKED_AT}
     with connect.translating():
-        # Planned for what is asked each time: a plan for everything that may be asked can use no index for any of it.
-        row = connection.execute(query("dead_letters_after"), asked | selection.parameters(), prepare=False).fetchone()
+        row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
     return page(row or {}, after=after)
 
 

@@ -169,18 +169,25 @@ select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_c
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
 -- name: lease_again
-update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
-where customer_id = %(customer_id)s and consumer = %(name)s and position in (
-    select position from dead_letter_leases
-    where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
-    order by until limit %(limit)s
+-- And how many the consumer has in all, these among them.
+with again as (
+    update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
+    where customer_id = %(customer_id)s and consumer = %(name)s and position in (
+        select position from dead_letter_leases
+        where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
+        order by until limit %(limit)s
+    )
+    returning position, times
 )
-returning position, times;
-
--- name: count_leases
-select count(*) as count from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s;
+select
+    coalesce(array_agg(position), '{}') as positions, coalesce(array_agg(times), '{}') as times,
+    (select count(*) from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s) as unacknowledged
+from again;
 
 -- name: lease
+with passed as (
+    update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s
+)
 insert into dead_letter_leases (customer_id, consumer, position, token, until, times)
 select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(until)s, 1;
 

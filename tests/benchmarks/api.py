@@ -17,6 +17,7 @@ import sys
 import time
 
 import aiohttp
+import psutil
 
 from subscriptions_db.api import keys
 from subscriptions_db.api.principals import Scope
@@ -67,9 +68,16 @@ async def load(port: int, texts: list[str], rate: float, seconds: float) -> dict
     return found
 
 
-def loaded(*of: object) -> dict[str, list[float]]:
-    """Do so in a process of its own."""
-    return asyncio.run(load(*of))
+def loaded(*of: object) -> tuple[dict[str, list[float]], float]:
+    """Do so in a process of its own; return the CPU seconds that it took as well."""
+    cpu = time.process_time()
+    return asyncio.run(load(*of)), time.process_time() - cpu
+
+
+def cpu_s(server: psutil.Process) -> float:
+    """Return the CPU seconds of a Postgres server, with its backends."""
+    times = [one.cpu_times() for one in (server, *server.children())]
+    return sum(one.user + one.system for one in times) + times[0].children_user + times[0].children_system
 
 
 def main(rate: float, seconds: float) -> None:
@@ -79,9 +87,12 @@ def main(rate: float, seconds: float) -> None:
         with running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
             texts = [key.text.reveal().decode() for key in made]
             client.submit(loaded, port, texts, 20, 3).result()  # connections, caches
-            cpu = time.process_time()
-            found = client.submit(loaded, port, texts, rate, seconds).result()
-            print(f"{(time.process_time() - cpu) / rate / seconds * 1000:.2f} ms CPU of the server a request")
+            postgres = psutil.Process(connection.info.backend_pid).parent()
+            assert postgres
+            cpu, cpu_postgres = time.process_time(), cpu_s(postgres)
+            found, cpu_client = client.submit(loaded, port, texts, rate, seconds).result()
+            spent = {"server": time.process_time() - cpu, "Postgres": cpu_s(postgres) - cpu_postgres, "client": cpu_client}
+            print("CPU a request:", *(f"{who} {took / rate / seconds * 1000:.2f} ms" for who, took in spent.items()))
         for kind, latencies in sorted({"all": list(itertools.chain(*found.values())), **found}.items()):
             cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
             print(f"{kind:12} {len(latencies):6}  p50 {cuts[49] * 1000:7.1f}  p99 {cuts[98] * 1000:7.1f} ms")

@@ -12,6 +12,10 @@ from tests.integration.api import world
 pytestmark = pytest.mark.integration
 
 NEW = {"url": "https://hooks.acme.example.com/"}
+END_IDLE = """
+select pg_terminate_backend(pid, 10000) as has_ended from pg_stat_activity
+where datname = current_database() and application_name = 'fanout api'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +161,14 @@ def test_while_postgres_is_away_the_answer_is_503_and_then_again_what_it_was(own
             assert time.monotonic() < deadline
         assert acme.get("/v1/endpoints").json == before
         assert served.client(None).get("/readyz").status == 200
+
+
+def test_a_connection_that_postgres_ended_while_it_lay_idle_is_replaced_before_a_request_meets_it(postgres):
+    with world.served(postgres) as served, served.registry() as opened:
+        acme = served.client(served.keys["acme"])
+        before = acme.get("/v1/endpoints").json
+        ended = opened.execute(END_IDLE).fetchall()
+        assert ended
+        assert all(row["has_ended"] for row in ended)
+        answer = acme.get("/v1/endpoints")
+        assert (answer.status, answer.json) == (200, before)

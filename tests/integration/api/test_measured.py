@@ -4,6 +4,7 @@ import contextlib
 import time
 
 import prometheus_client
+import psycopg
 import pytest
 
 from delivery import settings
@@ -62,6 +63,26 @@ def test_a_connection_is_in_use_while_somebody_has_it(served):
         assert sample("fanout_api_connections_in_use") == 0
         with opened.transaction(Principal("fk_1", None, Scope.OPERATOR)):
             assert sample("fanout_api_connections_in_use") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "document", "most"),
+    [
+        ("GET /v1/endpoints/acme-orders", None, 3),
+        ("GET /v1/subscriptions", None, 4),
+        ("PATCH /v1/endpoints/acme-orders", {"max_in_flight": 5}, 12),
+        ("POST /v1/endpoints", {"url": "https://hooks.acme.example.com/new"}, 11),
+        (f"POST {world.CONSUMER_PATH}/lease", {}, 7),
+    ],
+)
+def test_a_request_waits_for_postgres_few_times(acme, monkeypatch, asked, document, most):
+    """docs/adr/0020-few-round-trips.md says why they are so few."""
+    acme.get("/v1/endpoints")  # the key is known from now on, and a connection is there
+    waits = []
+    wait = psycopg.Connection.wait
+    monkeypatch.setattr(psycopg.Connection, "wait", lambda *of, **how: waits.append(of) or wait(*of, **how))
+    assert acme.ask(*asked.split(), document).status in {200, 201}
+    assert 3 <= len(waits) <= most
 
 
 @pytest.fixture
