@@ -64,7 +64,7 @@ def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
 
 
 def readiness(facts: Facts) -> Verdict:
-    """Return whether an event would be delivered now: the registry is read, the workers are warm, the query runs."""
+    """Return whether an event would be delivered now: the registry is read, and the lane has told that it works."""
     if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.hold:
         return Verdict(ok=False, reason=f"holding: {facts.hold}")
     return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)

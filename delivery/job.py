@@ -50,9 +50,7 @@ def run(
         hold = {name: network.holding(take, stop) for name, take in source.items()}
         common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
         made = lanes.made(config, spark, hold, stop, common)
-        lanes.warm(made, {} if once else {name: take() for name, take in hold.items()})
-        if not stop.is_set():
-            lanes.run(made, watches, stop, once=once)
+        lanes.run(made, watches, stop, once=once)
     finally:
         stop.set()
         disabler.close()

@@ -15,7 +15,12 @@ from typing import Any
 
 from load_tests import figures, platform, stage, traffic
 
-SETTINGS = {"spark.master": "local[2,4]", "spark.parallelism": "2", "source.max_events_per_batch": "100000"}
+SETTINGS = {
+    "spark.master": "local[2,4]",
+    "spark.parallelism": "2",
+    "source.max_events_per_batch": "100000",
+    "batch.shards": "2",
+}
 """Of the job, for two cores that broker and receiver share with it."""
 IDLE_S = 30
 COLD_EVENTS = 100

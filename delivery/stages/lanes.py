@@ -7,12 +7,9 @@ starts it again: a process that delivers a part of what it should would look wel
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -55,9 +52,6 @@ Hold = Callable[[], routing.RefreshedSource | None]
 class Lane(Protocol):
     """A lane, as it is run."""
 
-    def warm(self, known: routing.RefreshedSource) -> None:
-        """Make the worker processes and the JVM ready, so that no event waits for that."""
-
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is to stop, or with `once` until all that is in Kafka now has been handled."""
 
@@ -89,13 +83,11 @@ class Direct:
         self._tools = _tools(config, self._seen)
         self._reruns = rerun.Reruns(config, spark, "direct")
 
-    def warm(self, known: routing.RefreshedSource) -> None:
-        """As Lane."""
-        self._handle(deliver.no_records(self._spark, self._config.spark.parallelism), known)
-
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
         self._reruns.read()
+        if not once and (known := self._hold()) is not None:
+            self._handle(deliver.no_records(self._spark, self._config.spark.parallelism), known)
         began = self._reruns.began
         lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch, began=began)
         config = self._config.spark
@@ -129,17 +121,6 @@ class _Stateful:
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
 
-    def _run_once(self, frame: DataFrame, handle: Callable[[DataFrame], None]) -> None:
-        """Run a micro-batch of the whole plan, on a checkpoint that is thrown away."""
-        with _thrown_away(self._spark, f"{self._config.spark.checkpoint.rstrip('/')}/warm-up-{uuid.uuid4().hex}") as folder:
-            query_ = (
-                frame.writeStream.option("checkpointLocation", folder)
-                .foreachBatch(lambda left, _: handle(left))
-                .trigger(once=True)
-                .start()
-            )
-            query_.awaitTermination()
-
     def _run(
         self,
         planned: Callable[[], DataFrame | None],
@@ -153,7 +134,7 @@ class _Stateful:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
-        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began)
+        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began, is_woken=True)
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
     def _waits(self) -> Pending | None:
@@ -184,12 +165,6 @@ class Batch(_Stateful):
         super().__init__(config, spark, hold, stop, common)
         self._rejects = rejects
         self._reruns = rerun.Reruns(config, spark, self.NAME)
-
-    def warm(self, known: routing.RefreshedSource) -> None:
-        """As Lane."""
-        self._carrier = carried.Carrier(self._spark.sparkContext, known)
-        routed = self._routed(_nothing(self._spark, deliver.NO_RECORD))
-        self._run_once(routed, lambda left: self._handle(left, known))
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
@@ -232,10 +207,6 @@ class Retry(_Stateful):
 
     NAME = "retry"
     _waits_for_all = False
-
-    def warm(self, known: routing.RefreshedSource) -> None:
-        """As Lane."""
-        self._run_once(self._kept(_nothing(self._spark, retries.NO_RECORD)), lambda left: self._handle(left, known))
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
@@ -284,18 +255,6 @@ def made(
     return lanes
 
 
-def warm(lanes: Mapping[str, Lane], known: Mapping[str, routing.RefreshedSource | None]) -> None:
-    """Make lanes ready by the registry that each knows; None where the job is to stop.
-
-    A lane that knows none is left cold: in a job that runs once nobody waits for the first event, but for the end.
-    """
-    for name, lane in lanes.items():
-        if (registry := known.get(name)) is not None:
-            began = time.monotonic()
-            lane.warm(registry)
-            log.info("lane %s is warm after %.1f s", name, time.monotonic() - began)
-
-
 def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
     """Run all lanes, each on its thread, until they end; raise what ended the first that failed."""
     failures: list[BaseException] = []
@@ -323,20 +282,3 @@ def _tools(config: settings.Settings, seen: telemetry.Telemetry) -> tasks.Tools:
     """Return what each task of a lane is given."""
     writing = sink.to(kafka_options.for_librdkafka(config.kafka))
     return tasks.Tools(plan=plan.of(config), observe=seen.observer, sink=writing)
-
-
-def _nothing(spark: SparkSession, columns: Iterable[str]) -> DataFrame:
-    """Return a stream without a record."""
-    nothing = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1).load()
-    return nothing.where("value < 0").selectExpr(*columns)
-
-
-@contextlib.contextmanager
-def _thrown_away(spark: SparkSession, folder: str) -> Iterator[str]:
-    """Give a folder that the executors reach, and remove it."""
-    try:
-        yield folder
-    finally:
-        context = spark.sparkContext
-        path = context._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr]  # noqa: SLF001  # no public way
-        path.getFileSystem(context._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001

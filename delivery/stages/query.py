@@ -39,7 +39,8 @@ class Lane(Generic[Registry]):
     """A streaming query whose micro-batches are handled by a function, and which can be stopped between two of them.
 
     `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop. `began` is told the
-    number of each before it is handled.
+    number of each before it is handled. `is_woken` says that a micro-batch comes at the start whether there are records or not:
+    the lane is ready when that is committed, and the seconds that the first of a process takes are nobody's waiting.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Lane(Generic[Registry]):
         stop: threading.Event,
         watch: health.Watch,
         began: Callable[[int], None] = lambda _: None,
+        is_woken: bool = False,
     ) -> None:
         self._name = name
         self._hold = hold
@@ -58,6 +60,7 @@ class Lane(Generic[Registry]):
         self._stop = stop
         self._watched = watch
         self._began = began
+        self._is_woken = is_woken
         self._handed_back: type[Exception] | None = None
         self._last_begun = -1
 
@@ -83,7 +86,8 @@ class Lane(Generic[Registry]):
             query = writer.trigger(availableNow=True).start()
         else:
             query = writer.trigger(processingTime=f"{interval_s} seconds").start()
-        self._watched.entered(health.Phase.RUNNING)
+        if not self._is_woken:
+            self._watched.entered(health.Phase.RUNNING)
         try:
             self._watch(query)
         finally:
@@ -118,6 +122,7 @@ class Lane(Generic[Registry]):
             if (last := query.lastProgress) is None or last == newest:
                 continue
             newest = last
+            self._watched.entered(health.Phase.RUNNING)
             for progress in query.recentProgress:  # all since the last look, with the offsets of hundreds of topics in each
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]

@@ -20,13 +20,6 @@ from delivery.stages import route, state, tasks
 from delivery.webhooks import pending, retrying, segment
 
 COLUMNS = ("partition", "offset", "key", "value")
-NO_RECORD = (
-    "CAST(NULL AS int) AS partition",
-    "CAST(NULL AS long) AS offset",
-    "CAST(NULL AS binary) AS key",
-    "CAST(NULL AS binary) AS value",
-)
-"""The columns, for the plan of a source that has no records."""
 _place = struct.Struct(">iq").pack
 """Partition and offset, in an order of bytes: an endpoint's records are all in one partition, and decided on in its order."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)

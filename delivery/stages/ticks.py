@@ -26,6 +26,9 @@ SEND_S = 5.0
 """A tick that Kafka has not taken by then is sent again."""
 HEARD_S = 60.0
 """So long a tick may go unheard: the lane is held, or what it told was not all. Then another is sent."""
+FIRST_HEARD_S = 5.0
+"""The same until the first was heard: a lane is ready when it was woken, and one that begins with what comes later
+(`source.starting_offsets`) may have passed a tick by."""
 
 
 def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
@@ -77,7 +80,7 @@ class Ticker:
             if not self.tick():
                 self._stop.wait(LOOK_S)
                 continue
-            until = time.monotonic() + HEARD_S  # a micro-batch comes for it
+            until = time.monotonic() + (HEARD_S if heard else FIRST_HEARD_S)  # a micro-batch comes for it
             with self._told:
                 while self._heard == heard and not self._stop.is_set() and time.monotonic() < until:
                     self._told.wait(LOOK_S)

@@ -1,0 +1,42 @@
+"""When a lane says that it is ready."""
+
+import threading
+
+import pytest
+
+from delivery import health, settings
+from delivery.stages import query, source
+from tests.spark.test_checkpoints import Topic
+
+pytestmark = pytest.mark.spark
+
+
+class Watch(health.Watch):
+    """Tells when the lane has entered a phase."""
+
+    def __init__(self, stop):
+        super().__init__(hold=lambda: None, stop=stop)
+        self.has_entered = threading.Event()
+
+    def entered(self, phase):
+        super().entered(phase)
+        self.has_entered.set()
+
+
+def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(spark, kafka, tmp_path):
+    topic, stop, phases = Topic(spark, kafka, tmp_path), threading.Event(), []
+    watch = Watch(stop)
+
+    def handle(*_):
+        phases.append((watch.facts().phase, watch.has_entered.wait(1)))
+
+    lane = query.Lane("batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_woken=True)
+    topic.publish(b"tick")
+    records = source.read(spark, topic.kafka, settings.Source(topic_pattern=topic.name, starting_offsets="earliest"))
+    config = settings.Spark(checkpoint=str(tmp_path))
+    run = threading.Thread(target=lane.run, args=(lambda: records, config, 0.1), kwargs={"once": False})
+    run.start()
+    assert watch.has_entered.wait(30)
+    stop.set()
+    run.join()
+    assert phases == [(health.Phase.STARTING, False)]
