@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import urllib.error
 import urllib.request
 import uuid
 
@@ -35,7 +36,10 @@ def canary(name):
 
 
 def get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as answer:  # a lane that is not ready yet says why, and that is looked through as well
         return answer.read().decode()
 
 
