@@ -309,7 +309,7 @@ class Api(Area):
     database_url: SecretStr = SecretStr("")
     """libpq URL of the API's own login: one that owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""
-    max_connections: Annotated[int, Field(gt=0, le=1000)] = 8
+    max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
     """At most so many connections to Postgres, and so many requests at work at once."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
     """At most so many requests under way, those that wait included; beyond it the answer is 503."""
