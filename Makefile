@@ -2,7 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The system's own first: it is compiled with profile-guided optimisation, one of pyenv is not and takes 1.5 times the CPU.
+# The system's own first: it is compiled with profile-guided optimisation, one of pyenv is not and takes a third more CPU.
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=

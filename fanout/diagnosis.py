@@ -68,11 +68,11 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """An interpreter that somebody compiled with `configure && make` works, and takes 1.5 times the CPU (docs/benchmarks)."""
+    """An interpreter that somebody compiled with `configure && make` works, and takes a third more CPU (docs/benchmarks)."""
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version
-    return f"{version}, compiled without --enable-optimizations: workers take half as much CPU again"
+    return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU"
 
 
 def _jars(_: settings.Settings) -> str:

@@ -139,6 +139,7 @@ class Dispatcher(Generic[Sent]):
         self._is_finishing = True
         await self.down_to(0)
         self._stop_timing()
+        self._dismiss_runners()
 
     async def down_to(self, unsettled: int) -> None:
         """Wait until no more than so many deliveries are without an outcome. Nothing is submitted meanwhile.
@@ -159,6 +160,9 @@ class Dispatcher(Generic[Sent]):
         self._is_abandoned = True
         self._turns.clear()
         self._stop_timing()
+        self._dismiss_runners()
+
+    def _dismiss_runners(self) -> None:
         for runner in self._runners:
             runner.cancel()
 

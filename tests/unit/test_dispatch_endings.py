@@ -135,3 +135,18 @@ def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_deliv
 
     with pytest.raises(RuntimeError, match="a bug"):
         run(fakes.FakeSender(broken, clock), deliveries(3), clock)
+
+
+def test_who_has_finished_leaves_no_task_behind_in_the_workers_event_loop():
+    clock = fakes.Clock()
+
+    async def main():
+        dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock)
+        for delivery in deliveries(20):
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(others, timeout=5)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()

@@ -71,7 +71,7 @@ def test_micro_batches_are_read_from_the_jobs_log():
     lines = [
         b'{"at":"1970-01-01T00:00:02.500+00:00","event":"micro-batch committed","lane":"retry","records":7,"duration_ms":900}',
         b'{"at":"1970-01-01T00:00:03.000+00:00","event":"micro-batch committed","lane":"direct","records":1,"duration_ms":80}',
-        b'{"at":"1970-01-01T00:00:04.000+00:00","event":"lane retry is warm after 2.0 s"}',
+        b'{"at":"1970-01-01T00:00:04.000+00:00","event":"lane retry was woken after 2.0 s"}',
         b"a line of the JVM",
     ]
     assert list(figures.micro_batches(lines, "retry")) == [figures.MicroBatch(2.5, 7, 900)]
