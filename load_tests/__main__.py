@@ -54,6 +54,7 @@ def batch(
     max_events: Annotated[int, typer.Option(help="At most so many events in a batch.")] = _BATCH.max_events,
     max_wait: Annotated[float, typer.Option(help="Seconds that an event waits for its batch.")] = _BATCH.max_wait_s,
     steady_per_s: Annotated[int, typer.Option(help="Events a second for the waiting time.")] = _BATCH.steady_per_s,
+    settle_s: Annotated[int, typer.Option(help="So many seconds of that come before it is measured.")] = _BATCH.settle_s,
     steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _BATCH.steady_s,
     hot: Annotated[float, typer.Option(min=0, max=1, help="Then so again, this share to one endpoint.")] = _BATCH.hot,
     folder: Folder = None,
@@ -67,6 +68,7 @@ def batch(
         max_events=max_events,
         max_wait_s=max_wait,
         steady_per_s=steady_per_s,
+        settle_s=settle_s,
         steady_s=steady_s,
         hot=hot,
     )

@@ -3,7 +3,8 @@
 1. The job is started with nothing to do. Once `/readyz` answers, some events come: how long until the first batch?
 2. It is stopped, the topics are filled, and it is started again: so the platform sets the pace, not the publisher. After a
    warm-up, CPU seconds and wall time count to the last delivery.
-3. Then events come at a steady pace, and the receiver measures how old those of each batch are when it arrives.
+3. Then events come at a steady pace, and the receiver measures how old those of each batch are when it arrives. Before
+   that they come at the same pace for a while: what they wait meanwhile is told apart, as the JVM is still compiling.
 4. With a hot endpoint, once more, and most of the events are due to that one: do the others wait longer?
 """
 
@@ -39,6 +40,8 @@ class Scenario:
     """Of each endpoint's batches, as the next."""
     max_wait_s: float = 1.0
     steady_per_s: int = 5_000
+    settle_s: int = 60
+    """So long they come at that pace before it is measured."""
     steady_s: int = 15
     hot: float = 0.0
     """The share of the last phase's events that is due to one endpoint; 0: there is no such phase."""
@@ -67,7 +70,9 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
         with servers.job("batch", chosen) as job:
             throughput = job.work_off(customers, scenario.warm_up, filled.stop, terms.say)
-            phases = {"even": sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)}
+            phases = {"settling": sent.publish_steadily(scenario.steady_per_s, scenario.settle_s)}
+            wait_for_all(job, "the first steady deliveries")
+            phases["even"] = sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
             wait_for_all(job, "the steady deliveries")
             if scenario.hot:
                 phases["hot"] = sent.publish_steadily(scenario.steady_per_s, scenario.steady_s, hot=scenario.hot)
@@ -76,7 +81,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
     requests = list(figures.requests(report))
-    even, hot = phases["even"], phases.get("hot", range(0))
+    settling, even, hot = phases["settling"], phases["even"], phases.get("hot", range(0))
     return {
         "scenario": "batch",
         "events": throughput.count,
@@ -90,6 +95,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             **figures.percentiles(age for request in _in(requests, even) for age in request.ages_ms),
         },
         "waiting_ms": {"max_wait": round(scenario.max_wait_s * 1000), **_longest_waits(_in(requests, even))},
+        "waiting_ms_while_settling": {"seconds": scenario.settle_s, **_longest_waits(_in(requests, settling))},
         "hot": {
             "share": scenario.hot,
             "waiting_ms": _longest_waits(one for one in _in(requests, hot) if one.endpoint == traffic.HOT_ENDPOINT),
