@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.model import EndpointId
 from delivery.stages import route, state, tasks
@@ -35,13 +34,12 @@ def retries(
     parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
-    """Return the turns that leave now, by the time at which the micro-batch began, which is in the offset log."""
+    """Return the turns that leave now."""
     spread = (
         records.select(*COLUMNS)
         .where("value IS NOT NULL")  # the others only count: rows.for_retries
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
-        .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
     )
     return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.tell_late)
 

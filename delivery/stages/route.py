@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages import arrow, deliver, tasks
 from delivery.webhooks import chunks, intake, routing
@@ -40,19 +39,11 @@ def route(
     pass_through_s: float,
     rejects: bool,
 ) -> DataFrame:
-    """Return what `records` are to the shards, each row with the time at which the micro-batch began.
-
-    That time is in the offset log: a micro-batch that runs again decides by the same.
-    """
+    """Return what `records` are to the shards, as SCHEMA."""
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, rejects=rejects
     )
-    return (
-        records.select(*deliver.COLUMNS)
-        .coalesce(parallelism)
-        .mapInArrow(partition, SCHEMA)
-        .select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
-    )
+    return records.select(*deliver.COLUMNS).coalesce(parallelism).mapInArrow(partition, SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

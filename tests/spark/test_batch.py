@@ -1,6 +1,7 @@
 """The state of the batch lane in a real Spark: one key a partition, and decisions that outlast a restart."""
 
 import collections
+import time
 
 import pytest
 
@@ -21,7 +22,7 @@ COLUMNS = (
     "'events.order.created' AS topic",
     "CAST(value % 2 AS INT) AS partition",  # as the source parts them
     "value AS offset",
-    "CAST(unix_millis(current_timestamp()) AS LONG) AS appended_at_ms",
+    f"CAST({round(time.time() * 1000)} AS LONG) AS appended_at_ms",
     """CAST('{"tenant_id":"t1"}' AS BINARY) AS value""",
     "CAST(NULL AS STRING) AS headers",
 )
@@ -102,6 +103,21 @@ def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(sp
     assert {row.topic for row in folder.rows()} == {settings.Settings().delivery.attempts_topic}
     assert pending.events == 30
     assert pending.due_ms == pending.oldest_ms + 3_600_000
+
+
+def test_no_code_is_compiled_for_a_micro_batch_that_the_one_before_had_not(spark, tmp_path):
+    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    (tmp_path / "rows").mkdir()
+    frame, begin = lane(spark, "compiled", waits, sinks.Folder(tmp_path / "rows"), max_events=1000, max_wait_s=3600)
+    compilations, counted = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME(), []
+
+    def begin_counted():
+        counted.append(compilations.getCount())
+        begin()
+
+    run(frame, begin_counted, tmp_path / "checkpoint", 4, waits)
+    assert counted[0] > 0  # else this counts nothing
+    assert counted[2] == counted[3]
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])
