@@ -13,9 +13,6 @@ from fanout.local import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
 
-QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""Configuration of Spark: a test's job has ended before it pays to compile it well, which takes both cores for a minute."""
-
 
 @pytest.fixture(scope="session")
 def jars():

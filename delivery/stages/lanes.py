@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 
 WHOLE_TURN_S = 300.0
 """Longer than any turn takes."""
+LAST_TASKS_S = 3.0
+"""So long the tasks of a job that was given up may go on: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
+MOST_STARTS = 3
+"""So often in a row a lane starts again because of executors that ended, before it gives up."""
 Hold = Callable[[], routing.RefreshedSource | None]
 
 
@@ -120,6 +124,8 @@ class _Stateful:
         self._ticker = ticks.Ticker(config, name, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
+        self._starts = 0
+        """Since a micro-batch was handled."""
 
     def _run(
         self,
@@ -136,6 +142,20 @@ class _Stateful:
             self._ticker.start()
         lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began, is_woken=True)
         lane.run(planned, self._config.spark, self._interval_s, once=once)
+
+    def _deliver(self, due: DataFrame) -> None:
+        """Run the tasks that deliver. Raise StartAgain where an executor ended with rows that they were to read."""
+        try:
+            tasks.run(due)
+        except tasks.RowsLost:
+            self._starts += 1
+            if self._starts > MOST_STARTS:
+                raise
+            log.warning("an executor has ended: lane %s starts again with what it had not done", self.NAME)
+            self._stop.wait(LAST_TASKS_S)
+            self._pending.value = Pending()
+            raise query.StartAgain from None
+        self._starts = 0
 
     def _waits(self) -> Pending | None:
         """Return what waits now, and see to it that the lane is woken for it."""
@@ -168,10 +188,10 @@ class Batch(_Stateful):
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        self._reruns.read()
         self._run(self._planned, self._handle, watch, once=once, began=self._reruns.began)
 
     def _planned(self) -> DataFrame | None:
+        self._reruns.read()
         known = self._hold()
         if known is None:
             return None
@@ -197,7 +217,7 @@ class Batch(_Stateful):
             raise query.StartAgain
         self._carrier.carry(known)
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
-        tasks.run(deliver_batches.deliver_batches(left, self._tools, known, parallelism, held=held, journal=journal))
+        self._deliver(deliver_batches.deliver_batches(left, self._tools, known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
         self._waits()
 
@@ -231,7 +251,7 @@ class Retry(_Stateful):
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
         parallelism = self._config.spark.parallelism
-        tasks.run(deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s))
+        self._deliver(deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s))
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
             self._common.held.told(told.held)

@@ -28,7 +28,10 @@ Registry = TypeVar("Registry")
 
 
 class StartAgain(Exception):
-    """Not an error: how `handle` hands back a micro-batch of which nothing was done, to have the query planned anew."""
+    """Not an error: how `handle` hands back a micro-batch, to have the query planned anew.
+
+    Nothing of it was done, or `planned` finds out what was.
+    """
 
 
 class _StopRequested(Exception):  # not an error either: the micro-batch is handed back, and the next start handles it

@@ -18,15 +18,23 @@ from delivery import settings
 LOG_LEVEL = "WARN"
 """What Spark itself logs."""
 STATE_SERVER = "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer"
-COLLECTOR = "-XX:+UseParallelGC"
-"""Less CPU than the default collector: a sixth of the JVM's in the load test. Small heaps do without its shorter pauses."""
+JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1")
+"""Less CPU than by default: the collector a sixth of the JVM's in the load test, as small heaps do without shorter pauses; the
+quick compiler alone another third, as the other one takes minutes for code that mostly waits (docs/adr/0024)."""
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
-    "spark.executor.defaultJavaOptions": COLLECTOR,
+    # Where an executor took with it what other tasks were to read, Spark would run all of those again, beside those that still
+    # run, and tell none of them: both would send. The lane starts again instead, by its journal (docs/adr/0025).
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
     # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
+    # The key of those blocks, and closures with the login of Kafka, cross between driver and executors: only to who knows the
+    # application's secret, and encrypted. Spark makes the secret by itself on one machine, on Kubernetes and on YARN.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
     # Of names and values; also of the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
@@ -100,7 +108,7 @@ def sharing(archive: Path) -> list[str]:
 
 def java_options(*besides: str) -> str:
     """Return the driver's JVM options with more of them; each may contain spaces."""
-    return " ".join([COLLECTOR, *(f'"{option}"' for option in besides)])
+    return " ".join([*JVM_OPTIONS, *(f'"{option}"' for option in besides)])
 
 
 def _quieten(spark: SparkSession) -> None:

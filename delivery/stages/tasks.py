@@ -20,6 +20,8 @@ from delivery.webhooks import retry_lane, rows, worker
 from delivery.webhooks.journal import Key
 from delivery.webhooks.results import Results
 
+STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
+"""What Spark says when rows between two stages are gone, by `spark.stage.maxConsecutiveAttempts`."""
 NO_ROWS = "nothing boolean"
 """What a task returns to Spark that has written its results itself."""
 LAST_FLUSH_S = 0.5
@@ -98,6 +100,15 @@ def ended_before(journal: Journal | None) -> frozenset[Key]:
     return frozenset() if journal is None or context is None else journal.ended(context.attemptNumber())
 
 
+class RowsLost(Exception):
+    """An executor has ended, and rows with it that these tasks were to read. Some have ended by now, some may still run."""
+
+
 def run(tasks: DataFrame) -> None:
-    """Run tasks that write their results themselves, until all have ended."""
-    tasks.write.format("noop").mode("overwrite").save()
+    """Run tasks that write their results themselves, until all have ended; raise RowsLost."""
+    try:
+        tasks.write.format("noop").mode("overwrite").save()
+    except Exception as failure:
+        if STAGE_IS_OVER in str(failure):
+            raise RowsLost from failure
+        raise

@@ -34,11 +34,10 @@ CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
 """The shares of the events after which the registry is changed, and after which what was paused then is resumed."""
 OVERRIDES = {
     "spark.master": "local[6,4]",
-    "spark.conf": "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Of the job. A demo is too short to leave an endpoint alone for a minute, or to compile well, which takes as long."""
+"""Of the job. A demo is too short to leave an endpoint alone for a minute."""
 START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 PARTITIONS = 1

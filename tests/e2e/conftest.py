@@ -21,7 +21,6 @@ from delivery.stages import topics
 from fanout import ledger, proving, publishing, receiver, registering
 from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
-from tests.conftest import QUICK_START
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 JOB_TIMEOUT_S = 240
@@ -78,7 +77,7 @@ class Platform:
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
             "retry": {"ticks_topic": f"retry-ticks-{self.name}"},
-            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g", "conf": QUICK_START},
+            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
         }
         for area, fields in overrides.items():
             document.setdefault(area, {}).update(fields)

@@ -5,12 +5,11 @@ import pytest
 from delivery import settings
 from delivery.stages import session, shards
 from fanout.local import classes
-from tests.conftest import QUICK_START
 
 
 @pytest.fixture(scope="session")
 def spark(jars):
-    config = settings.Spark(master="local[2]", driver_memory="1g", conf=QUICK_START)
+    config = settings.Spark(master="local[2]", driver_memory="1g")
     started = session.start(config, session.Libraries(jars=jars.connector, class_archive=classes.find()))
     yield shards.session(started, settings.Batch().shards)
     started.stop()

@@ -23,3 +23,19 @@ def test_a_jvm_goes_on_without_an_archive_that_does_not_fit_and_says_nothing_of_
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "")
     assert ended.stderr.startswith("openjdk version")
+
+
+def test_the_jvm_compiles_quickly_only(spark):
+    """Its slow compiler took a third of its CPU for the first quarter of an hour (docs/adr/0024)."""
+    pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    threads = {comm.read_text().strip() for comm in Path(f"/proc/{pid}/task").glob("*/comm")}
+    compilers = {name for name in threads if "CompilerThre" in name}
+    assert {name.split()[0] for name in compilers} == {"C1"}
+
+
+def test_sparks_processes_ask_each_other_for_the_secret_and_encrypt(spark):
+    """As Spark itself sees it, and not only as it was asked: a secret of this application's own is there."""
+    security = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().securityManager()
+    assert security.isAuthenticationEnabled()
+    assert len(security.getSecretKey()) >= 32
+    assert spark.conf.get("spark.network.crypto.enabled") == "true"

@@ -70,6 +70,12 @@ def test_every_module_can_be_imported_first():
     assert done.returncode == 0, done.stderr
 
 
+def test_only_what_the_driver_has_sealed_is_ever_unpickled():
+    """Neither Kafka's records, nor state, nor requests can become code."""
+    loaders = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle"}
+    assert {path.name for path in PATHS for module, _ in imports(path) if module.split(".")[0] in loaders} == {"carried.py"}
+
+
 def all_errors(root=errors.FanoutError):
     return [root, *(found for child in root.__subclasses__() for found in all_errors(child))]
 

@@ -1,0 +1,66 @@
+"""Executors in processes of their own, as in a cluster: what the driver's process holds is not at hand for them.
+
+Spark's standalone master and its workers on this machine. Their RPC asks for the secret and is encrypted (stages/session.py).
+"""
+
+import collections
+import os
+import pathlib
+import secrets
+import signal
+
+import psutil
+import pyspark
+import pytest
+
+from tests.e2e.conftest import assert_eventually, command_of
+from tests.e2e.test_crashes import taken
+
+pytestmark = pytest.mark.e2e
+SPARK_HOME = pathlib.Path(pyspark.__file__).parent
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Settings of a cluster of two executors, with three slots each."""
+    home = tmp_path / "spark"  # Spark's workers keep what they are given below it
+    home.mkdir()
+    for part in SPARK_HOME.iterdir():
+        (home / part.name).symlink_to(part)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    return {"master": "local-cluster[2,3,1024]", "conf": {"spark.authenticate.secret": secrets.token_hex(16)}}
+
+
+def executors_of(job):
+    """The process ids of its executors' JVMs."""
+    below = (child.pid for child in psutil.Process(job.pid).children(recursive=True))
+    return [pid for pid in below if "CoarseGrainedExecutorBackend" in command_of(pid)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "fields"),
+    [("direct", 6_000, {}), ("batch", 20_000, {"mode": "batch", "batch": {"max_events": 10}})],
+    ids=["direct", "batch"],
+)
+def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not_sent_again(
+    platform, cluster, mode, count, fields
+):
+    platform.migrate()
+    platform.register([{}], **fields)
+    ids = platform.publish(count)
+    job = platform.start("--lanes", mode, spark=cluster, source={"max_events_per_batch": count})
+    assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=200)
+    executors = executors_of(job)
+    assert len(executors) == 2
+    assert not [pid for pid in executors if cluster["conf"]["spark.authenticate.secret"] in command_of(pid)]
+    os.kill(executors[0], signal.SIGKILL)
+    before = len(taken(platform))
+    assert before < count
+
+    assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == count, within_s=200)
+    assert platform.stop(job) == 0, platform.log()
+
+    counts = collections.Counter(taken(platform))
+    assert sorted(counts) == sorted(ids)
+    assert sum(count - 1 for count in counts.values()) <= before / 20  # what was under way there, and not in its topic yet
+    platform.assert_adds_up()
