@@ -10,9 +10,10 @@ import asyncio
 import concurrent.futures
 import gc
 import itertools
+import queue
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -211,15 +212,29 @@ class Worker:
 
     def _results_of(self, work: Coroutine[Any, Any, Results], begun: _Begun) -> Iterator[Results]:
         """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        told: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
+        running = asyncio.run_coroutine_threadsafe(self._tell(work, begun, told.put), self._loop)
+        running.add_done_callback(lambda _: told.put(None))
         try:
-            while not concurrent.futures.wait([running], RESULTS_EVERY_S).done:
-                self._require_jvm()
-                some = self._wait_for(begun.take(()))
-                if some.outcomes or some.batches:
-                    yield some
+            yield from iter(told.get, None)
             yield running.result()
         finally:  # nobody reads the results any more
+            running.cancel()
+
+    async def _tell(self, work: Coroutine[Any, Any, Results], begun: _Begun, tell: Callable[[Results], None]) -> Results:
+        """Return what `work` returns; while it lasts, tell each RESULTS_EVERY_S what has come by then.
+
+        In the loop, which is busy: were the task's thread to ask for it, it would wait as long again for the loop to answer.
+        """
+        running = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([running], timeout=RESULTS_EVERY_S))[0]:
+                some = await begun.take(())
+                if some.outcomes or some.batches:
+                    tell(some)
+                self._require_jvm()
+            return running.result()
+        finally:
             running.cancel()
 
     def _require_jvm(self) -> None:
