@@ -23,6 +23,7 @@ from delivery.stages import rerun, session
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+REASON = "Reason: "
 _SAYS_NOTHING = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
@@ -149,10 +150,14 @@ class Lane(Generic[Registry]):
 
 
 def cause_of(failure: str) -> str:
-    """Return the line of a failed query's text that says why: the last that is neither of a JVM's stack nor a bare code."""
+    """Return the line of a failed query's text that says why: the last that is neither of a JVM's stack nor a bare code.
+
+    Spark's source for Kafka says after "Reason:" which partition it is, and then what it may all be.
+    """
     told = failure.partition("=== Streaming Query ===")[0].splitlines()
     lines = [line.strip() for line in told if line.strip() and not _SAYS_NOTHING.match(line)]
-    return lines[-1] if lines else ""
+    named = [line.removeprefix(REASON) for line in lines if line.startswith(REASON)]
+    return (named or lines or [""])[-1]
 
 
 def _positions(progress: StreamingQueryProgress) -> health.Positions:

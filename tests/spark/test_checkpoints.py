@@ -1,5 +1,6 @@
 """A lane that cannot go on from where it was says what is gone, and guesses nothing."""
 
+import re
 import shutil
 import threading
 import uuid
@@ -70,10 +71,18 @@ class Topic:
         [gone] = admin.delete_records([TopicPartition(self.name, 0, before)]).values()
         gone.result(10)
 
-    def run(self, checkpoint):
+    def delete(self):
+        admin = AdminClient(self._client)
+        [gone] = admin.delete_topics([self.name]).values()
+        gone.result(10)
+        while self.name in admin.list_topics(timeout=10).topics:
+            pass
+
+    def run(self, checkpoint, beside=None):
         stop = threading.Event()
         watch = health.Watch(hold=lambda: None, stop=stop)
-        config = settings.Source(topic_pattern=self.name.replace(".", r"\."), starting_offsets="earliest")
+        pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
+        config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
         lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch)
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config), spark, 0, once=True)
@@ -97,6 +106,26 @@ def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_c
 
     topic.run("another")
     assert topic.taken == [b"0", b"1", b"4"]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_topic_that_was_deleted_ends_the_lane_by_its_name_and_a_new_checkpoint_takes_what_is_left(
+    spark, kafka, tmp_path, is_made_anew
+):
+    topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
+    topic.publish(b"0", b"1")
+    topic.run("checkpoint", beside=other)
+    topic.delete()
+    if is_made_anew:
+        topics.ensure(topic.kafka, [topic.name], 1)
+    other.publish(b"2")
+    with pytest.raises(errors.LaneFailed) as failure:
+        topic.run("checkpoint", beside=other)
+    assert f"{topic.name}-0" in str(failure.value)
+    assert topic.taken == [b"0", b"1"]
+
+    topic.run("another", beside=other)
+    assert topic.taken == [b"0", b"1", b"2"]
 
 
 def test_offsets_that_are_gone_end_the_lane_before_an_old_micro_batch_is_sent_again(spark, kafka, tmp_path):
