@@ -14,6 +14,7 @@ from load_tests import batch as batch_scenario
 from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
 from load_tests import isolation as isolation_scenario
+from load_tests import pending as pending_scenario
 from load_tests import retries as retries_scenario
 from load_tests import stage
 
@@ -28,6 +29,7 @@ _BATCH = batch_scenario.Scenario()
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
+_PENDING = pending_scenario.Scenario()
 
 
 @app.command()
@@ -120,6 +122,21 @@ def retries(
     """Let deliveries pile up in the retry lane, and see what its micro-batches, memory and checkpoint make of it."""
     scenario = retries_scenario.Scenario(pending=pending, endpoints=endpoints, per_s=per_s, seconds=seconds)
     _run(retries_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def pending(
+    json_file: JsonFile = None,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints in batch mode.")] = _PENDING.endpoints,
+    each: Annotated[
+        int, typer.Option(min=1, max=999, help="Events of each that wait; 999 take some GB of disk.")
+    ] = _PENDING.each,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Let events wait for their batches, and see what memory and disk the batch lane takes for them."""
+    scenario = pending_scenario.Scenario(endpoints=endpoints, each=each)
+    _run(pending_scenario.run, scenario, json_file, folder, replaced)
 
 
 def _run(
