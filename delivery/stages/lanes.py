@@ -48,6 +48,9 @@ WHOLE_TURN_S = 300.0
 """Longer than any turn takes."""
 LAST_TASKS_S = 3.0
 """So long the tasks of a job that was given up may go on: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
+TRIGGERS_EARLY = 2
+"""By so many trigger intervals a batch may leave before it is due: what leaves is still to be sent, after the micro-batch that
+is under way when it becomes due."""
 MOST_STARTS = 3
 """So often in a row a lane starts again because of executors that ended, before it gives up."""
 Hold = Callable[[], routing.RefreshedSource | None]
@@ -201,16 +204,17 @@ class Batch(_Stateful):
         return self._routed(records.where(records.topic != ticks_topic))
 
     def _routed(self, records: DataFrame) -> DataFrame:
+        early_s = self._interval_s * TRIGGERS_EARLY
         routed = route.route(
             records,
             self._tools,
             self._carrier.source,
             self._config.spark.parallelism,
             shard_keys=self._shard_keys,
-            pass_through_s=self._interval_s * 2,
+            pass_through_s=early_s,
             rejects=self._rejects,
         )
-        return batch.batch(routed, round(self._interval_s * 1000), self._pending, self._tools)
+        return batch.batch(routed, round(early_s * 1000), self._pending, self._tools)
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         if not self._carrier.can_carry(known):
