@@ -1,6 +1,12 @@
-"""What the workers tell of a micro-batch reaches who acts on it, in every lane."""
+"""What the workers tell of a micro-batch reaches who acts on it, in every lane; and what a lane does when they end."""
 
-from delivery.stages import held, lanes, network, observer, telemetry
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from delivery.stages import held, lanes, network, observer, query, tasks, telemetry
 from delivery.webhooks import egress, retry
 from delivery.webhooks.results import Results
 from delivery.webhooks.tally import Tally
@@ -42,3 +48,44 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     assert not ours.is_broken
     common.told(observed(half, half))
     assert ours.is_broken
+
+
+ROWS_ARE_GONE = (
+    "Job aborted due to stage failure: ResultStage 53 (save) has failed the maximum allowable number of times: 1. "
+    "Most recent failure reason: org.apache.spark.shuffle.MetadataFetchFailedException"
+)
+
+
+def a_lane():
+    stopping = threading.Event()
+    stopping.set()  # so that nobody waits
+    return SimpleNamespace(NAME="batch", _starts=0, _stop=stopping, _pending=SimpleNamespace(value=None))
+
+
+def tasks_that(failure=None):
+    due = mock.MagicMock()
+    due.write.format.return_value.mode.return_value.save.side_effect = failure
+    return due
+
+
+def test_a_lane_whose_executors_keep_ending_starts_again_three_times_and_then_fails():
+    lane = a_lane()
+    for _ in range(3):
+        with pytest.raises(query.StartAgain):
+            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+    with pytest.raises(tasks.RowsLost):
+        lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+
+
+def test_a_micro_batch_between_them_lets_a_lane_start_again_as_often_as_before():
+    lane = a_lane()
+    for _ in range(3):
+        with pytest.raises(query.StartAgain):
+            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+        lanes._Stateful._deliver(lane, tasks_that())
+    assert lane._starts == 0
+
+
+def test_any_other_failure_of_the_tasks_is_the_lanes():
+    with pytest.raises(RuntimeError, match="failed 4 times"):
+        lanes._Stateful._deliver(a_lane(), tasks_that(RuntimeError("Task 0 in stage 53.0 failed 4 times")))
