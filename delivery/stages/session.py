@@ -62,6 +62,9 @@ LOCAL_CHECKPOINT = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
+LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+"""Hadoop's own starts a process, `chmod`, for every file that it writes on a local disk, and one for its checksum: ten in each
+micro-batch of two shards, 100 ms of it on two busy cores (docs/adr/0026)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Libraries:
     """What the JVM is given beside Spark's own jars."""
 
     jars: Sequence[Path] = ()
-    """The Kafka connector's. A cluster's image may hold them itself."""
+    """The Kafka connector's, and LOCAL_FILES. A cluster's image may hold them itself."""
     class_archive: Path | None = None
     """For a quicker start; the JVM goes on without one that does not fit it, and need not say so."""
 
@@ -98,6 +101,7 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
     _quieten(spark)
+    _write_local_files_by_itself(spark)
     return spark
 
 
@@ -109,6 +113,17 @@ def sharing(archive: Path) -> list[str]:
 def java_options(*besides: str) -> str:
     """Return the driver's JVM options with more of them; each may contain spaces."""
     return " ".join([*JVM_OPTIONS, *(f'"{option}"' for option in besides)])
+
+
+def _write_local_files_by_itself(spark: SparkSession) -> None:
+    """Let what is opened from now on write local files by LOCAL_FILES. Without its jar Hadoop's own goes on.
+
+    Not among the settings that Spark starts with: it opens local files to load the jars, and has no class of them yet.
+    """
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # no public way
+    if hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:
+        hadoop.set("fs.file.impl", LOCAL_FILES)
+        hadoop.setBoolean("fs.file.impl.disable.cache", True)  # Spark's start has left Hadoop's there
 
 
 def _quieten(spark: SparkSession) -> None:

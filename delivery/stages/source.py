@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 
 from delivery import kafka_options, settings
 
-FETCH_WAIT_MS = "10"
+FETCH_WAIT_MS = "0"
 """The Java client's default of 500 shows up as 600 ms spikes of latency in micro-batches (docs/architecture.md)."""
 
 

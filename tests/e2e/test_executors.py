@@ -64,3 +64,23 @@ def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not
     assert sorted(counts) == sorted(ids)
     assert sum(count - 1 for count in counts.values()) <= before / 20  # what was under way there, and not in its topic yet
     platform.assert_adds_up()
+
+
+def test_no_process_is_started_for_a_file_of_a_checkpoint_on_a_local_disk(platform, cluster, tmp_path, monkeypatch):
+    """Hadoop's own way asks `chmod` for each: ten of them in a micro-batch (docs/adr/0026)."""
+    asked = tmp_path / "asked"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "chmod").write_text(f'#!/bin/sh\necho "$@" >> {asked}\nPATH={os.environ["PATH"]} exec chmod "$@"\n')
+    (tools / "chmod").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    platform.migrate()
+    platform.register([{}], mode="batch", batch={"max_events": 10})
+    platform.publish(10)
+
+    platform.run_once("--lanes", "batch,retry", spark=cluster)
+
+    checkpoint = platform.folder / "checkpoint"
+    assert len(taken(platform)) == 10
+    assert list(checkpoint.glob("batch/state/0/*/*.changelog"))
+    assert not asked.exists() or str(checkpoint) not in asked.read_text()

@@ -10,7 +10,7 @@ from standardwebhooks import Webhook
 
 from delivery.model import Batching, ContentMode
 from delivery.webhooks import segment, tally
-from tests import builders
+from tests import batches, builders
 from tests.batches import endpoint
 from tests.integration.customers import Keeping, Source, working
 from tests.shards import Shard
@@ -74,3 +74,21 @@ def test_what_the_receiver_rejects_of_a_batch_is_dead_lettered_alone():
     with Keeping(answer=b'{"rejected":[{"index":2,"reason":"unknown order"}]}') as customers:
         told, _ = bring(10, endpoint(url=f"{customers.url}/a"))
     assert told.deliveries == {("delivered", "none"): 9, ("dead_lettered", "rejected_by_endpoint"): 1}
+
+
+@pytest.mark.parametrize(("event_bytes", "read_by_then"), [(400, 100), (600_000, 2)])
+def test_small_batches_are_read_in_one_piece_and_large_ones_hardly_ahead_of_what_is_sent(event_bytes, read_by_then):
+    read = []
+
+    def waiting():
+        for number in range(100):
+            read.append(number)
+            event = builders.event(event_id=f"e{number}", data=orjson.dumps({"note": "x" * event_bytes}))
+            yield batches.left(batches.lot(event, endpoint="ep1"))
+
+    with Keeping() as customers, working() as here:
+        source = Source(builders.snapshot(endpoint(url=f"{customers.url}/a"), builders.subscription("s1", event_type="*")))
+        results = here.deliver_batches(waiting(), source)
+        first = [next(results)]
+        assert len(read) == read_by_then
+        assert sum(len(some.batches) for some in [*first, *results]) == 100

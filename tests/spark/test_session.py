@@ -39,3 +39,18 @@ def test_sparks_processes_ask_each_other_for_the_secret_and_encrypt(spark):
     assert security.isAuthenticationEnabled()
     assert len(security.getSecretKey()) >= 32
     assert spark.conf.get("spark.network.crypto.enabled") == "true"
+
+
+def test_what_is_written_on_a_local_disk_is_written_by_the_jvm_itself(spark, tmp_path):
+    """Hadoop's own starts `chmod` for each file (docs/adr/0026). As a lane's session sees it."""
+    jvm, lane = spark._jvm, spark.newSession()
+    path = jvm.org.apache.hadoop.fs.Path(f"file://{tmp_path}/offsets/0")
+    files = path.getFileSystem(lane._jsparkSession.sessionState().newHadoopConf())
+    assert files.getClass().getName() == session.LOCAL_FILES
+    out = files.create(path, False)
+    out.write(b"v1")
+    out.close()
+    written = tmp_path / "offsets" / "0"
+    assert written.read_bytes() == b"v1"
+    assert oct(written.stat().st_mode & 0o777) == "0o644"
+    assert (written.parent / ".0.crc").is_file()  # still with its checksum
