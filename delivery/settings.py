@@ -190,8 +190,9 @@ class Batch(Area):
     after another. A checkpoint keeps the number with which it began: the lane refuses to start with another one."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
     """Time from one micro-batch to the next; longer, if one takes longer. An endpoint whose `max_wait_s` is at most twice this
-    leaves with each, so by up to its whole wait early; any other by up to twice this early. A batch is late by as much as two
-    micro-batches take longer than that: the one in which it becomes due, and the one that sends it."""
+    leaves with each, so by up to its whole wait early; any other by up to twice this early, and by its endpoint's own part of a
+    tenth of `max_wait_s`. A batch is late by as much as two micro-batches take longer than that: the one in which it becomes
+    due, and the one that sends it."""
     ticks_topic: str = "fanout.ticks"
     """Topic of one partition in which the job wakes itself when a batch is due and no event comes. Must match no
     `source.topic_pattern`."""

@@ -77,8 +77,9 @@ class Job:
         """Wait for `is_so`, return the seconds since the start; raise, with the end of the log, when it does not come."""
         deadline = time.monotonic() + within_s
         while not is_so():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise errors.LocalStackError(f"{what}: not within {within_s:.0f} s\n{self._log.read_text()[-4000:]}")
+            if self.has_ended() or time.monotonic() > deadline:
+                why = "the job has ended" if self.has_ended() else f"not within {within_s:.0f} s"
+                raise errors.LocalStackError(f"{what}: {why}\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
         return self.elapsed_s()
 

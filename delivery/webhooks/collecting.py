@@ -120,12 +120,12 @@ class Collector:
 
     def _lot(self, endpoint: Endpoint) -> segment.Lot:
         assert endpoint.batching is not None, "the registry gives it to each endpoint in batch mode"  # noqa: S101
-        bounds = segment.bounds_of(endpoint.batching)
+        passes = endpoint.batching.max_wait_s * 1000 <= self._pass_through_ms
         return segment.Lot(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
-            bounds=bounds,
-            mark=segment.Mark.PASSES if bounds.max_wait_ms <= self._pass_through_ms else segment.Mark.WAITS,
+            bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
+            mark=segment.Mark.PASSES if passes else segment.Mark.WAITS,
         )
 
     @staticmethod

@@ -35,6 +35,10 @@ from delivery.webhooks import versioned
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
 """A segment is cut when its events have so many bytes: far below what a row, or a value of the state, may have."""
+SPREAD, MAX_SPREAD_MS = 0.1, 10_000
+"""Endpoints wait less than they may by up to this part of it, and by no more than this."""
+_SPREAD_SALT = -1
+"""Makes that part independent of the endpoint's shard. A full batch's salt is its number."""
 _FRAME_BYTES = 136
 """What the larger of the two layouts of a body adds to an event's attributes and payload. Held by a test."""
 
@@ -188,9 +192,16 @@ def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
     return int.from_bytes(digest, "big") % shards
 
 
-def bounds_of(batching: Batching) -> Bounds:
-    """Return the part of an endpoint's settings that travels with its events."""
-    return Bounds(batching.max_events, round(batching.max_wait_s * 1000), batching.max_bytes)
+def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
+    """Return the part of an endpoint's settings that travels with its events.
+
+    Each endpoint waits a little less than it may, by a part of its own. Those that began together, as after a start or a spike,
+    would else be due together ever after: a thousand batches in one moment, and nothing between.
+    """
+    max_wait_ms = round(batching.max_wait_s * 1000)
+    spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)
+    less_ms = shard_of(endpoint_id, spread_ms + 1, salt=_SPREAD_SALT)
+    return Bounds(batching.max_events, max_wait_ms - less_ms, batching.max_bytes)
 
 
 def item(event: Event, now_ms: int) -> Item:

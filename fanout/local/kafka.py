@@ -53,15 +53,32 @@ sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="broker" password="{password}" user_broker="{password}" {users};
 """
+GUARDED_PROPERTIES = """\
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+# The second is how broker and controller know each other here.
+super.users=User:broker;User:ANONYMOUS
+"""
 
 
 class EmbeddedKafka:
-    """A broker whose data outlives its process: stopped or killed, it starts again where it was."""
+    """A broker whose data outlives its process: stopped or killed, it starts again where it was.
 
-    def __init__(self, root: Path, *, libraries: jars.Jars, port: int = 0, sasl_users: Mapping[str, str] | None = None) -> None:
+    With `is_guarded` its users may do what access lists permit, and nothing else; `broker` may do everything.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        libraries: jars.Jars,
+        port: int = 0,
+        sasl_users: Mapping[str, str] | None = None,
+        is_guarded: bool = False,
+    ) -> None:
         self._root = root
         self._libraries = libraries
         self._sasl_users = sasl_users or {}
+        self._is_guarded = is_guarded
         self.port = port or free_port()
         self._controller_port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -131,6 +148,8 @@ class EmbeddedKafka:
         if self._sasl_users:
             users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
             text += SASL_PROPERTIES.format(users=users, password=BROKER_PASSWORD)
+        if self._is_guarded:
+            text += GUARDED_PROPERTIES
         path = self._root / "server.properties"
         path.write_text(text)
         return path

@@ -1,6 +1,7 @@
 """What is due in batches stands in one segment, in its endpoint's shard; what fills a batch goes to a shard of its own."""
 
 import asyncio
+import collections
 import subprocess
 import sys
 
@@ -48,7 +49,9 @@ def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
     to = endpoint(batching=Batching(max_events=50, max_wait_s=2.5, max_bytes=9000))
     results, [(shard, one)] = collected(snapshot(to), records(5))
     assert shard == segment.shard_of("ep1", SHARDS)
-    assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], segment.Bounds(50, 2500, 9000), 0)
+    assert (event_ids(one), one.mark) == ([f"e{n}" for n in range(5)], segment.Mark.WAITS)
+    assert (one.bounds.max_events, one.bounds.max_bytes) == (50, 9000)
+    assert 2250 <= one.bounds.max_wait_ms <= 2500
     assert (one.endpoint_id, one.customer_id, set(one.through)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
@@ -94,6 +97,17 @@ def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
     )
     marks = {one.endpoint_id: one.mark for _, one in collected(snapshot(hasty, patient), records(1))[1]}
     assert marks == {"hasty": segment.Mark.PASSES, "patient": segment.Mark.WAITS}
+
+
+@pytest.mark.parametrize(("max_wait_s", "spread_ms"), [(10, 1_000), (86_400, 10_000)])
+def test_endpoints_that_begin_together_are_not_due_together_and_none_waits_longer_than_it_may(max_wait_s, spread_ms):
+    waits_ms = [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
+    assert waits_ms == [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
+    assert max_wait_s * 1000 - spread_ms <= min(waits_ms)
+    assert max(waits_ms) <= max_wait_s * 1000
+    tenths = collections.Counter((max_wait_s * 1000 - wait_ms) * 10 // (spread_ms + 1) for wait_ms in waits_ms)
+    assert sorted(tenths) == list(range(10))
+    assert max(tenths.values()) < 150
 
 
 def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
