@@ -33,6 +33,13 @@ def test_the_jvm_compiles_quickly_only(spark):
     assert {name.split()[0] for name in compilers} == {"C1"}
 
 
+def test_the_jvm_keeps_as_much_code_as_with_both_compilers(spark):
+    """With one it would keep a fifth, throw it away when that is full, and compile anew while events wait (docs/adr/0024)."""
+    management, bean = spark._jvm.java.lang.management.ManagementFactory, spark._jvm.com.sun.management.HotSpotDiagnosticMXBean
+    flags = management.getPlatformMXBean(bean._java_lang_class)
+    assert int(flags.getVMOption("ReservedCodeCacheSize").getValue()) == 240 * 1024 * 1024
+
+
 def test_sparks_processes_ask_each_other_for_the_secret_and_encrypt(spark):
     """As Spark itself sees it, and not only as it was asked: a secret of this application's own is there."""
     security = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().securityManager()
