@@ -118,12 +118,12 @@ def java_options(*besides: str) -> str:
 
 
 def _write_local_files_by_itself(spark: SparkSession) -> None:
-    """Let what is opened from now on write local files by LOCAL_FILES. Without its jar Hadoop's own goes on.
+    """Let what is opened from now on write local files by LOCAL_FILES, if it is there and `spark.conf` names no other.
 
     Not among the settings that Spark starts with: it opens local files to load the jars, and has no class of them yet.
     """
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # no public way
-    if hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:
+    if hadoop.get("fs.file.impl") is None and hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:
         hadoop.set("fs.file.impl", LOCAL_FILES)
         hadoop.setBoolean("fs.file.impl.disable.cache", True)  # Spark's start has left Hadoop's there
 

@@ -14,7 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery import kafka_options, settings
 
 FETCH_WAIT_MS = "0"
-"""The Java client's default of 500 shows up as 600 ms spikes of latency in micro-batches (docs/architecture.md)."""
+"""A broker answers at once. Spark asks for records that are there, and then for the partition's first and last offsets, behind
+the consumer's request for records that are not there yet: each partition would take so long each time (docs/adr/0026)."""
 
 
 def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:

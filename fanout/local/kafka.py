@@ -105,7 +105,7 @@ class EmbeddedKafka:
             if formatting.wait():
                 raise self._failure()
         self._process = self._java("kafka.Kafka", str(properties))
-        self._guardian = guardian.watch([self._process.pid])
+        self._guardian = guardian.watch(self._process.pid)
         self._await_answer()
 
     def stop(self) -> None:

@@ -35,6 +35,7 @@ class EmbeddedPostgres:
         self._data = data.resolve()
         self._data.parent.mkdir(parents=True, exist_ok=True)
         self._server = postgres_server.get_server(self._data, cleanup_mode=None, start=False)
+        self._lock = self._data / "postmaster.pid"
         self._guardian: subprocess.Popen[bytes] | None = None
 
     @property
@@ -54,11 +55,13 @@ class EmbeddedPostgres:
     def start(self) -> None:
         """Start the server, or adopt one that runs on this data already, and make the database."""
         self._forget_dead_server()
+        watching = guardian.watch(self._lock)  # first: whoever is killed meanwhile would leave a server behind
         try:
             self._server.start()
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
+            guardian.dismiss(watching)
             raise errors.LocalStackError(f"Postgres did not start; its last words are in {self._server.log}") from exc
-        self._guardian = guardian.watch([self.pid])
+        self._guardian = watching
         self.create_database(DATABASE)
 
     def stop(self) -> None:
@@ -84,13 +87,12 @@ class EmbeddedPostgres:
 
     def _forget_dead_server(self) -> None:
         """Remove the locks of a crashed server: they are taken for a running one's while any process has its number."""
-        file = self._data / "postmaster.pid"
-        if not file.is_file():
+        if not self._lock.is_file():
             return
-        pid, _, _, port, socket_folder, *_ = file.read_text().splitlines() + [""] * 5
+        pid, _, _, port, socket_folder, *_ = self._lock.read_text().splitlines() + [""] * 5
         if not _is_server_of(self._data, int(pid)):
             (Path(socket_folder) / f".s.PGSQL.{port}.lock").unlink(missing_ok=True)
-            file.unlink()
+            self._lock.unlink()
 
     def create_database(self, name: str) -> None:
         """Make a database if it is missing."""

@@ -40,7 +40,7 @@ def running(
             stderr=file,
             start_new_session=True,  # Ctrl-C is for whoever started it to answer
         )
-    watcher = guardian.watch([started.pid])
+    watcher = guardian.watch(started.pid)
     try:
         yield started
     finally:

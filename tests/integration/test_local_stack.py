@@ -127,18 +127,23 @@ def test_no_server_outlives_the_process_that_started_it(holder, tmp_path, how):
     assert_eventually(lambda: processes_of(tmp_path / "root"), lambda left: left == {})
 
 
-def test_no_server_outlives_a_process_that_was_killed_while_it_was_starting_them(holder, tmp_path):
-    """The guardian once began to watch when both servers answered: a broker that was not that far stayed for ever."""
+def broker_in(root):
+    return {str(pid) for pid in processes_of(root / "kafka" / "server.properties")}
 
-    def is_broker_guarded():
-        brokers = [str(pid) for pid in processes_of(tmp_path / "root" / "kafka" / "server.properties")]
-        guardians = [one.info["cmdline"][-1] for one in psutil.process_iter(["cmdline"]) if is_guardian(one.info["cmdline"])]
-        return set(brokers) & set(guardians)
 
-    def is_guardian(command):
-        return "fanout.local.guardian" in (command or ())
+def postgres_in(root):
+    return {str((root / "postgres" / "postmaster.pid").resolve())}
 
-    assert_eventually(is_broker_guarded, bool)
+
+@pytest.mark.parametrize("guarded", [broker_in, postgres_in])
+def test_no_server_outlives_a_process_that_was_killed_while_it_was_starting_them(holder, tmp_path, guarded):
+    """Guardians once began to watch when the servers answered: what was not that far stayed for ever."""
+
+    def is_guarded():
+        commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+        return guarded(tmp_path / "root") & {command[-1] for command in commands if "fanout.local.guardian" in command}
+
+    assert_eventually(is_guarded, bool)
     holder.kill()
     holder.wait(60)
     assert_eventually(lambda: processes_of(tmp_path / "root"), lambda left: left == {})
