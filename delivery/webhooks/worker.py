@@ -56,7 +56,7 @@ BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Batches of so many bytes are read before the results of those that have ended are written; one that is larger alone. By their
 number, 16, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
 TURNS_AT_ONCE = 16
-"""As many turns, for the same reason."""
+"""So many turns are read before the results of those that have ended are written."""
 RESULTS_EVERY_S = 0.05
 """So often results leave while their task goes on. What has left is in Kafka some 10 ms later, and is not made again when this
 process is killed."""

@@ -49,9 +49,10 @@ def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
     to = endpoint(batching=Batching(max_events=50, max_wait_s=2.5, max_bytes=9000))
     results, [(shard, one)] = collected(snapshot(to), records(5))
     assert shard == segment.shard_of("ep1", SHARDS)
-    assert (event_ids(one), one.mark) == ([f"e{n}" for n in range(5)], segment.Mark.WAITS)
-    assert (one.bounds.max_events, one.bounds.max_bytes) == (50, 9000)
-    assert 2250 <= one.bounds.max_wait_ms <= 2500
+    bounds = segment.bounds_of("ep1", to.batching)
+    assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
+    assert (bounds.max_events, bounds.max_bytes) == (50, 9000)
+    assert 2250 <= bounds.max_wait_ms <= 2500
     assert (one.endpoint_id, one.customer_id, set(one.through)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
