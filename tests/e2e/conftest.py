@@ -233,10 +233,15 @@ class Platform:
         return [orjson.loads(one.body)["id"] for one in list(self.received) if one.path == f"/{endpoint}" and one.status == 200]
 
     def close(self):
+        """End what still runs; write how each job ended and the end of their log, seen when the test has failed."""
         for job in self._jobs:
-            if job.poll() is None:
+            ended = job.poll()
+            if ended is None:
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
+            sys.stdout.write(f"job {job.pid}: {'still ran' if ended is None else f'had ended with {ended}'}\n")
+        if self._jobs:
+            sys.stdout.write(self.log())
 
 
 @pytest.fixture
