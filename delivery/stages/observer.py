@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,17 +62,21 @@ class MergingGone(AccumulatorParam[frozenset[EndpointId]]):
 
 
 class Meter:
-    """Tell what was spent since it was last asked, of a clock that begins at zero."""
+    """Tell what was spent since it was last asked, of a clock that begins at zero. Any thread may ask."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
+        self._lock = threading.Lock()
         self._told = 0.0
 
     def spent(self) -> float:
-        """Return what was spent since the last call."""
-        now = self._read()
-        spent, self._told = now - self._told, now
-        return spent
+        """Return what was spent since the last call; 0 when the clock stands still, or has gone backwards."""
+        # The lanes share a meter. Read by two at once, the older reading would be told last, and less than nothing spent: a
+        # counter refuses that, and the lane would end.
+        with self._lock:
+            now = max(self._read(), self._told)
+            spent, self._told = now - self._told, now
+            return spent
 
 
 @functools.cache  # once for each process: a worker's CPU time is told with its results, the driver's at each micro-batch
