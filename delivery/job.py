@@ -51,6 +51,7 @@ def run(
         common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
         made = lanes.made(config, spark, hold, stop, common)
         lanes.run(made, watches, stop, once=once)
+        lanes.rest(config, spark)
     finally:
         stop.set()
         disabler.close()

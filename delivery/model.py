@@ -364,3 +364,5 @@ class Outcome(NamedTuple, Generic[Sent]):
     """Attempts before these, in other lanes or turns. They were logged then, and are told once more in the dead letter."""
     replay: str | None = None
     """Set: it was asked for again, by this replay, and is on no lane's account of what was due."""
+    under_way: bytes | None = None
+    """Set, for some of what is `postponed`: an attempt of it goes on, and what comes of it is told by this name."""

@@ -5,6 +5,8 @@ Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 
 from __future__ import annotations
 
+import math
+
 from delivery import settings
 from delivery.webhooks import envelope, guard, limits, retry, retrying, rows, worker
 
@@ -35,6 +37,7 @@ def of(config: settings.Settings) -> worker.Plan:
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
             lane_deadline_s=lane.lane_deadline_s,
+            patience_s=lane.patience_s if lane.patience_s < lane.attempt_timeout_s else math.inf,
             workers=config.spark.parallelism,
         ),
         quick_retry=retry.QuickRetry(

@@ -140,6 +140,10 @@ class Delivery(Area):
     lane_deadline_s: Seconds = 3
     """How long deliveries may wait for their own endpoint's answers, or for its `max_per_second`, when all others of the
     micro-batch have been served. Then they are handed over to the retry lane, so that nobody else waits for them."""
+    patience_s: Seconds = 0.5
+    """How long a micro-batch waits for answers, at most, when nothing else is left to do; an endpoint is waited for as long as
+    it usually takes. Then it ends without them, so that nobody else waits: the attempts go on, and what fails goes on in the
+    retry lane. With as much as `attempt_timeout_s` it waits for all."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """At most so many attempts within the lane's deadline."""
     retry_wait_s: Seconds = 0.2
@@ -148,7 +152,7 @@ class Delivery(Area):
     """An endpoint's longer `Retry-After` counts as this. What it asks for beyond the lane's deadline is not tried again within
     the lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
-    """At most so many requests under way in one worker process."""
+    """At most so many requests under way in one worker process, and as many that go on beside a micro-batch."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
     max_connections: Annotated[int, Field(ge=0)] = 0
@@ -203,8 +207,9 @@ class Retry(Area):
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
     """Parts of the state, as `batch.shards`."""
-    trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
-    """Time from one micro-batch to the next; longer, if one takes longer."""
+    trigger_interval_s: Annotated[float, Field(gt=0)] = 1
+    """Time from one micro-batch to the next; longer, if one takes longer. Each takes CPU from the other lanes, while there is
+    something for this one to do; what an endpoint takes in order waits for one."""
     settle_s: Seconds = 1
     """How long a micro-batch waits for answers. What takes longer is reported by a later one."""
     probe_interval_s: Seconds = 5

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delivery.model import Delivery, Outcome
-from delivery.webhooks import circuit, dispatch, limits, retry
+from delivery.webhooks import answering, circuit, dispatch, late, limits, retry
 from tests import builders, fakes
 
 
@@ -23,16 +23,20 @@ def dispatcher_of(
     *,
     paces: limits.Paces | None = None,
     circuits: circuit.Circuits | None = None,
+    alone: late.Late | None = None,
+    answer_times: answering.AnswerTimes | None = None,
     **bounds: Any,
 ) -> dispatch.Dispatcher[Delivery]:
-    kept = {} if circuits is None else circuits
+    kept, alone = {} if circuits is None else circuits, alone or fakes.under_way()
     return dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
         retry.QuickRetry(first_wait_s=0.001),
-        fakes.handover(clock, circuits=kept),
+        fakes.handover(clock, circuits=kept, alone=alone),
+        alone,
         paces={} if paces is None else paces,
         circuits=kept,
+        answer_times={} if answer_times is None else answer_times,
         clock=clock,
     )
 

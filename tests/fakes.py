@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from delivery.model import Attempt, Delivery, EndpointId
-from delivery.webhooks import circuit, target, transport
+from delivery.webhooks import circuit, late, target, transport
 from delivery.webhooks import handover as handover_
 
 
@@ -74,12 +74,22 @@ class Middle:
         return (a + b) / 2
 
 
+def under_way() -> late.Late:
+    """What nobody asks about that goes on alone."""
+    return late.Late(2.0, 256, lambda _: None)
+
+
 def handover(
-    clock: Callable[[], float], held: Iterable[str] = (), circuits: circuit.Circuits | None = None
+    clock: Callable[[], float],
+    held: Iterable[str] = (),
+    circuits: circuit.Circuits | None = None,
+    alone: late.Late | None = None,
 ) -> handover_.Handover:
     """What is handed over when it is `clock`, in both of its ways to be read."""
     known = {} if circuits is None else circuits
-    return handover_.Handover(frozenset(map(EndpointId, held)), known, clock=clock, now_s=clock, rng=Middle())
+    return handover_.Handover(
+        frozenset(map(EndpointId, held)), known, alone or under_way(), clock=clock, now_s=clock, rng=Middle()
+    )
 
 
 class FakeSender:

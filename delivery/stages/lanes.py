@@ -24,6 +24,7 @@ from delivery.stages import (
     deliver,
     deliver_batches,
     deliver_turns,
+    ending,
     observer,
     query,
     rerun,
@@ -300,6 +301,14 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         thread.join()
     if failures:
         raise failures[0]
+
+
+def rest(config: settings.Settings, spark: SparkSession) -> None:
+    """Let what goes on in the workers end, when the lanes have. Never raises: it only saves repeats."""
+    try:
+        ending.rest(spark, _tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs)))
+    except Exception as failure:  # noqa: BLE001  # whatever it is, all lanes have ended well
+        log.warning("what goes on in the workers could not be waited for, and is made again: %s", failure)
 
 
 def _tools(config: settings.Settings, seen: telemetry.Telemetry) -> tasks.Tools:

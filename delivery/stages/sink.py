@@ -9,6 +9,7 @@ rows do not tell (delivery.webhooks.journal). docs/adr/0015 says why the rows do
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -81,6 +82,8 @@ def _producer(client: Client) -> confluent_kafka.Producer:
 class _ToKafka:
     def __init__(self, producer: confluent_kafka.Producer) -> None:
         self._producer = producer
+        self._lock = threading.Lock()
+        """Of what follows: whoever polls the producer hears of everybody's rows, and two threads may."""
         self._unconfirmed = 0
         self._failure: str | None = None
 
@@ -109,11 +112,13 @@ class _ToKafka:
                 told = f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes: {exc}"
                 raise errors.KafkaUnavailable(told) from exc
             else:
-                self._unconfirmed += 1
+                with self._lock:
+                    self._unconfirmed += 1
                 return
 
     def _ended(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
-        self._unconfirmed -= 1
+        with self._lock:
+            self._unconfirmed -= 1
         if error is not None:
             self._failure = f"topic {message.topic()} could not be written: {error.str()}"
         elif message.offset() is None:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
-from delivery.webhooks import retry_lane, rows, worker
+from delivery.webhooks import late, retry_lane, rows, worker
 from delivery.webhooks.journal import Key
 from delivery.webhooks.results import Results
 
@@ -41,7 +41,19 @@ class Tools:
         """Begin a task, in its worker."""
         here = worker.of(self.plan)
         orphan.outlive(here.orphaned)
+        here.write_late = self.write_late
         return Task(self, here)
+
+    def write_late(self, results: Results, ended: list[late.Ended]) -> None:
+        """Write what came of attempts that had gone on alone; when all of it is in its topics, tell their shards.
+
+        Called in the worker, beside its tasks. Told before, a shard might forget what is written nowhere.
+        """
+        writing = self.sink()
+        _write(writing, results, self.plan.topics)
+        writing.finish()
+        writing.write(rows.settled(ended, self.plan.topics))
+        writing.finish()
 
     def tell_late(self) -> None:
         """Write what has ended late in this process. Called at the end of each task that writes no results of its own.
@@ -63,8 +75,7 @@ class Task:
     def write(self, results: Results) -> None:
         """Write what came of some records, and what of it goes to the retry lane."""
         self._observe(results)
-        self._writing.write(rows.rows(results, self._topics))
-        self._writing.write(rows.postponed(results, self._topics, now_ms=round(time.time() * 1000)))
+        _write(self._writing, results, self._topics)
 
     def write_turns(self, ended: retry_lane.Ended) -> None:
         """Write what came of turns of the retry lane: their reports say what of them waits again."""
@@ -88,10 +99,17 @@ class Task:
         Also of turns that the retry lane has begun in this process and that have ended since: it may be long before the process
         gets a task of that lane again, and a turn that nobody reports leaves once more.
         """
-        if (late := self.worker.ended_turns()) is not None:
-            self.write_turns(late)
+        if (turns := self.worker.ended_turns()) is not None:
+            self.write_turns(turns)
+        for written in self.worker.written_late():
+            self._observe(written)
         self._writing.finish()
         return iter(())
+
+
+def _write(writing: sink.Writing, results: Results, topics: rows.Topics) -> None:
+    writing.write(rows.rows(results, topics))
+    writing.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000)))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:

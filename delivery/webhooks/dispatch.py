@@ -4,8 +4,9 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 
 Each endpoint has a queue of its own, a bound on what is under way to it and, if it asked for one, a pace; the endpoints take
 turns for the worker's slots. A delivery that waits for its quick retry, or for its endpoint's pace, holds no slot. What the
-micro-batch would have to wait for is handed over to the retry lane: all that waits for an endpoint whose circuit opens, and the
-stragglers, which still wait for their own endpoint when all others have been served.
+micro-batch would have to wait for is handed over to the retry lane: all that waits for an endpoint whose circuit opens; the
+stragglers, which still wait for their own endpoint when all others have been served; and what is not answered soon then. An
+attempt that is under way goes on alone (delivery.webhooks.late).
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
 
 from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks import circuit, egress, handover, limits, retry
+from delivery.webhooks import answering, circuit, egress, handover, late, limits, retry
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
 """With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
 yet takes no memory, and is in the processor's cache when it is sent."""
+
+
+FEW_ASKED = 2
+"""Of so few endpoints in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
+(delivery.webhooks.egress): with more of them silent, a task waits for the end of their attempts, so as to tell."""
 
 
 class Reached(NamedTuple):
@@ -38,12 +44,14 @@ class Sender(Protocol):
     async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending(Generic[Sent]):
     delivery: Sent
     since: float = 0.0
-    """When it began to wait; after an attempt, anew."""
+    """When it began to wait, or its attempt to be under way; after an attempt, anew."""
     attempts: tuple[Attempt, ...] = ()
+    name: bytes | None = None
+    """Set: its outcome is told, and its attempt goes on alone."""
 
 
 @dataclass(slots=True)
@@ -54,21 +62,26 @@ class _Queue(Generic[Sent]):
     max_in_flight: int
     pace: limits.Pace | None
     circuit: circuit.Circuit | None
+    answer_time: answering.AnswerTime
     limit: int
     """Of what is under way now: one while the circuit is suspicious."""
     waiting: collections.deque[_Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_in_turn: bool = False
     """Whether it stands in line for a slot, or will when its pace allows."""
+    is_silent: bool = False
+    """Whether it is asked no more: it kept a micro-batch waiting and answered nothing, or has as many under way as it takes."""
     was_reached: bool = False
+    reached_at: float = -math.inf
+    """When it last answered."""
     had_no_way_there: bool = False
 
 
 class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
-    `clock` is monotonic, in seconds. `paces` and `circuits` outlive the dispatcher: an endpoint's second does not end with a
-    micro-batch, nor do its failures.
+    `clock` is monotonic, in seconds. `paces`, `circuits` and `answer_times` outlive the dispatcher: an endpoint's second does
+    not end with a micro-batch, nor do its failures, nor what is known of its answers.
     Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
     """
 
@@ -78,28 +91,35 @@ class Dispatcher(Generic[Sent]):
         bounds: limits.Limits,
         quick_retry: retry.QuickRetry,
         hand_over: handover.Handover,
+        under_way: late.Late,
         *,
         paces: limits.Paces,
         circuits: circuit.Circuits,
+        answer_times: answering.AnswerTimes,
         clock: Callable[[], float],
     ) -> None:
         self._sender = sender
         self._bounds = bounds
         self._quick_retry = quick_retry
         self._hand_over = hand_over
+        self._late = under_way
         self._paces = paces
         self._circuits = circuits
+        self._answer_times = answer_times
         self._clock = clock
         self._queues: dict[EndpointId, _Queue[Sent]] = {}
         self._turns: collections.deque[_Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         """What runners wait for that have nothing to do."""
+        self._under_way: dict[_Pending[Sent], tuple[_Queue[Sent], asyncio.Task[None]]] = {}
+        """What is waited for, with who waits for it."""
         self._in_flight = 0
         self._unsettled = 0
         self._enough_settled = 0
         self._is_awaited = False
         self._straggling: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._is_finishing = self._is_over = False
         self._gone: set[EndpointId] = set()
         self._ended: list[Outcome[Sent]] = []
@@ -138,14 +158,14 @@ class Dispatcher(Generic[Sent]):
         self._stop_timing()
         self._is_finishing = True
         await self.down_to(0)
-        self._stop_timing()
-        self._dismiss_runners()
+        self.abandon()
 
     async def down_to(self, unsettled: int) -> None:
         """Wait until no more than so many deliveries are without an outcome. Nothing is submitted meanwhile.
 
         When no endpoint stands in line for a slot, what waits, waits for its own endpoint: for as long as `lane_deadline_s`,
-        then it is handed over.
+        then it is handed over. At the end, what is under way is waited for as long as its endpoint usually takes, and at most
+        `patience_s`; then it goes on alone.
         """
         self._enough_settled, self._is_awaited = unsettled, True
         if not self._turns:
@@ -156,7 +176,10 @@ class Dispatcher(Generic[Sent]):
             self._is_awaited = False
 
     def abandon(self) -> None:
-        """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole."""
+        """Stop sending. What is under way is broken off, what waits is dropped: the task was given up, and runs again whole.
+
+        What goes on alone is not touched.
+        """
         self._is_abandoned = True
         self._turns.clear()
         self._stop_timing()
@@ -176,11 +199,17 @@ class Dispatcher(Generic[Sent]):
     def _time_stragglers(self) -> None:
         if self._is_awaited and self._straggling is None:
             self._straggling = asyncio.get_running_loop().call_later(self._bounds.lane_deadline_s, self._end_stragglers)
+        if self._is_finishing and self._patience is None and self._bounds.patience_s < math.inf:
+            self._time_answers(min(answering.MIN_PATIENCE_S, self._bounds.patience_s))
+
+    def _time_answers(self, wait_s: float) -> None:
+        self._patience = asyncio.get_running_loop().call_later(wait_s, self._leave_alone)
 
     def _stop_timing(self) -> None:
-        if self._straggling is not None:
-            self._straggling.cancel()
-            self._straggling = None
+        for timer in (self._straggling, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._straggling = self._patience = None
 
     def _end_stragglers(self) -> None:
         """Hand over what has waited for too long; when there is nothing else to come, all that waits, now and later."""
@@ -193,6 +222,52 @@ class Dispatcher(Generic[Sent]):
             until = now if self._is_over else now - self._bounds.lane_deadline_s
             self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE, until)
         self._time_stragglers()
+
+    def _leave_alone(self) -> None:
+        """Let attempts go on alone that take longer than their endpoints usually do, with nothing else left to do.
+
+        1. Others stand in line again: not now.
+        2. Hardly any endpoint answers, of more than a few: the fault may be ours, and who waits for the attempts finds out.
+        3. An endpoint that has answered in this task, and for which more waits than is under way: it may be busy for a moment,
+           and the rest of it is waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
+        4. Of an endpoint that has answered nothing meanwhile, what waits is handed over too.
+        """
+        self._patience = None
+        if not self._is_awaited or self._turns:
+            return
+        now, patience_s = self._clock(), self._bounds.patience_s
+        overdue_at = {
+            pending: pending.since + queue.answer_time.patience_s(patience_s)
+            for pending, (queue, _) in self._under_way.items()
+            if not (queue.waiting and queue.was_reached)
+        }
+        slow = [(pending, *self._under_way[pending]) for pending, at in overdue_at.items() if at <= now + limits.ROUNDING_S]
+        silent = {queue.endpoint_id: queue for pending, queue, _ in slow if queue.reached_at <= pending.since}
+        if not self._may_be_ours(silent):
+            for pending, queue, runner in slow:
+                if self._late.has_room(pending.delivery):
+                    self._go_on_alone(pending, queue, runner)
+            for queue in silent.values():
+                queue.is_silent = True
+                self._empty(queue, retry.SLOW)
+        self._time_answers(
+            min((at - now for at in overdue_at.values() if at > now + limits.ROUNDING_S), default=answering.MIN_PATIENCE_S)
+        )
+
+    def _may_be_ours(self, silent: Mapping[EndpointId, _Queue[Sent]]) -> bool:
+        """Judge as if there were no way to any of them that has not answered yet, nor to those who were left alone before."""
+        asked, unreachable = self.reached()
+        known = [queue for name, queue in self._queues.items() if queue.is_silent or name in silent]
+        unknown = sum(not queue.was_reached and not queue.had_no_way_there for queue in known)
+        return asked + unknown > FEW_ASKED and unreachable + unknown >= egress.SHARE * (asked + unknown)
+
+    def _go_on_alone(self, pending: _Pending[Sent], queue: _Queue[Sent], runner: asyncio.Task[None]) -> None:
+        """Leave an attempt to its runner, which ends with it."""
+        del self._under_way[pending]
+        self._runners.discard(runner)
+        self._in_flight -= 1  # of those that are waited for; its endpoint has one less to take until it has ended
+        pending.name = self._late.begin(pending.delivery, runner, is_silent=queue.reached_at <= pending.since)
+        self._end(self._hand_over.under_way(pending.delivery, pending.attempts, pending.name))
 
     def _empty(self, queue: _Queue[Sent], reason: str, until: float = math.inf) -> None:
         """Hand over all that began to wait by `until`."""
@@ -211,6 +286,8 @@ class Dispatcher(Generic[Sent]):
             queue = self._queues[endpoint.endpoint_id] = self._queue_of(endpoint)
         if queue.circuit is not None and queue.circuit.is_open(self._clock()):
             self._postpone(pending, retry.CIRCUIT_OPEN)
+        elif queue.is_silent:
+            self._postpone(pending, retry.SLOW)
         elif self._is_over:
             self._postpone(pending, retry.LANE_DEADLINE)
         else:
@@ -220,9 +297,16 @@ class Dispatcher(Generic[Sent]):
             self._start_runner()
 
     def _queue_of(self, endpoint: Endpoint) -> _Queue[Sent]:
-        bound, known = self._bounds.in_flight_to(endpoint), self._circuits.get(endpoint.endpoint_id)
+        """Make the queue of an endpoint. What goes on alone from earlier tasks counts against what it takes at once."""
+        bound = self._bounds.in_flight_to(endpoint) - self._late.under_way_to(endpoint.endpoint_id)
+        known = self._circuits.get(endpoint.endpoint_id)
         limit = 1 if known is not None and known.is_suspect else bound
-        return _Queue(endpoint.endpoint_id, bound, self._bounds.pace_to(endpoint, self._paces), known, limit)
+        pace = self._bounds.pace_to(endpoint, self._paces)
+        answer_time = self._answer_times.get(endpoint.endpoint_id)
+        if answer_time is None:
+            answer_time = self._answer_times[endpoint.endpoint_id] = answering.AnswerTime()
+        is_silent = bound <= 0 or self._late.is_silent(endpoint.endpoint_id)
+        return _Queue(endpoint.endpoint_id, bound, pace, known, answer_time, limit, is_silent=is_silent)
 
     def _give_turn(self, queue: _Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.limit:
@@ -250,6 +334,9 @@ class Dispatcher(Generic[Sent]):
             runner.add_done_callback(self._runner_ended)
 
     async def _run(self) -> None:
+        """Take delivery after delivery, until dismissed or left alone with an attempt."""
+        runner = asyncio.current_task()
+        assert runner is not None, "it runs in one"  # noqa: S101
         while True:
             while not self._turns:
                 self._idle.append(idle := asyncio.get_running_loop().create_future())
@@ -271,10 +358,19 @@ class Dispatcher(Generic[Sent]):
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
             if self._in_flight == len(self._runners) - len(self._idle):
                 self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
+            pending.since = now
+            self._under_way[pending] = queue, runner
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
-            self._in_flight -= 1
-            queue.in_flight -= 1
             pending.attempts += (attempt,)
+            queue.in_flight -= 1
+            if pending.name is not None:
+                self._settle(queue, pending, attempt, now)
+                if not self._is_abandoned:  # its endpoint takes one more again, and this runner takes none
+                    self._give_turn(queue)
+                    self._start_runner()
+                return
+            del self._under_way[pending]
+            self._in_flight -= 1
             self._settle(queue, pending, attempt, now)
             self._give_turn(queue)
 
@@ -305,13 +401,14 @@ class Dispatcher(Generic[Sent]):
         4. The endpoint's circuit opened by it: what waits for it is not attempted in this lane.
         """
         error_class = attempt.error_class
+        if error_class is None or attempt.status is not None:
+            queue.was_reached, queue.reached_at = True, self._clock()
+            queue.answer_time.took(queue.reached_at - began_at)
         if error_class is None:
-            queue.was_reached = True
             if queue.circuit is not None:
                 self._tell(queue, queue.circuit, None, began_at)
-            self._end(Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
+            self._conclude(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
             return
-        queue.was_reached |= attempt.status is not None
         queue.had_no_way_there |= error_class in egress.NO_WAY_THERE
         if error_class == retry.GONE:
             self._gone.add(queue.endpoint_id)
@@ -321,7 +418,9 @@ class Dispatcher(Generic[Sent]):
         is_open = self._tell(queue, known, error_class, began_at)
         wait_s = None if is_open else self._quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)
         if wait_s is None:
-            self._end(self._hand_over.failed(pending.delivery, pending.attempts))
+            self._conclude(pending, self._hand_over.failed(pending.delivery, pending.attempts))
+        elif pending.name is not None:
+            self._conclude(pending, self._hand_over.soon(pending.delivery, pending.attempts, wait_s))
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
         if is_open:
@@ -333,6 +432,13 @@ class Dispatcher(Generic[Sent]):
         known.told(error_class, began_at, now)
         queue.limit = 1 if known.is_suspect else queue.max_in_flight
         return known.is_open(now)
+
+    def _conclude(self, pending: _Pending[Sent], outcome: Outcome[Sent]) -> None:
+        """End a delivery here, or tell how it has ended alone."""
+        if pending.name is None:
+            self._end(outcome)
+        else:
+            self._late.end(pending.name, outcome)
 
     def _end(self, outcome: Outcome[Sent]) -> None:
         self._ended.append(outcome)

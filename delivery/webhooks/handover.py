@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
-from delivery.webhooks import circuit, retry
+from delivery.webhooks import circuit, late, retry
 
 
 class _Rng(Protocol):
@@ -27,6 +27,7 @@ class Handover:
         self,
         held: frozenset[EndpointId],
         circuits: circuit.Circuits,
+        under_way: late.Late,
         *,
         clock: Callable[[], float],
         now_s: Callable[[], float],
@@ -34,6 +35,7 @@ class Handover:
     ) -> None:
         self._held = held
         self._circuits = circuits
+        self._late = under_way
         self._clock = clock
         self._now_s = now_s
         self._rng = rng
@@ -44,6 +46,7 @@ class Handover:
         1. It is paused or disabled: everything waits until it is not.
         2. It takes events in order, which only the retry lane's state can keep.
         3. It is failing, for all that the retry lane or this worker knows.
+        4. It has not answered what was sent to it in an earlier task, which is still under way.
         """
         if endpoint.status is EndpointStatus.PAUSED:
             return retry.ENDPOINT_PAUSED
@@ -53,11 +56,21 @@ class Handover:
             return retry.ORDERED
         if endpoint.endpoint_id in self._held or circuit.is_open(self._circuits, endpoint.endpoint_id, self._clock()):
             return retry.CIRCUIT_OPEN
-        return None
+        return retry.SLOW if self._late.is_silent(endpoint.endpoint_id) else None
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of what is not attempted, or not again. It uses up no wait, and needs none: see retry.again."""
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
+
+    def under_way(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
+        """Return the outcome of what goes on alone. It is attempted again when nothing has been told of it by then."""
+        again = Again(self._now_ms() + round(self._late.wait_s * 1000), 0)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry.UNDER_WAY, again, under_way=name)
+
+    def soon(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
+        """Return the outcome of what has failed, and has a quick retry left for which this lane has no time any more."""
+        again = Again(self._now_ms() + round(wait_s * 1000), 0)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
         """Return the outcome of what has failed in this lane: postponed by its endpoint's schedule, or given up."""

@@ -31,6 +31,8 @@ class Limits:
     """For an endpoint that has no bound of its own."""
     lane_deadline_s: float = 3.0
     """How long a delivery waits for its own endpoint when all others have been served."""
+    patience_s: float = 0.5
+    """How long answers are waited for, at most, when nothing else is left to do; infinite: until the attempts end."""
     workers: int = 1
     """How many worker processes share an endpoint's own limits."""
 

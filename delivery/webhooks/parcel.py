@@ -62,6 +62,8 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What it must stay in order with; None: nothing."""
     replay: str | None = None
     """The replay that asked for it; None: it was due."""
+    under_way: bytes | None = None
+    """By this name is told what came of the attempt that went on when it came here; then it need not be made."""
 
     @property
     def size(self) -> int:
@@ -83,6 +85,7 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
             reason=back.reason,
             attempts=max((attempt.number for attempt in back.attempts), default=self.attempts),
             story=story[-MAX_STORY:],
+            under_way=None,
         )
 
 
@@ -103,6 +106,8 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     endpoint_id: EndpointId
     customer_id: CustomerId
     parcels: list[Parcel]
+    settled: list[bytes] = []
+    """Names of parcels that came before: what was under way of them has ended, and is told."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
@@ -169,6 +174,7 @@ def _parcel(
     assert outcome.again is not None, "every postponed outcome has it"  # noqa: S101
     assert outcome.reason is not None, "every postponed outcome has it"  # noqa: S101
     places = {name: place for place, name in enumerate(dict.fromkeys(through))}
+    story = (*outcome.earlier, *outcome.attempts)
     return Parcel(
         packed=packed,
         subscriptions=list(places),
@@ -179,8 +185,9 @@ def _parcel(
         expires_ms=now_ms + round(outcome.delivery.endpoint.retrying.max_age_s * 1000),
         reason=outcome.reason,
         retries=outcome.again.retries,
-        attempts=len(outcome.attempts),
-        story=tuple(as_kept(attempt) for attempt in outcome.attempts[-MAX_STORY:]),
+        attempts=len(story),
+        story=tuple(map(as_kept, story[-MAX_STORY:])),
+        under_way=outcome.under_way,
     )
 
 

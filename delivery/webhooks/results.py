@@ -5,11 +5,13 @@ Runs in the executors. Must not import pyspark or psycopg.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.model import Delivery, EndpointId, Outcome
-from delivery.webhooks import batch_message, dispatch, intake
+from delivery.webhooks import batch_message, dispatch, intake, late, retry
+from delivery.webhooks.batch_message import BatchDelivery
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,3 +42,17 @@ def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
         gone=dispatcher.gone(),
         **fields,
     )
+
+
+def of_late(ended: Iterable[late.Ended]) -> Results:
+    """Return the results of attempts that had gone on alone, without the bodies."""
+    results, gone = Results(), set()
+    for _, outcome in ended:
+        if isinstance(outcome.delivery, BatchDelivery):
+            results.batches.append(batch_message.settled(outcome))
+        else:
+            results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
+        if outcome.attempts[-1].error_class == retry.GONE:
+            gone.add(outcome.delivery.endpoint.endpoint_id)
+    results.gone = frozenset(gone)
+    return results

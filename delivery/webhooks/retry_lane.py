@@ -87,6 +87,11 @@ class RetryLane:
         self._in_flight = 0
         self._most_in_flight = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn is under way. May be asked in any thread."""
+        return bool(self._tasks)
+
     async def take(self, turns: Iterable[bytes], registry: routing.Registry, settle_s: float) -> Ended:
         """Begin to deliver turns, as the shards wrote them; return what has ended meanwhile, of these and of those before.
 

@@ -6,6 +6,9 @@ Runs in the executors. Must not import pyspark or psycopg. Pure: values and `now
                                                                                     ├─► ended
                                                                                     └─► back: wheel, or front of the flow
 
+A parcel of which an attempt was under way as it arrived waits in the wheel too, and is dropped there when that is told to have
+ended (delivery.webhooks.late).
+
 A shard's state is an index, which is small and written with each decision that changes something, and the numbered segments of
 delivery.webhooks.shelf. Nothing leaves the state before a report says how it ended, or before it is given up: whatever is lost
 on the way, a turn or its report, leaves again (`away_s`).
@@ -25,7 +28,8 @@ from delivery.webhooks.waiting import Waiting
 
 Policy = window.Policy
 
-VERSION = 1
+VERSION = 2
+"""1 knew nothing of attempts that go on: it would fail on what the wheel has of them."""
 MAX_LEAVING_BYTES = 64 * 1024 * 1024
 """Of events that leave by one decision, whose turns are in memory together; one turn more always may. The rest is due at
 once."""
@@ -72,7 +76,7 @@ def decoded(written: bytes | None) -> Index:
     """Return the index of a shard; an empty one for a shard that has none yet."""
     if not written:
         return Index()
-    return _decoder.decode(versioned.read(written, VERSION, "an index of the retry lane"))
+    return _decoder.decode(versioned.read(written, VERSION, "an index of the retry lane", oldest=1))
 
 
 def decide(
@@ -106,7 +110,7 @@ def told(decided: Decision, now_ms: int) -> pending.Pending:
         shards=1,
         events=events,
         size=size,
-        oldest_ms=min(since_ms for _, since_ms in times) if times else None,
+        oldest_ms=min(since_ms for _, since_ms in times) if events else None,
         due_ms=min(due_ms for due_ms, _ in times) + decided.horizon_ms if times else None,
         held=frozenset(held),
         failing=frozenset(failing),
@@ -128,10 +132,14 @@ class _Deciding:
         for key, entry in self._index.endpoints.items():
             if entry.due_ms <= self._now_ms:
                 self._open[key] = waiting.read(entry)
+        messages = [parcel.message(written) for written in arrived]
+        self._decision.changed = bool(messages)
+        # Before anything is woken: what came of an attempt may be told just as its parcel has waited long enough.
+        for message in messages:
+            if isinstance(message, parcel.Postponed):
+                self._count_out(message)
         self._wake()
-        for written in arrived:
-            self._decision.changed = True
-            message = parcel.message(written)
+        for message in messages:
             if isinstance(message, parcel.Report):
                 self._settle(message)
             else:
@@ -148,12 +156,19 @@ class _Deciding:
             self._open[key] = waiting.read(self._index.endpoints.get(key))
         return self._open[key]
 
+    def _count_out(self, told: parcel.Postponed) -> None:
+        """Forget parcels whose attempts have ended by themselves."""
+        one = self._of(waiting.key(told.customer_id, told.endpoint_id))
+        for name in told.settled:
+            one.settle(name, self._now_ms)
+
     def _wake(self) -> None:
         """Let what has waited long enough join its flow."""
         for sleeper in wheel.due(self._index.buckets, self._shelf, self._now_ms):
-            waits = flow.parcel(sleeper.data)
-            item = shelf.Item(sleeper.data, waits.since_ms, waits.expires_ms)
-            self._shelf.add(self._of(sleeper.owner).flows[None].pieces, item)
+            self._decision.changed = True
+            waits, one = flow.parcel(sleeper.data), self._of(sleeper.owner)
+            if not one.has_ended(waits):
+                self._shelf.add(one.flows[None].pieces, shelf.Item(sleeper.data, waits.since_ms, waits.expires_ms))
 
     def _admit(self, postponed: parcel.Postponed) -> None:
         """Take in what another lane hands over, as far as there is room for it."""
@@ -161,8 +176,11 @@ class _Deciding:
         one = self._of(key)
         beyond: list[Parcel] = []
         for came in postponed.parcels:
+            if one.had_ended(came):
+                continue
             one.window.heard(came.reason, self._policy, self._now_ms)
-            if one.events + len(came.packed) > self._policy.max_pending:
+            # What is under way is not given up, and there is never much of it.
+            if came.under_way is None and one.events + len(came.packed) > self._policy.max_pending:
                 beyond.append(came)
             else:
                 one.begin(came, self._index.turns)
@@ -178,6 +196,7 @@ class _Deciding:
         if waits.order_key is not None or at_ms <= max(self._now_ms, waits.since_ms):
             self._shelf.add(one.flows[waits.order_key].pieces, item)
         else:
+            one.expect(waits)
             wheel.put(self._index.buckets, self._shelf, wheel.Sleeper(key, at_ms, waits.since_ms, item.data), self._now_ms)
 
     def _settle(self, report: parcel.Report) -> None:
@@ -263,13 +282,13 @@ class _Deciding:
     def _close(self) -> None:
         """Write what has changed: segments, and the entries of the endpoints that were looked at."""
         for one in self._open.values():
-            one.forget()
+            one.forget(self._now_ms)
         homes = [wheel.HOME, *self._open]
         decision = self._decision
         decision.append, decision.drop = self._shelf.write(homes, self._pieces_of)
         decision.changed |= bool(decision.append or decision.drop or decision.turns)
         for key, one in self._open.items():
-            if one.flows or one.window.known_until_ms > self._now_ms:
+            if one.flows or one.settled or one.window.known_until_ms > self._now_ms:
                 self._index.endpoints[key] = waiting.entry(one, self._policy, self._now_ms)
             else:
                 self._index.endpoints.pop(key, None)

@@ -29,7 +29,7 @@ from delivery.model import (
     Record,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, chunks, envelope, message, parcel, segment
+from delivery.webhooks import batch_message, chunks, envelope, late, message, parcel, segment
 from delivery.webhooks.intake import Receipt, Rejection
 from delivery.webhooks.results import Results
 
@@ -114,6 +114,17 @@ def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]
         for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
             written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk))
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def settled(ended: Iterable[late.Ended], topics: Topics) -> Iterator[Row]:
+    """Yield what tells the shards that these attempts have ended. Written when all that came of them is in its topics."""
+    names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
+    for name, outcome in ended:
+        to = outcome.delivery.endpoint
+        names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
+    for endpoint_id, (customer_id, of_endpoint) in names.items():
+        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], of_endpoint))
+        yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
 def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:

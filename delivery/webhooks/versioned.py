@@ -13,9 +13,12 @@ def marked(version: int, written: bytes) -> bytes:
     return bytes((version,)) + written
 
 
-def read(kept: bytes, version: int, what: str) -> memoryview:
-    """Return the bytes behind the mark; raise StateUnreadable, saying of `what`, when another version wrote them."""
-    if not kept or kept[0] != version:
+def read(kept: bytes, version: int, what: str, *, oldest: int | None = None) -> memoryview:
+    """Return the bytes behind the mark; raise StateUnreadable, saying of `what`, when another version wrote them.
+
+    `oldest` is the first version whose layout can be read as this one's, by default this one.
+    """
+    if not kept or not (version if oldest is None else oldest) <= kept[0] <= version:
         form = f"in format {kept[0]}" if kept else "without a format"
         raise errors.StateUnreadable(
             f"{what} was written {form} by another version, and this one knows {version}: start that version again"

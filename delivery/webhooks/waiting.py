@@ -16,6 +16,9 @@ from delivery.model import CustomerId, EndpointId
 from delivery.webhooks import flow, parcel, shelf
 from delivery.webhooks.window import NEVER_MS, Policy, Window
 
+SETTLED_KEPT_MS = 60_000
+"""A parcel comes at most so much later than what was told of its attempt."""
+
 
 class Waiting(msgspec.Struct, array_like=True):
     """What waits for one endpoint."""
@@ -25,6 +28,10 @@ class Waiting(msgspec.Struct, array_like=True):
     size: int = 0
     flows: dict[str | None, flow.Flow] = {}
     """By the key in whose order they are; None: those of no order, which wait in the wheel besides."""
+    under_way: dict[bytes, tuple[int, int]] = {}
+    """Parcels in the wheel of which an attempt goes on, by its name: their events and bytes."""
+    settled: dict[bytes, int] = {}
+    """Attempts that were told to have ended before their parcels came, by when: a worker writes the two on two threads."""
 
     def room(self, policy: Policy) -> int:
         """Return how many more requests may be under way. The parcels of a turn in order leave one after another."""
@@ -43,9 +50,33 @@ class Waiting(msgspec.Struct, array_like=True):
         self.size -= ended.size
         self.flows[ended.order_key].waiting -= 1
 
-    def forget(self) -> None:
-        """Drop the flows in which nothing waits."""
+    def expect(self, waits: parcel.Parcel) -> None:
+        """Remember a parcel that goes into the wheel, if an attempt of it goes on."""
+        if waits.under_way is not None:
+            self.under_way[waits.under_way] = (len(waits.packed), waits.size)
+
+    def settle(self, name: bytes, now_ms: int) -> None:
+        """Count out the parcel whose attempt has ended by itself. The wheel gives it back later: see `has_ended`."""
+        if name not in self.under_way:
+            self.settled[name] = now_ms
+            return
+        events, size = self.under_way.pop(name)
+        self.events -= events
+        self.size -= size
+        self.flows[None].waiting -= 1
+
+    def had_ended(self, came: parcel.Parcel) -> bool:
+        """Tell whether a parcel need not be taken in."""
+        return came.under_way is not None and self.settled.pop(came.under_way, None) is not None
+
+    def has_ended(self, woken: parcel.Parcel) -> bool:
+        """Tell whether what has waited long enough has ended meanwhile. If not, its attempt is not waited for any more."""
+        return woken.under_way is not None and self.under_way.pop(woken.under_way, None) is None
+
+    def forget(self, now_ms: int) -> None:
+        """Drop the flows in which nothing waits, and what was settled too long ago for its parcel to be still on its way."""
         self.flows = {key: one for key, one in self.flows.items() if one.waiting}
+        self.settled = {name: told_ms for name, told_ms in self.settled.items() if told_ms + SETTLED_KEPT_MS > now_ms}
 
     def pieces(self) -> Iterator[list[shelf.Piece]]:
         """Yield the pieces of each flow."""
@@ -59,6 +90,7 @@ class Waiting(msgspec.Struct, array_like=True):
         """
         has_room = self.room(policy) > 0
         times = [NEVER_MS if self.flows else self.window.known_until_ms]
+        times += [told_ms + SETTLED_KEPT_MS for told_ms in self.settled.values()]
         for one in self.flows.values():
             if one.away:
                 times.append(one.left_ms + round(policy.away_s * 1000))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -23,6 +25,7 @@ import uvloop
 from delivery import errors
 from delivery.model import EndpointId, Record
 from delivery.webhooks import (
+    answering,
     batch_lane,
     chunks,
     circuit,
@@ -35,6 +38,7 @@ from delivery.webhooks import (
     guard,
     handover,
     journal,
+    late,
     limits,
     retry,
     retry_lane,
@@ -43,10 +47,14 @@ from delivery.webhooks import (
     sender,
     transport,
 )
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import Results, of_late
+
+log = logging.getLogger(__name__)
 
 MAX_PACES = 20_000
 """Endpoints whose pace is remembered; more than have one."""
+MAX_ANSWER_TIMES = 20_000
+"""Endpoints whose usual time to answer is remembered, those that were asked last."""
 MAX_CIRCUITS = 20_000
 """Endpoints whose failures are remembered, those that failed last."""
 COLLECTED_EVERY = 20_000
@@ -62,6 +70,8 @@ RESULTS_EVERY_S = 0.05
 process is killed."""
 LAST_S = 1.0
 """So long a task that fails waits for what is under way: what ends by then is told, and is not made again."""
+RESTS_S = 0.02
+"""So often a worker that is to end looks whether anything goes on in it."""
 Returned = TypeVar("Returned")
 
 
@@ -97,6 +107,7 @@ class Worker:
         self._registry: routing.Registry | None = None
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
+        self._answer_times: answering.AnswerTimes = cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
@@ -114,6 +125,12 @@ class Worker:
         """Of the task that runs."""
         self._is_orphan = False
         self._retries: retry_lane.RetryLane | None = None
+        self._ended_alone: queue.SimpleQueue[late.Ended | None] = queue.SimpleQueue()
+        self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._ended_alone.put)
+        self._written_late: queue.SimpleQueue[Results] = queue.SimpleQueue()
+        self.write_late: Callable[[Results, list[late.Ended]], None] | None = None
+        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
+        threading.Thread(target=self._write_what_ended_alone, name="late results", daemon=True).start()
 
     async def _open(self) -> transport.Transport:
         return transport.Transport(self._plan.guard, max_connections=self._plan.max_connections)
@@ -125,6 +142,7 @@ class Worker:
         self._wait_for(self._network.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._ended_alone.put(None)
         self._loop.close()
 
     def deliver(
@@ -197,6 +215,40 @@ class Worker:
 
     async def _ended_turns(self, retries: retry_lane.RetryLane) -> retry_lane.Ended | None:
         return retries.ended()
+
+    def rest(self) -> None:
+        """Wait until nothing goes on beside the task, and all is written but for turns; no longer than an attempt may take."""
+        deadline = time.monotonic() + self._plan.attempt_timeout_s + LAST_S
+        while self._goes_on() and time.monotonic() < deadline and not self._is_orphan:
+            time.sleep(RESTS_S)
+
+    def _goes_on(self) -> bool:
+        return not self._late.is_over or (self._retries is not None and self._retries.is_busy)
+
+    def written_late(self) -> list[Results]:
+        """Return what came of attempts that had gone on alone and is written, for a task to take note of it."""
+        return _taken(self._written_late)
+
+    def _write_what_ended_alone(self) -> None:
+        """Write it as it comes, until the worker is closed. What cannot be written is attempted again by the retry lane."""
+        is_open = True
+        while is_open:
+            came = [self._ended_alone.get(), *_taken(self._ended_alone)]
+            ended = [one for one in came if one is not None]
+            is_open = len(ended) == len(came)
+            if ended:
+                self._write_ended(ended)
+
+    def _write_ended(self, ended: list[late.Ended]) -> None:
+        try:
+            assert self.write_late is not None, "only tasks let attempts go on"  # noqa: S101
+            self.write_late(told := of_late(ended), ended)
+        except Exception:
+            log.exception("the end of %d attempts could not be written; the retry lane makes them again", len(ended))
+        else:
+            self._written_late.put(told)
+        finally:
+            self._late.forget(ended)
 
     def _carried(self, begun: _Begun, given: Iterable[Iterable[Any]]) -> Iterator[Results]:
         """Yield what comes of all that is given. Where that fails, what is under way and ends soon comes before the failure."""
@@ -290,7 +342,7 @@ class Worker:
         return self._registry
 
     def _handover(self, held: frozenset[EndpointId]) -> handover.Handover:
-        return handover.Handover(held, self._circuits, clock=self._loop.time, now_s=time.time)
+        return handover.Handover(held, self._circuits, self._late, clock=self._loop.time, now_s=time.time)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         self._gate = gate.Gate(self._sender)
@@ -299,10 +351,20 @@ class Worker:
             self._plan.limits,
             self._plan.quick_retry,
             hand_over,
+            self._late,
             paces=self._paces,
             circuits=self._circuits,
+            answer_times=self._answer_times,
             clock=self._loop.time,
         )
+
+
+def _taken(waiting: queue.SimpleQueue[Returned]) -> list[Returned]:
+    taken: list[Returned] = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            taken.append(waiting.get_nowait())
+    return taken
 
 
 _workers: dict[Plan, Worker] = {}

@@ -74,6 +74,8 @@ class Platform:
                 "rejected_topic": f"rejected-{self.name}",
                 "retries_topic": f"retries-{self.name}",
                 "result_partitions": 1,
+                # Of all answers, however long the machine stalls: a direct lane alone has nobody to take over.
+                "patience_s": 60,
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
             "retry": {"ticks_topic": f"retry-ticks-{self.name}"},

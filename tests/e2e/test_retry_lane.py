@@ -1,5 +1,6 @@
 """What waits in the retries topic, from there to the receiver, and what of it survives."""
 
+import asyncio
 import collections
 import contextlib
 import itertools
@@ -10,6 +11,7 @@ import urllib.request
 
 import orjson
 import pytest
+from aiohttp import web
 from confluent_kafka import Producer
 
 from delivery import kafka_options
@@ -21,6 +23,7 @@ from subscriptions_db import connect
 from tests import builders
 from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import log
+from tests.integration.customers import Customers
 from tests.turns import waiting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -129,6 +132,39 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
     assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
     assert {entry["error_class"] for entry in told[50:]} == {"timeout"}
     assert all(15_000 <= entry["duration_ms"] < 18_000 for entry in told[50:])
+
+
+class Slow(Customers):
+    """Takes its time for each answer; more than a micro-batch waits, and less than an attempt may take."""
+
+    def __init__(self):
+        super().__init__()
+        self.came = []
+
+    async def answer(self, request):
+        self.came.append(orjson.loads(await request.read())["id"])
+        await asyncio.sleep(1.2)
+        return web.Response()
+
+
+def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch_waits_for_it(platform):
+    platform.migrate()
+    platform.register([{}, {"endpoint": "slow"}], endpoints=("ep1", "slow"), retry={})
+    with Slow() as customers:
+        update(platform, "update endpoints set url = %s where endpoint_id = 'slow'", f"{customers.url}/")
+        job = Job(platform, "direct", "retry", delivery={"patience_s": 0.5})
+        ids = []
+        for first in range(0, 30, 3):
+            ids += platform.publish(3, first=first)
+            assert_eventually(platform.accepted, set(ids).issubset, within_s=START_S)
+        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=60)
+        # What is under way when it is to stop, beside any micro-batch, is waited for and told.
+        assert platform.stop(job.process) == 0, platform.log()
+    assert platform.ledger().pending() == 0
+    assert (sorted(platform.accepted()), sorted(customers.came)) == (sorted(ids), sorted(ids))
+    platform.assert_adds_up()
+    reasons = {entry["reason"] for entry in log(platform) if entry["kind"] == "postponed"}
+    assert retry.UNDER_WAY in reasons <= {retry.UNDER_WAY, retry.SLOW}
 
 
 def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_resumed(platform):

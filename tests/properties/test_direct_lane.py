@@ -80,7 +80,15 @@ def deliver(batch, layout):
     async def main():
         hand_over = fakes.handover(clock)
         dispatcher = dispatch.Dispatcher(
-            sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits={}, clock=clock
+            sender,
+            limits.Limits(),
+            retry.QuickRetry(),
+            hand_over,
+            fakes.under_way(),
+            paces={},
+            circuits={},
+            answer_times={},
+            clock=clock,
         )
         begun = direct_lane.DirectLane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
         first, rest = await begun.take(batch), await begun.finish()
@@ -158,7 +166,15 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
     async def micro_batch(count):
         hand_over = fakes.handover(clock, held, circuits)
         dispatcher = dispatch.Dispatcher(
-            sender, limits.Limits(), retry.QuickRetry(), hand_over, paces={}, circuits=circuits, clock=clock
+            sender,
+            limits.Limits(),
+            retry.QuickRetry(),
+            hand_over,
+            fakes.under_way(),
+            paces={},
+            circuits=circuits,
+            answer_times={},
+            clock=clock,
         )
         begun = direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
         records = [

@@ -22,6 +22,7 @@ from delivery.webhooks import (
     envelope,
     guard,
     handover,
+    late,
     limits,
     parcel,
     pending,
@@ -33,7 +34,7 @@ from delivery.webhooks import (
     segment,
     sender,
 )
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import Results, of_late
 from delivery.webhooks.snapshot import Snapshot
 from tests.simulation.world import World
 
@@ -50,24 +51,35 @@ TRIGGER_S = 0.5
 class Worker:
     """What a Python worker process keeps from micro-batch to micro-batch, and loses when it dies."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
         loop = asyncio.get_running_loop()
         self.sender = sender.Sender(world, guard.Guard(), timeout_s=2.0, clock=now_s)
         self.paces: limits.Paces = {}
         self.circuits: dict[Any, Any] = {}
+        self.answer_times: dict[Any, Any] = {}
         self.rng = rng
         self.clock = loop.time
+        self.late = late.Late(2.0, LIMITS.max_in_flight, self._told)
+        self.is_dead = False
+        self._write = write
         self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
 
+    def _told(self, ended: late.Ended) -> None:
+        """Write what had gone on alone, as the worker does: also while it has no task."""
+        if not self.is_dead:
+            self._write([*_rows(of_late([ended])), *rows.settled([ended], TOPICS)])
+
     def lane(self, registry: routing.Registry, held: frozenset[Any]) -> direct_lane.DirectLane:
-        hand_over = handover.Handover(held, self.circuits, clock=self.clock, now_s=now_s, rng=self.rng)
+        hand_over = handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
         dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
             self.sender,
             LIMITS,
             retry.QuickRetry(),
             hand_over,
+            self.late,
             paces=self.paces,
             circuits=self.circuits,
+            answer_times=self.answer_times,
             clock=self.clock,
         )
         return direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
@@ -111,7 +123,7 @@ class Platform:
         self._published.set()
 
     async def run_direct(self) -> None:
-        worker = Worker(self._world, self._rng)
+        worker = Worker(self._world, self._rng, self._append)
         while True:
             end = len(self.events)
             records = self.events[self._committed["direct"] : end]
@@ -124,10 +136,11 @@ class Platform:
                 self._committed["direct"] = end
             else:
                 begun.abandon()
-                worker = Worker(self._world, self._rng)
+                worker.is_dead = True
+                worker = Worker(self._world, self._rng, self._append)
 
     async def run_retry(self) -> None:
-        worker = Worker(self._world, self._rng)
+        worker = Worker(self._world, self._rng, self._append)
         while True:
             await asyncio.sleep(TRIGGER_S)
             await self._until_retries_are_due()
@@ -143,7 +156,7 @@ class Platform:
                     shard.commit(one, now_ms())
             else:
                 await worker.retries.close()
-                worker = Worker(self._world, self._rng)
+                worker = Worker(self._world, self._rng, self._append)
 
     @property
     def is_done(self) -> bool:
@@ -209,10 +222,13 @@ class Platform:
 
     async def _written(self, work: AsyncIterator[list[rows.Row]]) -> None:
         async for some in work:
-            for row in some:
-                if row.value is not None:
-                    self.topics[row.topic].append(row.value)
-            self._handed_over.set()
+            self._append(some)
+
+    def _append(self, some: list[rows.Row]) -> None:
+        for row in some:
+            if row.value is not None:
+                self.topics[row.topic].append(row.value)
+        self._handed_over.set()
 
 
 def _rows(results: Results) -> list[rows.Row]:

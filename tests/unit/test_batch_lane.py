@@ -30,7 +30,17 @@ def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None,
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         hand_over = fakes.handover(clock, held)
-        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick_retry, hand_over, paces={}, circuits={}, clock=clock)
+        dispatcher = dispatch.Dispatcher(
+            posting,
+            limits.Limits(),
+            quick_retry,
+            hand_over,
+            fakes.under_way(),
+            paces={},
+            circuits={},
+            answer_times={},
+            clock=clock,
+        )
         lane = batch_lane.BatchLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over)
         first = await lane.take([left(one) for one in lots])
         rest = await lane.finish()

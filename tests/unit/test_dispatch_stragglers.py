@@ -1,7 +1,11 @@
-"""An endpoint that fails, or is slow, is waited for but once: circuits and stragglers."""
+"""An endpoint that fails, or is slow, is waited for but once: circuits and stragglers.
+
+Here a micro-batch has the patience to wait for every attempt; test_dispatch_late is of what it has none for.
+"""
 
 import asyncio
 import collections
+import math
 
 from delivery.model import OutcomeKind
 from delivery.webhooks import retry
@@ -24,7 +28,7 @@ class SlowSender(fakes.FakeSender):
 
 def in_passing_time(sender_of, *micro_batches, **bounds):
     """Deliver one micro-batch after the other; return of each (seconds it took, count by endpoint, kind, reason, attempts)."""
-    clock, circuits = fakes.PassingClock(), {}
+    clock, circuits, bounds = fakes.PassingClock(), {}, {"patience_s": math.inf} | bounds
     sender = sender_of(clock)
 
     async def main():

@@ -35,7 +35,15 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
     async def main():
         hand_over = fakes.handover(clock, held, circuits)
         dispatcher = dispatch.Dispatcher(
-            sender, limits.Limits(), retry.QuickRetry(first_wait_s=0), hand_over, paces={}, circuits=circuits, clock=clock
+            sender,
+            limits.Limits(),
+            retry.QuickRetry(first_wait_s=0),
+            hand_over,
+            fakes.under_way(),
+            paces={},
+            circuits=circuits,
+            answer_times={},
+            clock=clock,
         )
         begun = direct_lane.DirectLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over, envelope.Layout())
         first, rest = await begun.take(records), await begun.finish()

@@ -163,7 +163,9 @@ def deliver(records, ended_before=frozenset()):
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         hand_over, quick = fakes.handover(clock), retry.QuickRetry()
-        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick, hand_over, paces={}, circuits={}, clock=clock)
+        dispatcher = dispatch.Dispatcher(
+            posting, limits.Limits(), quick, hand_over, fakes.under_way(), paces={}, circuits={}, answer_times={}, clock=clock
+        )
         layout = envelope.Layout(topic_prefix="events.")
         delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
         first = await delivering.take(records)
@@ -191,7 +193,9 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         hand_over, quick = fakes.handover(clock), retry.QuickRetry()
-        dispatcher = dispatch.Dispatcher(posting, limits.Limits(), quick, hand_over, paces={}, circuits={}, clock=clock)
+        dispatcher = dispatch.Dispatcher(
+            posting, limits.Limits(), quick, hand_over, fakes.under_way(), paces={}, circuits={}, answer_times={}, clock=clock
+        )
         delivering = batch_lane.BatchLane(registry, dispatcher, hand_over, ended_before)
         first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
         return first.batches + (await delivering.finish()).batches

@@ -1,4 +1,4 @@
-"""What was spent is told once, whoever asks: the lanes of an application share a meter, and publish from threads of their own."""
+"""What was spent is told once, whoever asks: lanes of an application share a meter, and publish from their own threads."""
 
 import threading
 

@@ -22,7 +22,9 @@ def test_what_was_marked_is_read():
     ],
 )
 def test_what_another_version_wrote_is_refused_by_name(read, what):
-    with pytest.raises(errors.StateUnreadable, match=f"{what} was written in format 99 by another version, .* knows 1: start"):
+    with pytest.raises(
+        errors.StateUnreadable, match=f"{what} was written in format 99 by another version, .* knows [12]: start"
+    ):
         read(b"\x63rest")
 
 

@@ -1,0 +1,39 @@
+"""Wait, when a job ends in order, until what goes on in its workers has ended and is told.
+
+Defined on the driver, run in the executors' Python workers. Attempts go on beside micro-batches: those that a fast lane does
+not wait for (delivery.webhooks.late), and the retry lane's turns. Broken off, they would be made again by the next job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from delivery.stages import tasks
+
+
+def rest(spark: SparkSession, tools: tasks.Tools) -> None:
+    """Wait in each worker process, no longer than an attempt of a fast lane may take.
+
+    Spark hands its processes out in turn, and a task has two of them at most: one that decides, and one that delivers.
+    """
+    processes = 2 * spark.sparkContext.defaultParallelism
+    nothing = spark.range(0, processes, 1, processes).where("id < 0")
+    tasks.run(nothing.mapInArrow(RestPartition(tools), tasks.NO_ROWS))
+
+
+@dataclass(frozen=True, slots=True)
+class RestPartition:
+    """The partition function: nothing in."""
+
+    tools: tasks.Tools
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        task = self.tools.begin()
+        task.worker.rest()
+        return task.finish()

@@ -1,0 +1,67 @@
+"""What had gone on alone is written whole before its shard hears of it, and forgets it."""
+
+import orjson
+import pytest
+
+from delivery import errors, plan, settings
+from delivery.model import Attempt, Outcome, OutcomeKind
+from delivery.stages import tasks
+from delivery.webhooks import late, parcel, results
+from tests import builders
+
+CONFIG = settings.Settings()
+
+
+class Writing:
+    """Remembers what it was handed, and when it was waited for."""
+
+    def __init__(self, *, fails=False):
+        self.story = []
+        self._fails = fails
+
+    def write(self, made):
+        self.story += [(row.topic, row.value) for row in made]
+
+    def finish(self):
+        if self._fails:
+            raise errors.KafkaUnavailable("away")
+        self.story.append("in its topic")
+
+
+def ended(kind=OutcomeKind.DELIVERED, error_class=None):
+    attempt = Attempt(number=1, started_at_ms=0, duration_ms=1500.0, status=None, error_class=error_class)
+    return late.Ended(b"name", Outcome(builders.delivery(), kind, (attempt,), error_class))
+
+
+def told(writing, *some):
+    tools = tasks.Tools(plan=plan.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
+    tools.write_late(results.of_late(some), list(some))
+    return writing.story
+
+
+def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
+    dead = ended(OutcomeKind.DEAD_LETTERED, "timeout")
+    log, letter, waited, name, waited_again = told(Writing(), dead)
+    assert (log[0], letter[0], name[0]) == (
+        CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic, CONFIG.delivery.retries_topic,
+    )  # fmt: skip
+    assert orjson.loads(log[1])["entries"][0]["error_class"] == "timeout"
+    assert parcel.message(name[1]) == parcel.Postponed("ep1", "c1", [], [b"name"])
+    assert waited == waited_again == "in its topic"
+
+
+def test_what_could_not_be_written_is_not_told_to_have_ended():
+    writing = Writing(fails=True)
+    with pytest.raises(errors.KafkaUnavailable):
+        told(writing, ended())
+    assert [topic for topic, _ in writing.story] == [CONFIG.delivery.attempts_topic]
+
+
+def test_those_of_one_endpoint_are_told_together():
+    one, other = ended(), ended()._replace(name=b"other")
+    *_, (_, name), _ = told(Writing(), one, other)
+    assert parcel.message(name).settled == [b"name", b"other"]
+
+
+def test_an_endpoint_that_is_gone_is_told_of():
+    assert results.of_late([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}
