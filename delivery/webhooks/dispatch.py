@@ -228,9 +228,9 @@ class Dispatcher(Generic[Sent]):
 
         1. Others stand in line again: not now.
         2. Hardly any endpoint answers, of more than a few: the fault may be ours, and who waits for the attempts finds out.
-        3. An endpoint that has answered in this task, and for which more waits than is under way: it may be busy for a moment,
-           and the rest of it is waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
-        4. Of an endpoint that has answered nothing meanwhile, what waits is handed over too.
+        3. Not of an endpoint that has answered in this task and for which more waits: it may be busy for a moment, and the rest
+           is waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
+        4. Of an endpoint that has answered nothing meanwhile, what waits is handed over as well.
         """
         self._patience = None
         if not self._is_awaited or self._turns:
