@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delivery.model import Delivery, Outcome
-from delivery.webhooks import answering, circuit, dispatch, late, limits, retry
+from delivery.webhooks import answering, circuit, dispatch, handover, late, limits, retry
 from tests import builders, fakes
 
 
@@ -17,28 +17,38 @@ def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Deli
     return [builders.delivery(endpoint=endpoint) for _ in range(count)]
 
 
-def dispatcher_of(
+def fast_lane(
     sender: dispatch.Sender,
     clock: Callable[[], float],
     *,
+    held: Iterable[str] = (),
     paces: limits.Paces | None = None,
     circuits: circuit.Circuits | None = None,
     alone: late.Late | None = None,
     answer_times: answering.AnswerTimes | None = None,
+    quick_retry: retry.QuickRetry | None = None,
     **bounds: Any,
-) -> dispatch.Dispatcher[Delivery]:
+) -> tuple[dispatch.Dispatcher[Any], handover.Handover]:
+    """What a fast lane has for one task: who delivers, and by what is handed over instead."""
     kept, alone = {} if circuits is None else circuits, alone or fakes.under_way()
-    return dispatch.Dispatcher(
+    hand_over = fakes.handover(clock, held, kept, alone)
+    dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
-        retry.QuickRetry(first_wait_s=0.001),
-        fakes.handover(clock, circuits=kept, alone=alone),
+        quick_retry or retry.QuickRetry(first_wait_s=0.001),
+        hand_over,
         alone,
         paces={} if paces is None else paces,
         circuits=kept,
         answer_times={} if answer_times is None else answer_times,
         clock=clock,
     )
+    return dispatcher, hand_over
+
+
+def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **told: Any) -> dispatch.Dispatcher[Delivery]:
+    """The first of the two."""
+    return fast_lane(sender, clock, **told)[0]
 
 
 def run(

@@ -14,67 +14,22 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Generic, Protocol
 
 from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks import answering, circuit, egress, handover, late, limits, retry
+from delivery.webhooks import answering, circuit, egress, handover, late, limits, queued, retry
+from delivery.webhooks.queued import Pending, Queue, UnderWay
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
 """With more endpoints than this waiting for a slot there is no need for more deliveries, until few are left: what is not made
 yet takes no memory, and is in the processor's cache when it is sent."""
 
 
-FEW_ASKED = 2
-"""Of so few endpoints in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
-(delivery.webhooks.egress): with more of them silent, a task waits for the end of their attempts, so as to tell."""
-
-
-class Reached(NamedTuple):
-    """How many endpoints were asked, and to how many of them there was no way at all."""
-
-    asked: int
-    unreachable: int
-
-
 class Sender(Protocol):
     """What the dispatcher needs of the sender. See delivery.webhooks.sender.Sender."""
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Pending(Generic[Sent]):
-    delivery: Sent
-    since: float = 0.0
-    """When it began to wait, or its attempt to be under way; after an attempt, anew."""
-    attempts: tuple[Attempt, ...] = ()
-    name: bytes | None = None
-    """Set: its outcome is told, and its attempt goes on alone."""
-
-
-@dataclass(slots=True)
-class _Queue(Generic[Sent]):
-    """What waits for one endpoint."""
-
-    endpoint_id: EndpointId
-    max_in_flight: int
-    pace: limits.Pace | None
-    circuit: circuit.Circuit | None
-    answer_time: answering.AnswerTime
-    limit: int
-    """Of what is under way now: one while the circuit is suspicious."""
-    waiting: collections.deque[_Pending[Sent]] = field(default_factory=collections.deque)
-    in_flight: int = 0
-    is_in_turn: bool = False
-    """Whether it stands in line for a slot, or will when its pace allows."""
-    is_silent: bool = False
-    """Whether it is asked no more: it kept a micro-batch waiting and answered nothing, or has as many under way as it takes."""
-    was_reached: bool = False
-    reached_at: float = -math.inf
-    """When it last answered."""
-    had_no_way_there: bool = False
 
 
 class Dispatcher(Generic[Sent]):
@@ -107,13 +62,12 @@ class Dispatcher(Generic[Sent]):
         self._circuits = circuits
         self._answer_times = answer_times
         self._clock = clock
-        self._queues: dict[EndpointId, _Queue[Sent]] = {}
-        self._turns: collections.deque[_Queue[Sent]] = collections.deque()
+        self._queues: dict[EndpointId, Queue[Sent]] = {}
+        self._turns: collections.deque[Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         """What runners wait for that have nothing to do."""
-        self._under_way: dict[_Pending[Sent], tuple[_Queue[Sent], asyncio.Task[None]]] = {}
-        """What is waited for, with who waits for it."""
+        self._under_way: dict[Pending[Sent], UnderWay[Sent]] = {}
         self._in_flight = 0
         self._unsettled = 0
         self._enough_settled = 0
@@ -131,7 +85,7 @@ class Dispatcher(Generic[Sent]):
     def submit(self, delivery: Sent) -> None:
         """Take a delivery; it is attempted when its endpoint's turn comes."""
         self._unsettled += 1
-        self._enqueue(_Pending(delivery))
+        self._enqueue(Pending(delivery))
 
     def ended(self) -> list[Outcome[Sent]]:
         """Return the outcomes since the last call, in the order in which the deliveries ended."""
@@ -143,10 +97,9 @@ class Dispatcher(Generic[Sent]):
         gone, self._gone = frozenset(self._gone), set()
         return gone
 
-    def reached(self) -> Reached:
+    def reached(self) -> queued.Reached:
         """Return to how many endpoints there was a way."""
-        no_way = sum(queue.had_no_way_there and not queue.was_reached for queue in self._queues.values())
-        return Reached(no_way + sum(queue.was_reached for queue in self._queues.values()), no_way)
+        return queued.reached(self._queues.values())
 
     async def room(self) -> None:
         """Give the event loop its turn, and wait while there is enough to do."""
@@ -228,56 +181,37 @@ class Dispatcher(Generic[Sent]):
 
         1. Others stand in line again: not now.
         2. Hardly any endpoint answers, of more than a few: the fault may be ours, and who waits for the attempts finds out.
-        3. Not of an endpoint that has answered in this task and for which more waits: it may be busy for a moment, and the rest
-           is waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
-        4. Of an endpoint that has answered nothing meanwhile, what waits is handed over as well.
+        3. Of an endpoint that has answered nothing meanwhile, what waits is handed over as well.
         """
         self._patience = None
         if not self._is_awaited or self._turns:
             return
-        now, patience_s = self._clock(), self._bounds.patience_s
-        overdue_at = {
-            pending: pending.since + queue.answer_time.patience_s(patience_s)
-            for pending, (queue, _) in self._under_way.items()
-            if not (queue.waiting and queue.was_reached)
-        }
-        slow = [(pending, *self._under_way[pending]) for pending, at in overdue_at.items() if at <= now + limits.ROUNDING_S]
-        silent = {queue.endpoint_id: queue for pending, queue, _ in slow if queue.reached_at <= pending.since}
-        if not self._may_be_ours(silent):
-            for pending, queue, runner in slow:
+        overdue = queued.overdue(self._under_way, self._clock(), self._bounds.patience_s)
+        if not queued.may_be_ours(self._queues.values(), overdue.silent):
+            for pending in overdue.attempts:
                 if self._late.has_room(pending.delivery):
-                    self._go_on_alone(pending, queue, runner)
-            for queue in silent.values():
+                    self._go_on_alone(pending, *self._under_way.pop(pending))
+            for queue in overdue.silent:
                 queue.is_silent = True
                 self._empty(queue, retry.SLOW)
-        self._time_answers(
-            min((at - now for at in overdue_at.values() if at > now + limits.ROUNDING_S), default=answering.MIN_PATIENCE_S)
-        )
+        self._time_answers(overdue.next_in_s)
 
-    def _may_be_ours(self, silent: Mapping[EndpointId, _Queue[Sent]]) -> bool:
-        """Judge as if there were no way to any of them that has not answered yet, nor to those who were left alone before."""
-        asked, unreachable = self.reached()
-        known = [queue for name, queue in self._queues.items() if queue.is_silent or name in silent]
-        unknown = sum(not queue.was_reached and not queue.had_no_way_there for queue in known)
-        return asked + unknown > FEW_ASKED and unreachable + unknown >= egress.SHARE * (asked + unknown)
-
-    def _go_on_alone(self, pending: _Pending[Sent], queue: _Queue[Sent], runner: asyncio.Task[None]) -> None:
+    def _go_on_alone(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
         """Leave an attempt to its runner, which ends with it."""
-        del self._under_way[pending]
         self._runners.discard(runner)
         self._in_flight -= 1  # of those that are waited for; its endpoint has one less to take until it has ended
         pending.name = self._late.begin(pending.delivery, runner, is_silent=queue.reached_at <= pending.since)
         self._end(self._hand_over.under_way(pending.delivery, pending.attempts, pending.name))
 
-    def _empty(self, queue: _Queue[Sent], reason: str, until: float = math.inf) -> None:
+    def _empty(self, queue: Queue[Sent], reason: str, until: float = math.inf) -> None:
         """Hand over all that began to wait by `until`."""
         while queue.waiting and queue.waiting[0].since <= until:
             self._postpone(queue.waiting.popleft(), reason)
 
-    def _postpone(self, pending: _Pending[Sent], reason: str) -> None:
+    def _postpone(self, pending: Pending[Sent], reason: str) -> None:
         self._end(self._hand_over.unattempted(pending.delivery, reason, pending.attempts))
 
-    def _enqueue(self, pending: _Pending[Sent]) -> None:
+    def _enqueue(self, pending: Pending[Sent]) -> None:
         if self._is_abandoned:
             return
         endpoint = pending.delivery.endpoint
@@ -296,7 +230,7 @@ class Dispatcher(Generic[Sent]):
             self._give_turn(queue)
             self._start_runner()
 
-    def _queue_of(self, endpoint: Endpoint) -> _Queue[Sent]:
+    def _queue_of(self, endpoint: Endpoint) -> Queue[Sent]:
         """Make the queue of an endpoint. What goes on alone from earlier tasks counts against what it takes at once."""
         bound = self._bounds.in_flight_to(endpoint) - self._late.under_way_to(endpoint.endpoint_id)
         known = self._circuits.get(endpoint.endpoint_id)
@@ -306,14 +240,14 @@ class Dispatcher(Generic[Sent]):
         if answer_time is None:
             answer_time = self._answer_times[endpoint.endpoint_id] = answering.AnswerTime()
         is_silent = bound <= 0 or self._late.is_silent(endpoint.endpoint_id)
-        return _Queue(endpoint.endpoint_id, bound, pace, known, answer_time, limit, is_silent=is_silent)
+        return Queue(endpoint.endpoint_id, bound, pace, known, answer_time, limit, is_silent=is_silent)
 
-    def _give_turn(self, queue: _Queue[Sent]) -> None:
+    def _give_turn(self, queue: Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.limit:
             queue.is_in_turn = True
             self._turns.append(queue)
 
-    def _resume(self, queue: _Queue[Sent]) -> None:
+    def _resume(self, queue: Queue[Sent]) -> None:
         """Put a queue in line again whose pace made it wait."""
         if not self._is_abandoned:
             self._turns.append(queue)
@@ -359,7 +293,7 @@ class Dispatcher(Generic[Sent]):
             if self._in_flight == len(self._runners) - len(self._idle):
                 self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
             pending.since = now
-            self._under_way[pending] = queue, runner
+            self._under_way[pending] = UnderWay(queue, runner)
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
             pending.attempts += (attempt,)
             queue.in_flight -= 1
@@ -374,7 +308,7 @@ class Dispatcher(Generic[Sent]):
             self._settle(queue, pending, attempt, now)
             self._give_turn(queue)
 
-    def _may_go(self, queue: _Queue[Sent], now: float) -> bool:
+    def _may_go(self, queue: Queue[Sent], now: float) -> bool:
         """Decide for the first in the queue.
 
         1. There is none any more, or the endpoint has failed meanwhile and is asked by one request at a time.
@@ -392,7 +326,7 @@ class Dispatcher(Generic[Sent]):
             queue.pace.take(now)
         return True
 
-    def _settle(self, queue: _Queue[Sent], pending: _Pending[Sent], attempt: Attempt, began_at: float) -> None:
+    def _settle(self, queue: Queue[Sent], pending: Pending[Sent], attempt: Attempt, began_at: float) -> None:
         """Take the result of an attempt.
 
         1. Accepted: delivered.
@@ -426,14 +360,14 @@ class Dispatcher(Generic[Sent]):
         if is_open:
             self._empty(queue, retry.CIRCUIT_OPEN)
 
-    def _tell(self, queue: _Queue[Sent], known: circuit.Circuit, error_class: str | None, began_at: float) -> bool:
+    def _tell(self, queue: Queue[Sent], known: circuit.Circuit, error_class: str | None, began_at: float) -> bool:
         """Tell an endpoint's circuit; return whether it is open."""
         now = self._clock()
         known.told(error_class, began_at, now)
         queue.limit = 1 if known.is_suspect else queue.max_in_flight
         return known.is_open(now)
 
-    def _conclude(self, pending: _Pending[Sent], outcome: Outcome[Sent]) -> None:
+    def _conclude(self, pending: Pending[Sent], outcome: Outcome[Sent]) -> None:
         """End a delivery here, or tell how it has ended alone."""
         if pending.name is None:
             self._end(outcome)

@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
-from delivery.webhooks import direct_lane, dispatch, envelope, intake, limits, parcel, retry, routing, rows
+from delivery.webhooks import direct_lane, envelope, intake, parcel, retry, routing, rows
 from delivery.webhooks.results import Results
 from tests import builders, fakes
+from tests.dispatching import fast_lane
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 MAX_KAFKA_BYTES = 1024 * 1024
@@ -78,18 +79,7 @@ def deliver(batch, layout):
     sender = fakes.FakeSender(lambda *_: retry.REFUSED, clock)
 
     async def main():
-        hand_over = fakes.handover(clock)
-        dispatcher = dispatch.Dispatcher(
-            sender,
-            limits.Limits(),
-            retry.QuickRetry(),
-            hand_over,
-            fakes.under_way(),
-            paces={},
-            circuits={},
-            answer_times={},
-            clock=clock,
-        )
+        dispatcher, hand_over = fast_lane(sender, clock, quick_retry=retry.QuickRetry())
         begun = direct_lane.DirectLane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
         first, rest = await begun.take(batch), await begun.finish()
         return Results(
@@ -164,18 +154,7 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        hand_over = fakes.handover(clock, held, circuits)
-        dispatcher = dispatch.Dispatcher(
-            sender,
-            limits.Limits(),
-            retry.QuickRetry(),
-            hand_over,
-            fakes.under_way(),
-            paces={},
-            circuits=circuits,
-            answer_times={},
-            clock=clock,
-        )
+        dispatcher, hand_over = fast_lane(sender, clock, held=held, circuits=circuits, quick_retry=retry.QuickRetry())
         begun = direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)

@@ -14,10 +14,11 @@ from standardwebhooks import Webhook
 
 from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus, OutcomeKind, SigningKey, SubscriptionStatus
 from delivery.secret import Secret
-from delivery.webhooks import batch_lane, batch_message, dispatch, guard, limits, retry, routing, rows, segment, sender, tally
+from delivery.webhooks import batch_lane, batch_message, guard, retry, routing, rows, segment, sender, tally
 from delivery.webhooks.transport import Response
 from tests import builders, fakes
 from tests.batches import endpoint, events, left, lot
+from tests.dispatching import fast_lane
 
 NO_RETRY = retry.QuickRetry(max_attempts=1)
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -29,18 +30,7 @@ def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None,
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        hand_over = fakes.handover(clock, held)
-        dispatcher = dispatch.Dispatcher(
-            posting,
-            limits.Limits(),
-            quick_retry,
-            hand_over,
-            fakes.under_way(),
-            paces={},
-            circuits={},
-            answer_times={},
-            clock=clock,
-        )
+        dispatcher, hand_over = fast_lane(posting, clock, held=held, quick_retry=quick_retry)
         lane = batch_lane.BatchLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over)
         first = await lane.take([left(one) for one in lots])
         rest = await lane.finish()

@@ -7,7 +7,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import Again, OutcomeKind, Retrying
-from delivery.webhooks import dispatch, retry
+from delivery.webhooks import queued, retry
 from tests import builders, fakes
 from tests.dispatching import deliveries, dispatcher_of, run
 
@@ -94,7 +94,7 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
         await dispatcher.finish()
         return dispatcher.reached()
 
-    assert asyncio.run(main()) == dispatch.Reached(asked=5, unreachable=2)
+    assert asyncio.run(main()) == queued.Reached(asked=5, unreachable=2)
 
 
 def test_our_own_exhaustion_is_never_counted_against_the_endpoint():

@@ -6,8 +6,9 @@ import orjson
 import pytest
 
 from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying
-from delivery.webhooks import circuit, direct_lane, dispatch, envelope, limits, message, parcel, retry, routing, rows, segment
+from delivery.webhooks import circuit, direct_lane, envelope, message, parcel, retry, routing, rows, segment
 from tests import batches, builders, fakes
+from tests.dispatching import fast_lane
 from tests.unit.test_batch_lane import deliver as deliver_batches
 
 NOW_S = 1_700_000_000.0
@@ -33,17 +34,8 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
     ]
 
     async def main():
-        hand_over = fakes.handover(clock, held, circuits)
-        dispatcher = dispatch.Dispatcher(
-            sender,
-            limits.Limits(),
-            retry.QuickRetry(first_wait_s=0),
-            hand_over,
-            fakes.under_way(),
-            paces={},
-            circuits=circuits,
-            answer_times={},
-            clock=clock,
+        dispatcher, hand_over = fast_lane(
+            sender, clock, held=held, circuits=circuits, quick_retry=retry.QuickRetry(first_wait_s=0)
         )
         begun = direct_lane.DirectLane(routing.WholeRegistry("base", snapshot), dispatcher, hand_over, envelope.Layout())
         first, rest = await begun.take(records), await begun.finish()

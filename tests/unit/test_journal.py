@@ -10,11 +10,9 @@ from delivery.webhooks import (
     batch_lane,
     batch_message,
     direct_lane,
-    dispatch,
     envelope,
     guard,
     journal,
-    limits,
     parcel,
     retry,
     routing,
@@ -24,6 +22,7 @@ from delivery.webhooks import (
 )
 from delivery.webhooks.results import Results
 from tests import batches, builders, fakes
+from tests.dispatching import fast_lane
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 ACCEPTED = Attempt(1, 0, 1.0, 200, None)
@@ -162,10 +161,7 @@ def deliver(records, ended_before=frozenset()):
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        hand_over, quick = fakes.handover(clock), retry.QuickRetry()
-        dispatcher = dispatch.Dispatcher(
-            posting, limits.Limits(), quick, hand_over, fakes.under_way(), paces={}, circuits={}, answer_times={}, clock=clock
-        )
+        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry.QuickRetry())
         layout = envelope.Layout(topic_prefix="events.")
         delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
         first = await delivering.take(records)
@@ -192,10 +188,7 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
 
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        hand_over, quick = fakes.handover(clock), retry.QuickRetry()
-        dispatcher = dispatch.Dispatcher(
-            posting, limits.Limits(), quick, hand_over, fakes.under_way(), paces={}, circuits={}, answer_times={}, clock=clock
-        )
+        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry.QuickRetry())
         delivering = batch_lane.BatchLane(registry, dispatcher, hand_over, ended_before)
         first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
         return first.batches + (await delivering.finish()).batches

@@ -1,0 +1,120 @@
+"""Know, in one task, what waits for each endpoint and what is under way to it, and decide whose answers take too long.
+
+Runs in the executors. Must not import pyspark or psycopg. Pure: the clock's reading comes in. Who takes from the queues is
+delivery.webhooks.dispatch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple
+
+from delivery.model import Attempt, EndpointId, Sent
+from delivery.webhooks import answering, circuit, egress, limits
+
+FEW_ASKED = 2
+"""Of so few endpoints in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
+(delivery.webhooks.egress): with more of them silent, a task waits for the end of their attempts, so as to tell."""
+
+
+class Reached(NamedTuple):
+    """How many endpoints were asked, and to how many of them there was no way at all."""
+
+    asked: int
+    unreachable: int
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Generic[Sent]):
+    """A delivery that has no outcome yet."""
+
+    delivery: Sent
+    since: float = 0.0
+    """When it began to wait, or its attempt to be under way; after an attempt, anew."""
+    attempts: tuple[Attempt, ...] = ()
+    name: bytes | None = None
+    """Set: its outcome is told, and its attempt goes on alone."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue(Generic[Sent]):
+    """What waits for one endpoint."""
+
+    endpoint_id: EndpointId
+    max_in_flight: int
+    pace: limits.Pace | None
+    circuit: circuit.Circuit | None
+    answer_time: answering.AnswerTime
+    limit: int
+    """Of what is under way now: one while the circuit is suspicious."""
+    waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
+    in_flight: int = 0
+    is_in_turn: bool = False
+    """Whether it stands in line for a slot, or will when its pace allows."""
+    is_silent: bool = False
+    """Whether it is asked no more: it kept a micro-batch waiting and answered nothing, or has as many under way as it takes."""
+    was_reached: bool = False
+    reached_at: float = -math.inf
+    """When it last answered."""
+    had_no_way_there: bool = False
+
+
+class UnderWay(NamedTuple, Generic[Sent]):
+    """An attempt that is waited for, and by whom."""
+
+    queue: Queue[Sent]
+    runner: asyncio.Task[None]
+
+
+class Overdue(NamedTuple, Generic[Sent]):
+    """Whose answers are waited for too long."""
+
+    attempts: list[Pending[Sent]]
+    silent: list[Queue[Sent]]
+    """The endpoints of these that have answered nothing since."""
+    next_in_s: float
+    """When to look again."""
+
+
+def reached(queues: Iterable[Queue[Sent]]) -> Reached:
+    """Return to how many endpoints there was a way."""
+    was_reached, no_way = 0, 0
+    for queue in queues:
+        was_reached += queue.was_reached
+        no_way += queue.had_no_way_there and not queue.was_reached
+    return Reached(was_reached + no_way, no_way)
+
+
+def overdue(under_way: Mapping[Pending[Sent], UnderWay[Sent]], now: float, most_s: float) -> Overdue[Sent]:
+    """Return what has been under way for longer than its endpoint usually takes, or for `most_s`.
+
+    Not of an endpoint that has answered in this task and for which more waits: it may be busy for a moment, and the rest is
+    waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
+    """
+    attempts: list[Pending[Sent]] = []
+    silent: dict[EndpointId, Queue[Sent]] = {}
+    next_in_s = math.inf
+    for pending, (queue, _) in under_way.items():
+        if queue.waiting and queue.was_reached:
+            continue
+        left_s = pending.since + queue.answer_time.patience_s(most_s) - now
+        if left_s > limits.ROUNDING_S:
+            next_in_s = min(next_in_s, left_s)
+            continue
+        attempts.append(pending)
+        if queue.reached_at <= pending.since:
+            silent[queue.endpoint_id] = queue
+    return Overdue(attempts, list(silent.values()), answering.MIN_PATIENCE_S if next_in_s == math.inf else next_in_s)
+
+
+def may_be_ours(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]]) -> bool:
+    """Judge as if there were no way to any of the `silent` that has not answered yet, nor to those left alone before."""
+    asked, unreachable = reached(queues)
+    unknown = sum(
+        not queue.was_reached and not queue.had_no_way_there for queue in queues if queue.is_silent or queue in silent
+    )
+    return asked + unknown > FEW_ASKED and unreachable + unknown >= egress.SHARE * (asked + unknown)
