@@ -8,10 +8,12 @@ micro-batch that runs again finds the state that it found the first time.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 from pyspark import Accumulator
 from pyspark.sql import Column, DataFrame, Row
@@ -19,8 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
+from delivery.webhooks import chunks
 from delivery.webhooks.pending import Pending
 
+ROW_BYTES = 256 * 1024
+"""What leaves shares rows of so many bytes; what is larger has one alone. A row costs some 10 µs on its way, whatever is in it,
+and ten thousand endpoints have ten thousand small batches where a thousand have a thousand."""
 _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
@@ -44,7 +50,7 @@ class Decide(Protocol):
 
 
 def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], end: Callable[[], None]) -> DataFrame:
-    """Return what leaves now, by the time at which the micro-batch began.
+    """Return what leaves now, by the time at which the micro-batch began, in rows that `left` reads.
 
     `end` is called at the end of each task, in its worker. The time is in the offset log: a micro-batch that runs again decides
     by the same. `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything
@@ -69,7 +75,17 @@ def _began_ms() -> Column:
 
 def left(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield what has left, of the Arrow batches that come of `kept`."""
-    return (value for batch in batches for value in batch.column("value").to_pylist())
+    values = (value for batch in batches for value in batch.column("value").to_pylist())
+    return itertools.chain.from_iterable(map(those_in, values))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+def those_in(value: bytes) -> list[bytes]:
+    """Return what shares a row."""
+    return _decoder.decode(value)
 
 
 class Shard(StatefulProcessor):
@@ -96,8 +112,8 @@ class Shard(StatefulProcessor):
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
-        for left in decided.left:
-            yield Row(value=left)
+        for some in chunks.of(decided.left, len, ROW_BYTES):
+            yield Row(value=_encoder.encode(some))
         self._told.add(decided.told)
         if decided.written is None:
             return

@@ -125,9 +125,11 @@ class _Deciding:
 
     def decided(self, arrived: Iterable[bytes]) -> Decision:
         kept = self._gathered(arrived)
+        passing = {key for key, lot in kept.items() if lot.mark == segment.Mark.PASSES}
+        # Where waits are short this is all that comes. It leaves as it is, behind those who have waited.
+        passes_by = [kept.pop(key) for key in sorted(passing.difference(self._index.endpoints))]
         for key, lot in kept.items():
             self._count_in(key, lot)
-        passing = {key for key, lot in kept.items() if lot.mark == segment.Mark.PASSES}
         leaving = self._leaving(passing)
         self._takers.update(number for key in leaving for number in self._index.endpoints[key].segments)
         for key in leaving:
@@ -136,6 +138,8 @@ class _Deciding:
             if rest is not None:
                 kept[key] = rest
                 self._count_in(key, rest)
+        for lot in passes_by:
+            self._cut(lot, is_due=True)
         generation = self._merge(kept)
         self._append(kept, generation)
         return self._decision
@@ -194,7 +198,8 @@ class _Deciding:
     def _cut(self, lot: segment.Lot, *, is_due: bool) -> segment.Lot | None:
         """Let batches leave within the bounds; return what stays."""
         first, size, bounds = 0, 0, lot.bounds
-        for place, item in enumerate(lot.items):
+        fits_one = len(lot.items) < bounds.max_events and lot.size < bounds.max_bytes
+        for place, item in enumerate(() if fits_one else lot.items):
             if place > first and size + item.size > bounds.max_bytes:
                 self._leave(lot.part(first, place), LeaveReason.BYTES)
                 first, size = place, 0

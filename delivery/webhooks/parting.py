@@ -27,7 +27,7 @@ class Leaving(Protocol):
 
 def parted(
     leaving: Leaving, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode, destination: routing.Destination
-) -> dict[SkipReason | None, list[int]]:
+) -> dict[SkipReason | None, Sequence[int]]:
     """Return the places of the events to send under None, and of those to skip under the reason.
 
     1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
@@ -45,14 +45,16 @@ def parted(
         else:
             reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
     everything = range(len(leaving.packed))
-    if len(set(reasons)) == 1:
-        return {reasons[0]: list(everything)}
-    parts: dict[SkipReason | None, list[int]] = {}
+    if len(reasons) == 1 or len(set(reasons)) == 1:
+        return {reasons[0]: everything}
+    by_reason: dict[SkipReason | None, list[int]] = {}
     for place in everything:
-        parts.setdefault(reasons[leaving.through[place]], []).append(place)
-    return parts
+        by_reason.setdefault(reasons[leaving.through[place]], []).append(place)
+    return dict(by_reason)
 
 
-def through(leaving: Leaving, place: int) -> SubscriptionId:
-    """Return the subscription by which the event at `place` is due."""
-    return leaving.subscriptions[leaving.through[place] if leaving.through else 0]
+def through(leaving: Leaving, places: Sequence[int]) -> list[SubscriptionId]:
+    """Return by which subscription each event at these places is due."""
+    if not leaving.through:
+        return [leaving.subscriptions[0]] * len(places)
+    return [leaving.subscriptions[leaving.through[place]] for place in places]

@@ -10,6 +10,7 @@ about: all that it decides by stands beside them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -192,6 +193,7 @@ def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
     return int.from_bytes(digest, "big") % shards
 
 
+@functools.lru_cache(maxsize=50_000)  # asked for each lot
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the part of an endpoint's settings that travels with its events.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Made(NamedTuple):
     number: int
     """Of the attempt, in all lanes."""
     timeout_s: float | None
-    skipped: dict[SkipReason | None, list[int]]
+    skipped: dict[SkipReason | None, Sequence[int]]
     """What is left out of a batch. It is told when the batch ends: it may come back whole."""
 
 
@@ -214,7 +215,7 @@ class TurnUnderWay:
         if self.turn.order_key is not None:
             self.stop()
 
-    def _skip(self, waits: parcel.Parcel, places: list[int], reason: SkipReason | None) -> None:
+    def _skip(self, waits: parcel.Parcel, places: Sequence[int], reason: SkipReason | None) -> None:
         self._tell(waits, Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
 
     def _tell(self, waits: parcel.Parcel, outcome: Outcome[Any]) -> None:
@@ -225,7 +226,7 @@ class TurnUnderWay:
         else:
             self.results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
-    def _set_apart(self, waits: parcel.Parcel, places: list[int], fault: Exception) -> None:
+    def _set_apart(self, waits: parcel.Parcel, places: Sequence[int], fault: Exception) -> None:
         """Give what can neither wait any longer nor have a dead letter to the operator: the events as they were kept."""
         log.error(
             "a parcel that is given up failed in an unforeseen way",
@@ -235,23 +236,23 @@ class TurnUnderWay:
         for place in places:
             detail = (
                 f"waited for endpoint {self.turn.endpoint_id} of customer {self.turn.customer_id}, by subscription "
-                f"{parting.through(waits, place)}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
+                f"{parting.through(waits, [place])[0]}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
             )
             record = Record(NOWHERE, -1, -1, waits.since_ms, waits.packed[place])
             self.results.rejections.append(
                 intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
             )
 
-    def _parts(self, waits: parcel.Parcel) -> dict[SkipReason | None, list[int]]:
+    def _parts(self, waits: parcel.Parcel) -> dict[SkipReason | None, Sequence[int]]:
         return parting.parted(waits, self.turn.endpoint_id, self.turn.customer_id, _mode(waits), self.destination)
 
-    def _unsent(self, waits: parcel.Parcel, places: list[int]) -> Delivery | BatchDelivery:
+    def _unsent(self, waits: parcel.Parcel, places: Sequence[int]) -> Delivery | BatchDelivery:
         """Return the events of a parcel at these places as a delivery or batch, without a body."""
         turn, endpoint = self.turn, self.destination.endpoint
         if endpoint is None or endpoint.customer_id != turn.customer_id:  # what the log names is left
             endpoint = Endpoint(endpoint_id=turn.endpoint_id, customer_id=turn.customer_id, url="", mode=_mode(waits))
         events = [segment.unpacked(waits.packed[place]) for place in places]
-        through = [parting.through(waits, place) for place in places]
+        through = parting.through(waits, places)
         if waits.left_by is not None:
             webhook_id = batch_message.webhook_id(turn.endpoint_id, events, through)
             return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, through, waits.left_by)

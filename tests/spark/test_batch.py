@@ -7,7 +7,7 @@ import pytest
 
 from delivery import errors, plan, settings
 from delivery.model import Batching, DeliveryMode, LeaveReason
-from delivery.stages import batch, carried, observer, route, shards, snapshot, tasks, telemetry
+from delivery.stages import batch, carried, observer, route, shards, snapshot, state, tasks, telemetry
 from delivery.webhooks import segment
 from delivery.webhooks.pending import Pending
 from tests import builders, sinks
@@ -61,7 +61,8 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        left.append(([segment.batch(bytes(row.value)) for row in rows.collect()], waits.value))
+        batches = [segment.batch(one) for row in rows.collect() for one in state.those_in(row.value)]
+        left.append((batches, waits.value))
         waits.value = Pending()
 
     started = frame.writeStream.option("checkpointLocation", str(folder)).foreachBatch(handle).start()

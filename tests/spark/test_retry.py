@@ -5,7 +5,7 @@ import time
 import pytest
 
 from delivery.model import Again, Attempt, CustomerId, EndpointId
-from delivery.stages import observer, retries, shards
+from delivery.stages import observer, retries, shards, state
 from delivery.webhooks import parcel, retrying, rows
 from delivery.webhooks.pending import Pending
 from tests import builders
@@ -59,7 +59,7 @@ class Lane:
 
         def handle(frame, _):
             self._pending.value = Pending()
-            left.extend(bytes(row.value) for row in frame.collect())
+            left.extend(turn for row in frame.collect() for turn in state.those_in(row.value))
             if self.breaks:
                 raise RuntimeError("killed before the commit")
 
