@@ -40,6 +40,7 @@ class Tools:
     def begin(self) -> Task:
         """Begin a task, in its worker."""
         here = worker.of(self.plan)
+        here.begin_task()
         orphan.outlive(here.orphaned)
         here.write_late = self.write_late
         return Task(self, here)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import gc
 import itertools
 import logging
 import queue
@@ -34,6 +33,7 @@ from delivery.webhooks import (
     dispatch,
     egress,
     envelope,
+    garbage,
     gate,
     guard,
     handover,
@@ -57,9 +57,6 @@ MAX_ANSWER_TIMES = 20_000
 """Endpoints whose usual time to answer is remembered, those that were asked last."""
 MAX_CIRCUITS = 20_000
 """Endpoints whose failures are remembered, those that failed last."""
-COLLECTED_EVERY = 20_000
-"""Objects made and not yet freed, between two runs of Python's collector. Every 700, its default, it walks through what is
-under way again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Batches of so many bytes are read before the results of those that have ended are written; one that is larger alone. By their
 number, 16, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
@@ -102,7 +99,7 @@ class Worker:
     """One event loop on a thread of its own, and what lives in it."""
 
     def __init__(self, plan: Plan) -> None:
-        gc.set_threshold(COLLECTED_EVERY)
+        self._garbage = garbage.Garbage(time.monotonic)
         self._plan = plan
         self._registry: routing.Registry | None = None
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
@@ -144,6 +141,10 @@ class Worker:
         self._thread.join()
         self._ended_alone.put(None)
         self._loop.close()
+
+    def begin_task(self) -> None:
+        """Take note that a task begins. Called in its thread, before anything else."""
+        self._garbage.put_aside()
 
     def deliver(
         self,

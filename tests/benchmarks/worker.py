@@ -25,7 +25,7 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.stages import deliver, tasks
-from delivery.webhooks import envelope, guard, limits, routing, rows, tally, worker
+from delivery.webhooks import envelope, garbage, guard, limits, routing, rows, tally, worker
 from delivery.webhooks.snapshot import Snapshot
 from load_tests import receiver, traffic
 from tests import builders, sinks
@@ -101,7 +101,7 @@ class Variant:
     def __post_init__(self) -> None:
         in_flight, _, collected_every = self.text.partition(":")
         self.bounds = limits.Limits(max_in_flight=int(in_flight))
-        self.collected_every = int(collected_every or worker.COLLECTED_EVERY)
+        self.collected_every = int(collected_every or garbage.COLLECTED_EVERY)
         self.rounds: list[dict[str, float]] = []
 
     def figures(self) -> dict[str, float]:
