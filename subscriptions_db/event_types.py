@@ -2,8 +2,7 @@
 
 Runs in the command and in the API; delivery never asks: what is published is delivered byte for byte, whatever a schema says.
 A schema is the operator's, a payload that is explained may be anybody's. So both are bounded in size and depth, and the check
-in steps, because few lines of a schema can double the work a hundred times. A regular expression is Python's and takes as long
-as it takes: the operator keeps them simple.
+in steps, because few lines of a schema can double the work a hundred times. Regular expressions are RE2's, and pay as well.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from jsonschema import validators
 from referencing import jsonschema as dialects
 
 from delivery import errors
-from subscriptions_db import checks
+from subscriptions_db import checks, schema_patterns
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_BYTES = 64 * 1024
@@ -71,6 +70,7 @@ def problems(schema: dict[str, Any], payload: Any) -> list[Problem]:
     own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}
     given = _steps_left.set(MAX_STEPS)
     try:
+        schema_patterns.require(_schemas(own))
         found = itertools.islice(_Bounded(own, registry=_NO_OTHERS).iter_errors(payload), MAX_PROBLEMS)
         return [Problem(_path_of(error), _short(error.message)) for error in found]
     except (_TooMuch, RecursionError):
@@ -117,6 +117,7 @@ def _require_schema(schema: dict[str, Any]) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as exc:
         raise errors.RegistrationError(_path_of(exc), _short(exc.message)) from None
+    schema_patterns.require(_schemas(schema))
     resolver = referencing.Registry().with_resource("", dialects.DRAFT202012.create_resource(schema)).resolver()
     for path, name, value in _texts(schema, ""):
         if name in {"$schema", "$id"} and path != name:
@@ -128,6 +129,13 @@ def _require_schema(schema: dict[str, Any]) -> None:
                 leads = False
             if not leads:
                 raise errors.RegistrationError(path, "leads nowhere: a reference is # or #/$defs/…; nothing is fetched")
+
+
+def _schemas(schema: Any) -> Iterator[Any]:
+    """Yield a schema and all that stand in it."""
+    yield schema
+    for one in dialects.DRAFT202012.subresources_of(schema):
+        yield from _schemas(one)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -151,6 +159,8 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
         there, here = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
         # Each item with each other one, and each name with each pattern; the others go through the one, the other, or both.
         cost = {"uniqueItems": here * here // 20, "patternProperties": here * there}.get(name, here + there)
+        if name in {"pattern", "patternProperties"}:
+            cost += schema_patterns.cost(value, instance)
         left = _steps_left.get() - cost - 1
         if left < 0:
             raise _TooMuch
@@ -161,7 +171,8 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
 
 
 _DRAFT: Any = jsonschema.Draft202012Validator
-_Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for name, keyword in _DRAFT.VALIDATORS.items()})
+_KEYWORDS: dict[str, Keyword] = _DRAFT.VALIDATORS | schema_patterns.KEYWORDS
+_Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for name, keyword in _KEYWORDS.items()})
 
 
 def _path_of(error: Any) -> str:

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import jsonschema
 import pytest
 
 from delivery import errors
@@ -45,6 +46,12 @@ def test_a_schema_and_examples_that_keep_to_it_are_taken():
         ({"type": "nonsense"}, "json_schema.type: 'nonsense' is not"),
         ({"properties": {"a": {"minimum": "x"}}}, "json_schema.properties.a.minimum: 'x' is not of type 'number'"),
         ({"pattern": "("}, "json_schema.pattern: '(' is not a 'regex'"),
+        ({"items": {"pattern": "a(?=b)"}}, "json_schema: 'a(?=b)' is no regular expression of RE2"),
+        ({"patternProperties": {r"(a)\1": True}}, r"json_schema: '(a)\\1' is no regular expression of RE2"),
+        (
+            {"patternProperties": {"^a": True}, "anyOf": [{"unevaluatedProperties": False}]},
+            "json_schema: has both patternProperties and unevaluatedProperties",
+        ),
         (
             {"$schema": "http://json-schema.org/draft-07/schema#"},
             "json_schema.$schema: is https://json-schema.org/draft/2020-12",
@@ -102,6 +109,8 @@ def test_a_payload_is_told_all_that_is_wrong_with_it_up_to_a_bound():
         ({"type": "object", "anyOf": [{"additionalProperties": {"$ref": "#"}}] * 2}, json.loads('{"a":' * 30 + "1" + "}" * 30)),
         ({"uniqueItems": True}, [{"n": n} for n in range(5000)]),
         ({"contains": {"enum": list(range(3000))}}, [-1] * 3000),
+        ({"items": {"pattern": "((x?){300}){3}y"}}, ["x" * 6200] * 10),
+        ({"patternProperties": {"((x?){300}){3}y": True}}, {f"{n}" + "x" * 6200: n for n in range(10)}),
     ],
 )
 def test_a_check_that_would_go_on_and_on_ends_and_says_so(schema, payload):
@@ -109,6 +118,54 @@ def test_a_check_that_would_go_on_and_on_ends_and_says_so(schema, payload):
     with pytest.raises(errors.RegistrationError, match="takes too many steps"):
         problems(schema, payload)
     assert problems({"type": "integer"}, 1) == []
+
+
+GOES_BACK = "^(a+)+$"
+"""Takes Python's `re` a second for 25 letters and another one, and twice as long for each further letter."""
+NOT_ALL_A = "a" * 60 + "!"
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "said"),
+    [
+        ({"pattern": GOES_BACK}, NOT_ALL_A, f"'{NOT_ALL_A}' does not match '{GOES_BACK}'"),
+        ({"patternProperties": {GOES_BACK: False}}, {NOT_ALL_A: 1}, None),
+        (
+            {"patternProperties": {GOES_BACK: True}, "additionalProperties": False},
+            {NOT_ALL_A: 1, "aa": 2},
+            f"Additional properties are not allowed ('{NOT_ALL_A}' was unexpected)",
+        ),
+        ({"propertyNames": {"pattern": GOES_BACK}}, {NOT_ALL_A: 1}, f"'{NOT_ALL_A}' does not match '{GOES_BACK}'"),
+    ],
+)
+def test_an_expression_made_for_back_tracking_takes_linear_time(schema, payload, said):
+    check(schema, [])
+    assert [found.problem for found in problems(schema, payload)] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"pattern": "^[a-z]{2,4}$"}, "ab"),
+        ({"pattern": "b"}, "abc"),
+        ({"pattern": "^x"}, 5),
+        ({"patternProperties": {"^s_": {"type": "string"}, "_n$": {"type": "integer"}}}, {"s_1": "x", "a_n": 1, "other": []}),
+        ({"patternProperties": {"^s_": True}, "additionalProperties": {"type": "integer"}}, {"s_1": "x", "other": 1}),
+        ({"properties": {"a": True}, "patternProperties": {"^s_": True}, "additionalProperties": False}, {"a": 1, "s_": 2}),
+        ({"const": {"pattern": "(?=x)"}}, {"pattern": "(?=x)"}),
+    ],
+)
+def test_expressions_mean_what_the_specification_says(schema, payload):
+    check(schema, [payload])
+    jsonschema.Draft202012Validator(schema).validate(payload)
+    for wrong in ("abcde", {"s_1": 5, "other": "x"}, {"a": 1, "b": 2}, {"s__n": 1.5}, "x"):
+        found = {error.json_path for error in jsonschema.Draft202012Validator(schema).iter_errors(wrong)}
+        assert {f"$.{problem.path}".rstrip(".") for problem in problems(schema, wrong)} == found
+
+
+def test_a_schema_that_came_past_the_checks_with_another_expression_is_not_searched_with():
+    with pytest.raises(errors.RegistrationError, match="is no regular expression of RE2"):
+        problems({"pattern": "a(?=b)"}, "ab")
 
 
 def test_what_leads_out_and_came_past_the_checks_is_not_fetched(monkeypatch):
