@@ -48,7 +48,7 @@ def run(
     try:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(take, stop) for name, take in source.items()}
-        common = lanes.Common(held=Held(), network=network, disable=disabler.disable)
+        common = lanes.Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disabler.disable)
         made = lanes.made(config, spark, hold, stop, common)
         lanes.run(made, watches, stop, once=once)
         lanes.rest(config, spark)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from delivery.model import Attempt, Delivery, EndpointId
-from delivery.webhooks import circuit, late, target, transport
+from delivery.webhooks import circuit, late, retry, target, transport
 from delivery.webhooks import handover as handover_
 
 
@@ -87,9 +87,8 @@ def handover(
 ) -> handover_.Handover:
     """What is handed over when it is `clock`, in both of its ways to be read."""
     known = {} if circuits is None else circuits
-    return handover_.Handover(
-        frozenset(map(EndpointId, held)), known, alone or under_way(), clock=clock, now_s=clock, rng=Middle()
-    )
+    reasons = dict.fromkeys(map(EndpointId, held), retry.CIRCUIT_OPEN)
+    return handover_.Handover(reasons, known, alone or under_way(), clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.model import EndpointId
 from delivery.stages import state, tasks
 from delivery.stages.journal import Journal
-from delivery.webhooks import routing
+from delivery.webhooks import handover, routing
 
 
 def deliver_batches(
@@ -23,7 +22,7 @@ def deliver_batches(
     source: routing.Source,
     parallelism: int,
     *,
-    held: frozenset[EndpointId],
+    held: handover.Held,
     journal: Journal,
 ) -> DataFrame:
     """Return the tasks that deliver what left its shard. What is due to `held` goes to the retry lane.
@@ -41,7 +40,7 @@ class DeliverBatchesPartition:
 
     tools: tasks.Tools
     source: routing.Source
-    held: frozenset[EndpointId]
+    held: handover.Held
     journal: Journal
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

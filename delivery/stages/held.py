@@ -1,20 +1,47 @@
-"""Remember which endpoints the retry lane holds back, for the lanes that would ask them again and again.
+"""Remember which endpoints are not to be asked now, for all workers of the fast lanes.
 
-Runs on the driver, shared by the lanes of one application. Where the retry lane runs as an application of its own, nothing is
-known here, and each worker finds out by itself (delivery.webhooks.circuit).
+Runs on the driver, shared by the lanes of one application. What is not known here, as what a retry lane knows that runs as an
+application of its own, each worker process finds out by itself (delivery.webhooks.circuit, delivery.webhooks.late): it waits
+for the endpoint, and so does whoever has an event in the same micro-batch.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 from delivery.model import EndpointId
+from delivery.webhooks import handover, retry
 
 
 class Held:
-    """The endpoints whose events go to the retry lane at once. Safe between threads: the set is replaced, never changed."""
+    """The endpoints whose events go to the retry lane at once, each with the reason. Safe between threads.
 
-    def __init__(self) -> None:
-        self.endpoints: frozenset[EndpointId] = frozenset()
+    One that does not answer a worker is left alone by all for `silent_s`, which is how long an attempt may take: by then what
+    is under way has ended, and told the circuit of that worker. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silent_s = silent_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: frozenset[EndpointId] = frozenset()
+        self._silent_until: dict[EndpointId, float] = {}
 
     def told(self, endpoints: frozenset[EndpointId]) -> None:
-        """Take what the retry lane tells after a micro-batch, which is all of them."""
-        self.endpoints = endpoints
+        """Take what the retry lane tells after a micro-batch, which is all that it holds back."""
+        self._held = endpoints
+
+    def silent(self, endpoints: frozenset[EndpointId]) -> None:
+        """Take which endpoints have not answered in a micro-batch of any lane."""
+        with self._lock:
+            self._silent_until |= dict.fromkeys(endpoints, self._clock() + self._silent_s)
+
+    def now(self) -> handover.Held:
+        """Return what is held at this moment."""
+        now = self._clock()
+        with self._lock:
+            self._silent_until = {one: until for one, until in self._silent_until.items() if until > now}
+            silent = dict.fromkeys(self._silent_until, retry.SLOW)
+        return silent | dict.fromkeys(self._held, retry.CIRCUIT_OPEN)

@@ -76,6 +76,7 @@ class Common:
     def told(self, told: telemetry.Told) -> None:
         """Take what the workers told of a micro-batch of any lane."""
         self.network.told(told.tally.asked, told.tally.unreachable)
+        self.held.silent(told.silent)
         if told.gone:
             self.disable(told.gone, retry.GONE)
 
@@ -105,7 +106,7 @@ class Direct:
         return source.read(self._spark, self._config.kafka, self._config.source)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
+        parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
         tasks.run(deliver.deliver(records, self._tools, known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
 
@@ -221,7 +222,7 @@ class Batch(_Stateful):
         if not self._carrier.can_carry(known):
             raise query.StartAgain
         self._carrier.carry(known)
-        parallelism, held, journal = self._config.spark.parallelism, self._common.held.endpoints, self._reruns.journal
+        parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
         self._deliver(deliver_batches.deliver_batches(left, self._tools, known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
         self._waits()

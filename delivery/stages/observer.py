@@ -47,11 +47,11 @@ class MergingPending(AccumulatorParam[Pending]):
         return value1 + value2
 
 
-class MergingGone(AccumulatorParam[frozenset[EndpointId]]):
-    """How Spark adds the endpoints that have said that they are gone."""
+class MergingEndpoints(AccumulatorParam[frozenset[EndpointId]]):
+    """How Spark adds the endpoints of which something is told."""
 
     def zero(self, _: frozenset[EndpointId]) -> frozenset[EndpointId]:
-        """Return that none is."""
+        """Return that there is none."""
         return frozenset()
 
     def addInPlace(  # noqa: N802  # Spark's name
@@ -97,6 +97,7 @@ class Observer:
 
     total: Accumulator[Tally]
     gone: Accumulator[frozenset[EndpointId]]
+    silent: Accumulator[frozenset[EndpointId]]
     level: str
     """As the three of the settings of the area `logs`."""
     format: str
@@ -107,3 +108,5 @@ class Observer:
         self.total.add(tally.of(results, cpu_s=process_cpu().spent()))
         if results.gone:
             self.gone.add(results.gone)
+        if results.silent:
+            self.silent.add(results.silent)

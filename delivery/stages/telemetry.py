@@ -24,6 +24,8 @@ class Told(NamedTuple):
     tally: Tally
     gone: frozenset[EndpointId]
     """Endpoints that have said that they are gone for good."""
+    silent: frozenset[EndpointId]
+    """Endpoints that were waited for and did not answer."""
 
 
 class Telemetry:
@@ -33,12 +35,14 @@ class Telemetry:
         self._lane = lane
         self._total = context.accumulator(Tally(), observer.Merging())
         no_endpoints: frozenset[EndpointId] = frozenset()
-        self._gone = context.accumulator(no_endpoints, observer.MergingGone())
+        self._gone = context.accumulator(no_endpoints, observer.MergingEndpoints())
+        self._silent = context.accumulator(no_endpoints, observer.MergingEndpoints())
         self._cpu = observer.process_cpu()
         self._jvm_cpu = _jvm_cpu(context)
         self.observer = observer.Observer(
             total=self._total,
             gone=self._gone,
+            silent=self._silent,
             level=config.level,
             format=config.format,
             attempt_sample=config.attempt_sample,
@@ -51,10 +55,11 @@ class Telemetry:
         """
         told, self._total.value = self._total.value, Tally()
         gone, self._gone.value = self._gone.value, frozenset()
+        silent, self._silent.value = self._silent.value, frozenset()
         metrics.account(self._lane, told)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
-        return Told(told, gone)
+        return Told(told, gone, silent)
 
 
 @functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told

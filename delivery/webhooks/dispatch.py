@@ -76,6 +76,7 @@ class Dispatcher(Generic[Sent]):
         self._patience: asyncio.TimerHandle | None = None
         self._is_finishing = self._is_over = False
         self._gone: set[EndpointId] = set()
+        self._silent: set[EndpointId] = set()
         self._ended: list[Outcome[Sent]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -96,6 +97,11 @@ class Dispatcher(Generic[Sent]):
         """Return the endpoints that have said since the last call that they are gone for good."""
         gone, self._gone = frozenset(self._gone), set()
         return gone
+
+    def silent(self) -> frozenset[EndpointId]:
+        """Return the endpoints that were waited for since the last call and did not answer."""
+        silent, self._silent = frozenset(self._silent), set()
+        return silent
 
     def reached(self) -> queued.Reached:
         """Return to how many endpoints there was a way."""
@@ -193,6 +199,7 @@ class Dispatcher(Generic[Sent]):
                     self._go_on_alone(pending, *self._under_way.pop(pending))
             for queue in overdue.silent:
                 queue.is_silent = True
+                self._silent.add(queue.endpoint_id)
                 self._empty(queue, retry.SLOW)
         self._time_answers(overdue.next_in_s)
 

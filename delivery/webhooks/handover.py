@@ -6,11 +6,14 @@ Runs in the executors, inside the worker's event loop. Must not import pyspark o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
 from delivery.webhooks import circuit, late, retry
+
+Held = Mapping[EndpointId, str]
+"""Endpoints of which the driver knows that they are not to be asked now, each with the reason (delivery.webhooks.retry)."""
 
 
 class _Rng(Protocol):
@@ -20,12 +23,12 @@ class _Rng(Protocol):
 class Handover:
     """What holds for one micro-batch. `now_s` gives seconds since the epoch, `clock` is monotonic.
 
-    `held` are the endpoints that the retry lane holds back, as it has told the driver.
+    `held` is what all lanes and workers have told the driver.
     """
 
     def __init__(
         self,
-        held: frozenset[EndpointId],
+        held: Held,
         circuits: circuit.Circuits,
         under_way: late.Late,
         *,
@@ -45,8 +48,9 @@ class Handover:
 
         1. It is paused or disabled: everything waits until it is not.
         2. It takes events in order, which only the retry lane's state can keep.
-        3. It is failing, for all that the retry lane or this worker knows.
-        4. It has not answered what was sent to it in an earlier task, which is still under way.
+        3. It is failing, for all that this worker knows.
+        4. The driver has heard so from another one, or that it does not answer.
+        5. It has not answered what was sent to it in an earlier task, which is still under way.
         """
         if endpoint.status is EndpointStatus.PAUSED:
             return retry.ENDPOINT_PAUSED
@@ -54,8 +58,10 @@ class Handover:
             return retry.ENDPOINT_DISABLED
         if endpoint.order_by is not None:
             return retry.ORDERED
-        if endpoint.endpoint_id in self._held or circuit.is_open(self._circuits, endpoint.endpoint_id, self._clock()):
+        if circuit.is_open(self._circuits, endpoint.endpoint_id, self._clock()):
             return retry.CIRCUIT_OPEN
+        if endpoint.endpoint_id in self._held:
+            return self._held[endpoint.endpoint_id]
         return retry.SLOW if self._late.is_silent(endpoint.endpoint_id) else None
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:

@@ -30,6 +30,8 @@ class Results:
     """Those of them to which there was no way at all."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that have said that they are gone for good."""
+    silent: frozenset[EndpointId] = frozenset()
+    """Endpoints that were waited for and did not answer."""
 
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
@@ -40,6 +42,7 @@ def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
         asked=reached.asked,
         unreachable=reached.unreachable,
         gone=dispatcher.gone(),
+        silent=dispatcher.silent(),
         **fields,
     )
 

@@ -22,7 +22,7 @@ import cachetools
 import uvloop
 
 from delivery import errors
-from delivery.model import EndpointId, Record
+from delivery.model import Record
 from delivery.webhooks import (
     answering,
     batch_lane,
@@ -69,6 +69,7 @@ LAST_S = 1.0
 """So long a task that fails waits for what is under way: what ends by then is told, and is not made again."""
 RESTS_S = 0.02
 """So often a worker that is to end looks whether anything goes on in it."""
+NOBODY_HELD: handover.Held = {}  # never changed
 Returned = TypeVar("Returned")
 
 
@@ -150,7 +151,7 @@ class Worker:
         self,
         batches: Iterable[Iterable[Record]],
         source: routing.Source,
-        held: frozenset[EndpointId] = frozenset(),
+        held: handover.Held = NOBODY_HELD,
         ended: journal.Ended = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
@@ -176,7 +177,7 @@ class Worker:
         self,
         batches: Iterable[bytes],
         source: routing.Source,
-        held: frozenset[EndpointId] = frozenset(),
+        held: handover.Held = NOBODY_HELD,
         ended: journal.Ended = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
@@ -311,13 +312,11 @@ class Worker:
             self._circuits.clear()
         return results
 
-    async def _begin(self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended) -> direct_lane.DirectLane:
+    async def _begin(self, source: routing.Source, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
         hand_over = self._handover(held)
         return direct_lane.DirectLane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
 
-    async def _begin_batches(
-        self, source: routing.Source, held: frozenset[EndpointId], ended: journal.Ended
-    ) -> batch_lane.BatchLane:
+    async def _begin_batches(self, source: routing.Source, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
         hand_over = self._handover(held)
         return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over, ended)
 
@@ -342,7 +341,7 @@ class Worker:
         self._registry = source.registry(self._registry)
         return self._registry
 
-    def _handover(self, held: frozenset[EndpointId]) -> handover.Handover:
+    def _handover(self, held: handover.Held) -> handover.Handover:
         return handover.Handover(held, self._circuits, self._late, clock=self._loop.time, now_s=time.time)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:

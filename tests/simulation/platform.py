@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from delivery.model import Record
+from delivery.stages import held
 from delivery.webhooks import (
     direct_lane,
     dispatch,
@@ -42,6 +43,7 @@ EPOCH_S = 1_700_000_000
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
 POLICY = retrying.Policy(max_pending=100_000)
+ATTEMPT_S = 2.0
 SETTLE_S = 1.0
 HORIZON_MS = 500
 SHARDS = 2
@@ -53,13 +55,13 @@ class Worker:
 
     def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
         loop = asyncio.get_running_loop()
-        self.sender = sender.Sender(world, guard.Guard(), timeout_s=2.0, clock=now_s)
+        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=now_s)
         self.paces: limits.Paces = {}
         self.circuits: dict[Any, Any] = {}
         self.answer_times: dict[Any, Any] = {}
         self.rng = rng
         self.clock = loop.time
-        self.late = late.Late(2.0, LIMITS.max_in_flight, self._told)
+        self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
         self.is_dead = False
         self._write = write
         self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
@@ -69,7 +71,7 @@ class Worker:
         if not self.is_dead:
             self._write([*_rows(of_late([ended])), *rows.settled([ended], TOPICS)])
 
-    def lane(self, registry: routing.Registry, held: frozenset[Any]) -> direct_lane.DirectLane:
+    def lane(self, registry: routing.Registry, held: handover.Held) -> direct_lane.DirectLane:
         hand_over = handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
         dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
             self.sender,
@@ -115,6 +117,7 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "retry": 0}
+        self._held = held.Held(ATTEMPT_S, asyncio.get_running_loop().time)
         self.shards = [Shard() for _ in range(SHARDS)]
         self.died = 0
 
@@ -131,7 +134,8 @@ class Platform:
                 await self._published.wait()
                 self._published.clear()
                 continue
-            begun = worker.lane(self._known(), frozenset().union(*(shard.told.held for shard in self.shards)))
+            self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
+            begun = worker.lane(self._known(), self._held.now())
             if await self._lives(self._delivered(begun, records)):
                 self._committed["direct"] = end
             else:
@@ -204,7 +208,9 @@ class Platform:
     async def _delivered(self, begun: direct_lane.DirectLane, records: list[Record]) -> AsyncIterator[list[rows.Row]]:
         for first in range(0, len(records), 50):
             yield _rows(await begun.take(records[first : first + 50]))
-        yield _rows(await begun.finish())
+        last = await begun.finish()
+        self._held.silent(last.silent)
+        yield _rows(last)
 
     async def _retried(self, retries: retry_lane.RetryLane, turns: list[bytes]) -> AsyncIterator[list[rows.Row]]:
         for ended in (await retries.take(turns, self._known(), SETTLE_S), await retries.settle(SETTLE_S)):

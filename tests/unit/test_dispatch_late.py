@@ -55,7 +55,7 @@ class Worker:
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended = dispatcher.ended()
+        self.ended, self.silent = dispatcher.ended(), dispatcher.silent()
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 
@@ -100,6 +100,17 @@ def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not
     assert (
         second == (0.0, FINE | {("hangs", "postponed", retry.SLOW): 30}) or second[1][("hangs", "postponed", retry.SLOW)] == 30
     )
+
+
+def test_who_kept_a_micro_batch_waiting_and_did_not_answer_is_told_of_and_who_answers_slowly_or_was_not_waited_for_is_not():
+    async def play(worker):
+        told = []
+        for _ in range(2):
+            await worker.micro_batch(*fine(), *deliveries(3, "hangs"), *deliveries(2, "slow"))
+            told.append(worker.silent)
+        return told
+
+    assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
 
 
 def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():

@@ -20,19 +20,27 @@ class Accumulator:
         self.value = self._merging.addInPlace(self.value, more)
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 def observed(*results):
     """Return what the driver is told of these results."""
-    total, gone = Accumulator(Tally(), observer.Merging()), Accumulator(frozenset(), observer.MergingGone())
-    observe = observer.Observer(total=total, gone=gone, level="ERROR", format="text", attempt_sample=0.0)
+    total = Accumulator(Tally(), observer.Merging())
+    gone, silent = (Accumulator(frozenset(), observer.MergingEndpoints()) for _ in range(2))
+    observe = observer.Observer(total=total, gone=gone, silent=silent, level="ERROR", format="text", attempt_sample=0.0)
     for one in results:
         observe(one)
-    return telemetry.Told(total.value, gone.value)
+    return telemetry.Told(total.value, gone.value, silent.value)
 
 
 def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     disabled = []
     common = lanes.Common(
-        held=held.Held(), network=network.Network(), disable=lambda ids, why: disabled.append((set(ids), why))
+        held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda ids, why: disabled.append((set(ids), why))
     )
     common.told(observed(Results(asked=2), Results(asked=1)))
     assert disabled == []
@@ -42,12 +50,33 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network.Network()
-    common = lanes.Common(held=held.Held(), network=ours, disable=lambda *_: None)
+    common = lanes.Common(held=held.Held(2.0, Clock()), network=ours, disable=lambda *_: None)
     half = Results(asked=egress.MIN_ASKED // 2, unreachable=egress.MIN_ASKED // 2)
     common.told(observed(half))
     assert not ours.is_broken
     common.told(observed(half, half))
     assert ours.is_broken
+
+
+def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time():
+    common = lanes.Common(held=held.Held(2.0, clock := Clock()), network=network.Network(), disable=lambda *_: None)
+    common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
+    clock.now = 1.9
+    assert common.held.now() == {"a": retry.SLOW, "b": retry.SLOW}
+    common.told(observed(Results(silent=frozenset({"b"}))))
+    clock.now = 2.0
+    assert common.held.now() == {"b": retry.SLOW}
+    clock.now = 3.9
+    assert common.held.now() == {}
+
+
+def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
+    common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
+    common.told(observed(Results(silent=frozenset({"a"}))))
+    common.held.told(frozenset({"a", "c"}))
+    assert common.held.now() == {"a": retry.CIRCUIT_OPEN, "c": retry.CIRCUIT_OPEN}
+    common.held.told(frozenset())
+    assert common.held.now() == {"a": retry.SLOW}
 
 
 ROWS_ARE_GONE = (

@@ -41,7 +41,9 @@ CONFIG = configuration.read(ENVIRON)
 LOOK_UP = lookup.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
-OBSERVER = observer.Observer(total=Tally(), gone=frozenset(), level="INFO", format="json", attempt_sample=0.0)
+OBSERVER = observer.Observer(
+    total=Tally(), gone=frozenset(), silent=frozenset(), level="INFO", format="json", attempt_sample=0.0
+)
 TOOLS = tasks.Tools(plan=plan.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_options.for_librdkafka(CONFIG.kafka)))
 
 
