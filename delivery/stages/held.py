@@ -18,12 +18,13 @@ from delivery.webhooks import handover, retry
 class Held:
     """The endpoints whose events go to the retry lane at once, each with the reason. Safe between threads.
 
-    One that does not answer a worker is left alone by all for `silent_s`, which is how long an attempt may take: by then what
-    is under way has ended, and told the circuit of that worker. `clock` is monotonic, in seconds.
+    One that does not answer a worker is left alone by all for twice `attempt_s`, the longest that an attempt takes. By then
+    what was under way has ended, the circuit of that worker knows, and has told the retry lane, which holds the endpoint back
+    from then on if it is ill. `clock` is monotonic, in seconds.
     """
 
-    def __init__(self, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silent_s = silent_s
+    def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silent_s = 2 * attempt_s
         self._clock = clock
         self._lock = threading.Lock()
         self._held: frozenset[EndpointId] = frozenset()

@@ -58,15 +58,15 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     assert ours.is_broken
 
 
-def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time():
+def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
     common = lanes.Common(held=held.Held(2.0, clock := Clock()), network=network.Network(), disable=lambda *_: None)
     common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
-    clock.now = 1.9
+    clock.now = 3.9
     assert common.held.now() == {"a": retry.SLOW, "b": retry.SLOW}
     common.told(observed(Results(silent=frozenset({"b"}))))
-    clock.now = 2.0
+    clock.now = 4.0
     assert common.held.now() == {"b": retry.SLOW}
-    clock.now = 3.9
+    clock.now = 7.9
     assert common.held.now() == {}
 
 
