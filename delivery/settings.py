@@ -136,7 +136,8 @@ class Delivery(Area):
     """How requests are made, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
-    """Total time of one attempt, from looking up the name to the last byte that is read of the response."""
+    """Total time of one attempt, from looking up the name to the last byte that is read of the response. An endpoint that has
+    suddenly not answered is left to the retry lane for twice as long."""
     lane_deadline_s: Seconds = 3
     """How long deliveries may wait for their own endpoint's answers, or for its `max_per_second`, when all others of the
     micro-batch have been served. Then they are handed over to the retry lane, so that nobody else waits for them."""

@@ -97,6 +97,8 @@ def _require_plain(value: Any, levels: int) -> None:
         raise errors.RegistrationError("", f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and "\0" in value:
         raise errors.RegistrationError("", "has a NUL, which cannot be kept")
+    if isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
+        raise errors.RegistrationError("", "has half of a character (a lone surrogate), which cannot be kept")
     if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # what a test event could not be made of
         raise errors.RegistrationError("", "has a whole number of more than 64 bits")
     if isinstance(value, dict):
@@ -114,7 +116,7 @@ def _require_schema(schema: dict[str, Any]) -> None:
     if schema.get("$schema", DIALECT) != DIALECT:
         raise errors.RegistrationError("$schema", f"is {DIALECT}, or left out")
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)
     except jsonschema.SchemaError as exc:
         raise errors.RegistrationError(_path_of(exc), _short(exc.message)) from None
     schema_patterns.require(_schemas(schema))
@@ -159,8 +161,7 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
         there, here = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
         # Each item with each other one, and each name with each pattern; the others go through the one, the other, or both.
         cost = {"uniqueItems": here * here // 20, "patternProperties": here * there}.get(name, here + there)
-        if name in {"pattern", "patternProperties"}:
-            cost += schema_patterns.cost(value, instance)
+        cost += schema_patterns.cost(name, value, instance, schema)
         left = _steps_left.get() - cost - 1
         if left < 0:
             raise _TooMuch

@@ -76,7 +76,8 @@ class Common:
     def told(self, told: telemetry.Told) -> None:
         """Take what the workers told of a micro-batch of any lane."""
         self.network.told(told.tally.asked, told.tally.unreachable)
-        self.held.silent(told.silent)
+        if not self.network.is_broken:
+            self.held.silent(told.silent)
         if told.gone:
             self.disable(told.gone, retry.GONE)
 

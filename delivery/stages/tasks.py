@@ -39,8 +39,11 @@ class Tools:
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
+        worker.of(self.plan).begin_task()
+        return self._task()
+
+    def _task(self) -> Task:
         here = worker.of(self.plan)
-        here.begin_task()
         orphan.outlive(here.orphaned)
         here.write_late = self.write_late
         return Task(self, here)
@@ -62,7 +65,7 @@ class Tools:
         Spark hands its processes out in turn: in a quiet job one of them may get the same kind of task in every micro-batch.
         Were that kind silent, what has ended there would be told when its shard has given it up and let it leave again.
         """
-        self.begin().finish()
+        self._task().finish()
 
 
 class Task:

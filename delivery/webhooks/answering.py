@@ -30,6 +30,10 @@ class AnswerTime:
         self._spread_s += (abs(self._mean_s - seconds) - self._spread_s) / 4
         self._mean_s += (seconds - self._mean_s) / 8
 
+    def is_beyond(self, most_s: float) -> bool:
+        """Tell whether they are known to take longer than that."""
+        return self._mean_s > most_s
+
     def patience_s(self, most_s: float) -> float:
         """Return how long an answer is worth waiting for.
 
@@ -39,7 +43,7 @@ class AnswerTime:
         """
         if not self._mean_s:
             return most_s
-        usual_s = 0.0 if self._mean_s > most_s else self._mean_s + 4 * self._spread_s
+        usual_s = 0.0 if self.is_beyond(most_s) else self._mean_s + 4 * self._spread_s
         return min(max(usual_s, MIN_PATIENCE_S), most_s)
 
 

@@ -72,18 +72,15 @@ class Index(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """What is to be done. `append` and `drop` are disjoint; with neither and no batches the state has not changed."""
+    """What is to be done. `append` and `drop` are disjoint."""
 
     index: Index
+    changed: bool = False
+    """Whether there is anything to write."""
     batches: list[bytes] = field(default_factory=list)
     """As segment.batch reads them."""
     append: dict[int, bytes] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self.batches or self.append or self.drop)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -131,6 +128,7 @@ class _Deciding:
         for key, lot in kept.items():
             self._count_in(key, lot)
         leaving = self._leaving(passing)
+        self._decision.changed = bool(kept or leaving)
         self._takers.update(number for key in leaving for number in self._index.endpoints[key].segments)
         for key in leaving:
             is_due = key in passing or self._index.endpoints[key].due_by_time_ms <= self._until_ms
@@ -142,6 +140,7 @@ class _Deciding:
             self._cut(lot, is_due=True)
         generation = self._merge(kept)
         self._append(kept, generation)
+        self._decision.changed |= bool(self._decision.append or self._decision.drop)
         return self._decision
 
     def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.Lot]:

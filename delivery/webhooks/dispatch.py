@@ -99,7 +99,7 @@ class Dispatcher(Generic[Sent]):
         return gone
 
     def silent(self) -> frozenset[EndpointId]:
-        """Return the endpoints that were waited for since the last call and did not answer."""
+        """Return the endpoints that were waited for since the last call and did not answer as they usually do."""
         silent, self._silent = frozenset(self._silent), set()
         return silent
 
@@ -199,7 +199,8 @@ class Dispatcher(Generic[Sent]):
                     self._go_on_alone(pending, *self._under_way.pop(pending))
             for queue in overdue.silent:
                 queue.is_silent = True
-                self._silent.add(queue.endpoint_id)
+                if not queue.answer_time.is_beyond(self._bounds.patience_s):  # else it answers, and always takes long
+                    self._silent.add(queue.endpoint_id)
                 self._empty(queue, retry.SLOW)
         self._time_answers(overdue.next_in_s)
 

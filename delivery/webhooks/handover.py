@@ -49,7 +49,7 @@ class Handover:
         1. It is paused or disabled: everything waits until it is not.
         2. It takes events in order, which only the retry lane's state can keep.
         3. It is failing, for all that this worker knows.
-        4. The driver has heard so from another one, or that it does not answer.
+        4. So the driver has heard, or that it did not answer some worker.
         5. It has not answered what was sent to it in an earlier task, which is still under way.
         """
         if endpoint.status is EndpointStatus.PAUSED:

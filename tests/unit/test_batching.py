@@ -71,6 +71,17 @@ def test_what_passes_leaves_at_once_with_what_waited():
     assert (batch.reason, len(batch.packed), shard.is_empty()) == (LeaveReason.TIME, 3, True)
 
 
+def test_what_passes_leaves_behind_what_waited_and_the_state_is_not_written_for_it():
+    shard = Shard()
+    passing = [lot(*events(2), endpoint=name, mark=segment.Mark.PASSES) for name in ("ep1", "ep3")]
+    assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW)] == ["ep1", "ep3"]
+    assert (shard.last.changed, shard.is_empty()) == (False, True)
+    shard.step([lot(*events(1), endpoint="ep2")], now_ms=NOW)
+    assert shard.last.changed
+    assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep2", "ep1", "ep3"]
+    assert shard.last.changed
+
+
 def test_a_batch_that_arrives_full_leaves_without_touching_what_waits():
     shard = Shard()
     shard.step([lot(*events(2), max_events=3)], now_ms=NOW)

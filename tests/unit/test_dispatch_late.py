@@ -113,6 +113,18 @@ def test_who_kept_a_micro_batch_waiting_and_did_not_answer_is_told_of_and_who_an
     assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
 
 
+def test_who_is_known_to_take_longer_than_anybody_waits_is_not_told_of_each_time():
+    async def play(worker):
+        told = []
+        for _ in range(3):
+            await worker.micro_batch(*deliveries(1, "slow"))
+            told.append(worker.silent)
+            await worker.until_told(len(told))
+        return told
+
+    assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
+
+
 def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying()))

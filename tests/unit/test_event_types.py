@@ -36,6 +36,7 @@ def doubling(levels):
 def test_a_schema_and_examples_that_keep_to_it_are_taken():
     check(ORDER, [{"amount": 5}, {"amount": 0.5, "lines": [{"sku": "a"}]}])
     check(None, ["anything", None])
+    check({"pattern": r"^\p{L}+$"}, ["Größe"])
     check({}, [5])
     check({"properties": {"$ref": {"type": "string"}, "$id": True}}, [{"$ref": "x"}])
 
@@ -45,7 +46,9 @@ def test_a_schema_and_examples_that_keep_to_it_are_taken():
     [
         ({"type": "nonsense"}, "json_schema.type: 'nonsense' is not"),
         ({"properties": {"a": {"minimum": "x"}}}, "json_schema.properties.a.minimum: 'x' is not of type 'number'"),
-        ({"pattern": "("}, "json_schema.pattern: '(' is not a 'regex'"),
+        ({"pattern": "("}, "json_schema: '(' is no regular expression of RE2"),
+        ({"pattern": "a{1001}"}, "json_schema: 'a{1001}' is no regular expression of RE2"),
+        ({"title": "\ud800"}, "json_schema: has half of a character"),
         ({"items": {"pattern": "a(?=b)"}}, "json_schema: 'a(?=b)' is no regular expression of RE2"),
         ({"patternProperties": {r"(a)\1": True}}, r"json_schema: '(a)\\1' is no regular expression of RE2"),
         (
@@ -111,6 +114,10 @@ def test_a_payload_is_told_all_that_is_wrong_with_it_up_to_a_bound():
         ({"contains": {"enum": list(range(3000))}}, [-1] * 3000),
         ({"items": {"pattern": "((x?){300}){3}y"}}, ["x" * 6200] * 10),
         ({"patternProperties": {"((x?){300}){3}y": True}}, {f"{n}" + "x" * 6200: n for n in range(10)}),
+        (
+            {"additionalProperties": False, "patternProperties": {"((x?){300}){3}y": True}},
+            {f"{n}" + "x" * 6200: n for n in range(10)},
+        ),
     ],
 )
 def test_a_check_that_would_go_on_and_on_ends_and_says_so(schema, payload):

@@ -70,6 +70,12 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
     assert common.held.now() == {}
 
 
+def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
+    common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
+    common.told(observed(Results(asked=egress.MIN_ASKED, unreachable=egress.MIN_ASKED, silent=frozenset({"a"}))))
+    assert common.held.now() == {}
+
+
 def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
     common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
     common.told(observed(Results(silent=frozenset({"a"}))))
