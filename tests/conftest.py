@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 import uuid
 from pathlib import Path
@@ -12,6 +13,16 @@ import pytest
 from fanout.local import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    """A worker's first task says for its process what is logged, and where to: here other tests come after it."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
