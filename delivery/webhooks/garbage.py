@@ -16,7 +16,7 @@ COLLECTED_EVERY = 20_000
 """Objects made and not yet freed, between two runs of the collector. Every 700, its default, it walks through what is under way
 again and again: 5 µs of each delivery. Deliveries hold no cycles; what does, an exception at times, may wait."""
 WHOLE_EVERY_S = 600.0
-"""So often everything is walked through: half a second with 100,000 subscriptions."""
+"""So often everything is walked through, which takes the longer the more a worker knows."""
 
 
 class Garbage:
