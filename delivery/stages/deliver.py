@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.model import Record
 from delivery.stages import tasks
 from delivery.stages.journal import Journal
-from delivery.webhooks import handover, routing, worker
+from delivery.webhooks import handover, routing
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """What `source` gives, and its Arrow batches hold."""
@@ -31,7 +31,7 @@ def deliver(
     source: routing.Source,
     parallelism: int,
     *,
-    held: handover.Held = worker.NOBODY_HELD,
+    held: handover.Held = handover.NOBODY_HELD,
     journal: Journal | None = None,
 ) -> DataFrame:
     """Return the tasks that deliver `records`.
@@ -61,7 +61,7 @@ class DeliverPartition:
 
     tools: tasks.Tools
     source: routing.Source
-    held: handover.Held = field(default_factory=dict)
+    held: handover.Held = field(default_factory=lambda: handover.NOBODY_HELD)
     journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

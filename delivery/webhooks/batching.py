@@ -197,6 +197,7 @@ class _Deciding:
     def _cut(self, lot: segment.Lot, *, is_due: bool) -> segment.Lot | None:
         """Let batches leave within the bounds; return what stays."""
         first, size, bounds = 0, 0, lot.bounds
+        # The usual case, in which there is nothing to look for.
         fits_one = len(lot.items) < bounds.max_events and lot.size < bounds.max_bytes
         for place, item in enumerate(() if fits_one else lot.items):
             if place > first and size + item.size > bounds.max_bytes:

@@ -14,6 +14,7 @@ from delivery.webhooks import circuit, late, retry
 
 Held = Mapping[EndpointId, str]
 """Endpoints of which the driver knows that they are not to be asked now, each with the reason (delivery.webhooks.retry)."""
+NOBODY_HELD: Held = {}  # never changed
 
 
 class _Rng(Protocol):

@@ -45,7 +45,7 @@ def parted(
         else:
             reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
     everything = range(len(leaving.packed))
-    if len(reasons) == 1 or len(set(reasons)) == 1:
+    if len(set(reasons)) == 1:
         return {reasons[0]: everything}
     by_reason: dict[SkipReason | None, list[int]] = {}
     for place in everything:

@@ -176,9 +176,9 @@ def _batch_identity(batch: batch_message.BatchOutcome) -> dict[str, Any]:
         "webhook_id": delivery.webhook_id,
         "left_by": delivery.left_by,
         "count": len(delivery.events),
-        "oldest_appended_at_ms": min([event.appended_at_ms for event in delivery.events]),
+        "oldest_appended_at_ms": min(event.appended_at_ms for event in delivery.events),
         "offsets": _offsets(delivery, range(len(delivery.events))),
-        "rejected": _offsets(delivery, sorted(batch.rejected)) if batch.rejected else {},
+        "rejected": _offsets(delivery, sorted(batch.rejected)),
     }
 
 

@@ -69,7 +69,6 @@ LAST_S = 1.0
 """So long a task that fails waits for what is under way: what ends by then is told, and is not made again."""
 RESTS_S = 0.02
 """So often a worker that is to end looks whether anything goes on in it."""
-NOBODY_HELD: handover.Held = {}  # never changed
 Returned = TypeVar("Returned")
 
 
@@ -151,7 +150,7 @@ class Worker:
         self,
         batches: Iterable[Iterable[Record]],
         source: routing.Source,
-        held: handover.Held = NOBODY_HELD,
+        held: handover.Held = handover.NOBODY_HELD,
         ended: journal.Ended = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
@@ -177,7 +176,7 @@ class Worker:
         self,
         batches: Iterable[bytes],
         source: routing.Source,
-        held: handover.Held = NOBODY_HELD,
+        held: handover.Held = handover.NOBODY_HELD,
         ended: journal.Ended = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""

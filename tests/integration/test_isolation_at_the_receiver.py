@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from delivery.webhooks import retry, worker
+from delivery.webhooks import handover, retry
 from tests import builders
 from tests.integration.customers import Customers, Source, working
 
@@ -43,7 +43,7 @@ def records():
     ]
 
 
-def micro_batch(here, source, held=worker.NOBODY_HELD):
+def micro_batch(here, source, held=handover.NOBODY_HELD):
     """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
     began = time.monotonic()
     outcomes = [outcome for results in here.deliver([records()], source, held) for outcome in results.outcomes]

@@ -6,7 +6,7 @@ import pytest
 from delivery import errors, plan, settings
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.stages import tasks
-from delivery.webhooks import late, parcel, results
+from delivery.webhooks import garbage, late, parcel, results
 from tests import builders
 
 CONFIG = settings.Settings()
@@ -61,6 +61,16 @@ def test_those_of_one_endpoint_are_told_together():
     one, other = ended(), ended()._replace(name=b"other")
     *_, (_, name), _ = told(Writing(), one, other)
     assert parcel.message(name).settled == [b"name", b"other"]
+
+
+def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_one_that_ends_leaves_that_to_the_collector(monkeypatch):
+    put_aside = []
+    monkeypatch.setattr(garbage.Garbage, "put_aside", lambda _: put_aside.append("once"))
+    tools = tasks.Tools(plan=plan.of(CONFIG), observe=lambda _: None, sink=Writing)
+    tools.tell_late()
+    assert put_aside == []
+    tools.begin()
+    assert put_aside == ["once"]
 
 
 def test_an_endpoint_that_is_gone_is_told_of():
