@@ -11,15 +11,13 @@ from __future__ import annotations
 import base64
 import functools
 import os
-import pickle
-import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pyspark import SparkContext, TaskContext
 
-from delivery.webhooks import routing
+from delivery.webhooks import packing, routing
 
 PROPERTY = "fanout.registry"
 _NONCE_BYTES = 12
@@ -70,12 +68,10 @@ def _without_news(source: routing.RefreshedSource) -> routing.RefreshedSource:
 
 def _sealed(key: bytes, news: Any) -> str:
     nonce = os.urandom(_NONCE_BYTES)
-    packed = zlib.compress(pickle.dumps(news), 1)
-    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, packed, None)).decode()
+    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, packing.packed(news), None)).decode()
 
 
 @functools.lru_cache(maxsize=4)  # once a revision and worker process, however many tasks bring it
 def _opened(key: bytes, sealed: str) -> Any:
     written = base64.b64decode(sealed)
-    packed = AESGCM(key).decrypt(written[:_NONCE_BYTES], written[_NONCE_BYTES:], None)
-    return pickle.loads(zlib.decompress(packed))  # noqa: S301  # written by the driver: what opens with the key is its own
+    return packing.unpacked(AESGCM(key).decrypt(written[:_NONCE_BYTES], written[_NONCE_BYTES:], None))

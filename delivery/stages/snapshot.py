@@ -19,7 +19,7 @@ from pyspark import Broadcast, SparkContext
 
 from delivery import metrics, plan, settings
 from delivery.model import Revision
-from delivery.webhooks import routing
+from delivery.webhooks import packing, routing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 from subscriptions_db import connect, keyring, migrate
 from subscriptions_db import snapshot as registry
@@ -192,7 +192,7 @@ class Broadcaster:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._broadcasts: dict[str, Broadcast[Snapshot]] = {}
+        self._broadcasts: dict[str, Broadcast[bytes]] = {}
         self._used: dict[str, str] = {}
 
     def source(self, published: Published, lane: str) -> routing.BroadcastSource:
@@ -200,7 +200,7 @@ class Broadcaster:
         base_id = published.base_id
         with self._lock:
             if base_id not in self._broadcasts:
-                self._broadcasts[base_id] = self._context.broadcast(published.base)
+                self._broadcasts[base_id] = self._context.broadcast(packing.packed(published.base))
             self._used[lane] = base_id
             for unused in self._broadcasts.keys() - set(self._used.values()):
                 self._broadcasts.pop(unused).destroy()

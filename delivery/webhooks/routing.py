@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from delivery.model import Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
-from delivery.webhooks import matching
+from delivery.webhooks import matching, packing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
 
@@ -96,8 +96,12 @@ class Broadcast(Protocol):
     """Spark's handle to a value that was sent to each executor once."""
 
     @property
-    def value(self) -> Snapshot:
-        """Return the value; each worker process unpickles it at its first question."""
+    def value(self) -> bytes:
+        """Return the value.
+
+        PySpark lets go of it in a worker that gets a task without this handle, such as one of a lane's state, and loads it
+        again, asked or not, for the next task with it. So it is no more than bytes.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +116,14 @@ class BroadcastSource:
     base_id: str
     """Which broadcast it is; the same for all sources that differ in `delta` only."""
     broadcast: Broadcast
+    """The base, packed: a process unpacks it once, though it may load it in each micro-batch."""
     delta: SnapshotChanges | None
     """All that has changed since the broadcast."""
 
     def registry(self, last: Registry | None) -> Registry:
         """Return `last` with the delta applied, or a new one when there is a new broadcast."""
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
-            last = WholeRegistry(self.base_id, self.broadcast.value)
+            last = WholeRegistry(self.base_id, packing.unpacked(self.broadcast.value))
             # It stays for long and holds no cycles: the collector need not walk through it again and again.
             gc.collect()
             gc.freeze()

@@ -25,8 +25,7 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.stages import deliver, tasks
-from delivery.webhooks import envelope, garbage, guard, limits, routing, rows, tally, worker
-from delivery.webhooks.snapshot import Snapshot
+from delivery.webhooks import envelope, garbage, guard, limits, packing, routing, rows, tally, worker
 from load_tests import receiver, traffic
 from tests import builders, sinks
 
@@ -40,7 +39,7 @@ OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports
 class InMemory:
     """What a broadcast is to a task, without Spark."""
 
-    value: Snapshot
+    value: bytes
 
 
 def source(url: str) -> routing.BroadcastSource:
@@ -55,7 +54,7 @@ def source(url: str) -> routing.BroadcastSource:
         for row in document["subscriptions"]
     ]
     snapshot = builders.snapshot(*endpoints, *subscriptions, tenants=tuple(row["id"] for row in document["tenants"]))
-    return routing.BroadcastSource(base_id="base", broadcast=InMemory(snapshot), delta=None)
+    return routing.BroadcastSource(base_id="base", broadcast=InMemory(packing.packed(snapshot)), delta=None)
 
 
 def batches(count: int) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from cryptography.exceptions import InvalidTag
 
 from delivery.model import Revision, SubscriptionStatus
 from delivery.stages import arrow, carried, snapshot
+from delivery.webhooks import packing
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
@@ -89,7 +90,7 @@ def test_a_base_stays_as_long_as_one_lane_uses_it(spark):
     broadcaster = snapshot.Broadcaster(spark.sparkContext)
     old = broadcaster.source(published(), "batch").broadcast
     broadcaster.source(published(base_id="new"), "direct")
-    assert spark.range(1).rdd.map(lambda _: old.value.revision).collect() == [1]
+    assert spark.range(1).rdd.map(lambda _: packing.unpacked(old.value).revision).collect() == [1]
     assert broadcaster.source(published(base_id="new"), "batch").broadcast is not old
     with pytest.raises(Exception, match="destroyed"):
-        spark.range(1).rdd.map(lambda _: old.value.revision).collect()
+        spark.range(1).rdd.map(lambda _: packing.unpacked(old.value).revision).collect()

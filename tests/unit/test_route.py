@@ -8,7 +8,7 @@ import pytest
 
 from delivery import plan, settings
 from delivery.stages import arrow, deliver, route, tasks
-from delivery.webhooks import routing
+from delivery.webhooks import packing, routing
 from tests import builders, sinks
 
 CONFIG = settings.Settings()
@@ -25,7 +25,9 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
 
     partition = route.RoutePartition(
         tools=tasks.Tools(plan=plan.of(CONFIG), observe=observe, sink=folder),
-        source=routing.BroadcastSource(base_id="route", broadcast=SimpleNamespace(value=builders.snapshot()), delta=None),
+        source=routing.BroadcastSource(
+            base_id="route", broadcast=SimpleNamespace(value=packing.packed(builders.snapshot())), delta=None
+        ),
         shard_keys=(1, 2),
         pass_through_s=1.0,
         rejects=rejects,

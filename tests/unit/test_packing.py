@@ -1,0 +1,25 @@
+"""What a task brings of the registry is small, and is read once by each process."""
+
+from types import SimpleNamespace
+
+from delivery.webhooks import packing, routing
+from tests import builders
+
+BASE = builders.snapshot(*(builders.endpoint(f"ep{number}") for number in range(1000)))
+
+
+def source(base_id="base"):
+    return routing.BroadcastSource(base_id=base_id, broadcast=SimpleNamespace(value=packing.packed(BASE)), delta=None)
+
+
+def test_what_was_packed_is_the_same_when_it_is_unpacked():
+    assert packing.unpacked(packing.packed(BASE)) == BASE
+
+
+def test_a_process_unpacks_a_base_once_however_often_pyspark_loads_it(monkeypatch):
+    unpacked = []
+    monkeypatch.setattr(packing, "unpacked", lambda written: unpacked.append(written) or BASE)
+    last = None
+    for base_id in ("one", "one", "one", "other"):
+        last = source(base_id).registry(last)
+    assert len(unpacked) == 2
