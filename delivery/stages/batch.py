@@ -17,7 +17,7 @@ from delivery.webhooks import batching, pending
 
 def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[pending.Pending], tools: tasks.Tools) -> DataFrame:
     """Return the batches that leave now."""
-    return state.kept(routed, Batches(horizon_ms=horizon_ms), told, tools.tell_late)
+    return state.kept(routed, Batches(horizon_ms=horizon_ms), told, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

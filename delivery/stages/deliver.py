@@ -34,7 +34,7 @@ def deliver(
     held: handover.Held = handover.NOBODY_HELD,
     journal: Journal | None = None,
 ) -> DataFrame:
-    """Return the tasks that deliver `records`.
+    """Return the tasks that deliver `records`, which have COLUMNS and no others.
 
     What is due to `held` goes to the retry lane. What has ended by the `journal` is left out.
 
@@ -42,7 +42,7 @@ def deliver(
     several Kafka partitions one after another, and there are as many tasks as can run at once.
     """
     partition = DeliverPartition(tools=tools, source=source, held=held, journal=journal)
-    return records.select(*COLUMNS).coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
+    return records.coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 
 
 def no_records(spark: SparkSession, parallelism: int) -> DataFrame:

@@ -31,7 +31,7 @@ def deliver_batches(
     one shard after the other.
     """
     partition = DeliverBatchesPartition(tools=tools, source=source, held=held, journal=journal)
-    return left.select("value").coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
+    return left.coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

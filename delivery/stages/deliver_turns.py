@@ -22,7 +22,7 @@ def deliver_turns(
 ) -> DataFrame:
     """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now."""
     partition = DeliverTurnsPartition(tools=tools, source=source, settle_s=settle_s)
-    return left.select("value").coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
+    return left.coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -66,7 +65,8 @@ class Lane(Generic[Registry]):
         self._began = began
         self._is_woken = is_woken
         self._handed_back: type[Exception] | None = None
-        self._last_begun = -1
+        self._last_begun = self._handled = -1
+        self._begins = threading.Event()
 
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
         """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled.
@@ -100,11 +100,13 @@ class Lane(Generic[Registry]):
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
+        self._begins.set()  # Spark has reported the one before by now
         try:
             registry = self._held()
             self._last_begun = batch_id
             self._began(batch_id)
             self._handle(batch, registry)
+            self._handled = batch_id
         except (StartAgain, _StopRequested) as handed_back:
             # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with
             # the batch uncommitted, to be run again at the next start; that is no error, so Spark is not to report one.
@@ -122,12 +124,16 @@ class Lane(Generic[Registry]):
     def _watch(self, query: StreamingQuery) -> None:
         newest, reported = None, -1
         while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
-            time.sleep(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
+            self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
+            self._begins.clear()
+            # Asked for when there is one: the JVM writes the offsets of hundreds of topics for each.
+            if newest is not None and newest["batchId"] >= self._handled:
+                continue
             if (last := query.lastProgress) is None or last == newest:
                 continue
             newest = last
             self._watched.entered(health.Phase.RUNNING)
-            for progress in query.recentProgress:  # all since the last look, with the offsets of hundreds of topics in each
+            for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
                     _report(self._name, progress)

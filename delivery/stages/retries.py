@@ -41,7 +41,7 @@ def retries(
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
-    return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.tell_late)
+    return state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class SpreadPartition:
     shard_keys: tuple[int, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = self.tools.begin()
         # Each shard looks at its times in every micro-batch, also when nothing comes for it.
         yield from route.written([route.Row(key) for key in self.shard_keys])
         for batch in batches:
@@ -61,7 +62,7 @@ class SpreadPartition:
                 for partition, offset, key, value in zip(*columns, strict=True)
                 if key is not None
             )
-        self.tools.tell_late()
+        task.finish()
 
     def _home_of(self, key: bytes) -> int:
         return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]

@@ -58,9 +58,9 @@ class RoutePartition:
     """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task, shards = self.tools.begin(), len(self.shard_keys)
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
         yield from written([Row(key) for key in self.shard_keys])
-        task, shards = self.tools.begin(), len(self.shard_keys)
         read = map(deliver.records, batches)
         for collected in task.worker.collect(read, self.source, shards=shards, pass_through_s=self.pass_through_s):
             if not self.rejects:

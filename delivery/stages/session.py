@@ -40,6 +40,9 @@ ALWAYS = {
     # Of names and values; also of the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
+    # For each Kafka partition of each micro-batch Spark writes the text of a class that turns records into rows, and then finds
+    # that it has it compiled: half of the CPU of small tasks. Without, it interprets (docs/adr/0029).
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
     # The first records are on their way while the rest is being read.
@@ -67,6 +70,19 @@ LOCAL_CHECKPOINT = {
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 """Hadoop's own starts a process, `chmod`, for every file that it writes on a local disk, and one for its checksum: ten in each
 micro-batch of two shards, 100 ms of it on two busy cores (docs/adr/0026)."""
+
+
+LOOKED_UP_ONCE = (
+    "functions",
+    "PythonUtils",
+    "PythonSQLUtils",
+    "SimplePythonFunction",
+    "org.apache.spark.sql.classic.SparkSession",
+    "org.apache.spark.sql.classic.SparkSession$",
+    "org.apache.spark.sql.execution.python.UserDefinedPythonFunction",
+)
+"""What PySpark asks the JVM for by these names each time that it makes a plan. For the short ones the JVM looks through all of
+its jars first, each time: a tenth of its CPU in small micro-batches (docs/adr/0029)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +119,7 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
     _quieten(spark)
+    _look_up_once(spark)
     _write_local_files_by_itself(spark)
     return spark
 
@@ -126,6 +143,13 @@ def _write_local_files_by_itself(spark: SparkSession) -> None:
     if hadoop.get("fs.file.impl") is None and hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:
         hadoop.set("fs.file.impl", LOCAL_FILES)
         hadoop.setBoolean("fs.file.impl.disable.cache", True)  # Spark's start has left Hadoop's there
+
+
+def _look_up_once(spark: SparkSession) -> None:
+    """Keep what py4j finds under these names: what its view of the JVM has as an attribute, it does not ask for."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  # no public way
+    for name in LOOKED_UP_ONCE:
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def _quieten(spark: SparkSession) -> None:

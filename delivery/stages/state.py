@@ -42,6 +42,13 @@ class Decided(NamedTuple):
     told: Pending
 
 
+class Begun(Protocol):
+    """A task that has begun, in its worker."""
+
+    def finish(self) -> object:
+        """End it."""
+
+
 class Decide(Protocol):
     """The decision of a lane. Survives pickling."""
 
@@ -49,10 +56,10 @@ class Decide(Protocol):
         """Decide by a shard's index, what arrived for it, and its segments."""
 
 
-def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], end: Callable[[], None]) -> DataFrame:
+def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], begin: Callable[[], Begun]) -> DataFrame:
     """Return what leaves now, by the time at which the micro-batch began, in rows that `left` reads.
 
-    `end` is called at the end of each task, in its worker. The time is in the offset log: a micro-batch that runs again decides
+    `begin` is called as each task begins, in its worker. The time is in the offset log: a micro-batch that runs again decides
     by the same. `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything
     waits or not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the
     time, and delivery.stages.ticks a record when something is due.
@@ -60,7 +67,7 @@ def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], end: Calla
     return (
         rows.select("shard", "key", "value", _began_ms().alias("now_ms"))
         .groupBy("shard")
-        .transformWithState(Shard(decide, told, end), "value binary", "Append", "None")
+        .transformWithState(Shard(decide, told, begin), "value binary", "Append", "None")
         .select("value")
     )
 
@@ -91,18 +98,20 @@ def those_in(value: bytes) -> list[bytes]:
 class Shard(StatefulProcessor):
     """The state of one shard, and its decision in each micro-batch."""
 
-    def __init__(self, decide: Decide, told: Accumulator[Pending], end: Callable[[], None]) -> None:
+    def __init__(self, decide: Decide, told: Accumulator[Pending], begin: Callable[[], Begun]) -> None:
         self._decide = decide
         self._told = told
-        self._end = end
+        self._begin = begin
+        self._task: Begun | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state. Called once a task."""
+        """Name the state. Called once a task, and once on the driver."""
         self._index = handle.getValueState("index", _BYTES)
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         """Take what came for the shard, in the order of its keys where it has some; yield what leaves it."""
+        self._task = self._task or self._begin()
         arrived, now_ms = [], 0
         for row in rows:
             now_ms = row.now_ms
@@ -125,7 +134,8 @@ class Shard(StatefulProcessor):
 
     def close(self) -> None:
         """End the task. Called once a task."""
-        self._end()
+        if self._task is not None:
+            self._task.finish()
 
     def _read(self, number: int) -> bytes:
         kept = self._segments.getValue((number,))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
@@ -22,8 +23,8 @@ from delivery.webhooks.results import Results
 
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 """What Spark says when rows between two stages are gone, by `spark.stage.maxConsecutiveAttempts`."""
-NO_ROWS = "nothing boolean"
-"""What a task returns to Spark that has written its results itself."""
+NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
+"""What a task returns to Spark that has written its results itself. As text, the JVM would parse it in each micro-batch."""
 LAST_FLUSH_S = 0.5
 """So long a task that fails waits for its last rows to be in their topics."""
 
@@ -39,11 +40,8 @@ class Tools:
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
-        worker.of(self.plan).begin_task()
-        return self._task()
-
-    def _task(self) -> Task:
         here = worker.of(self.plan)
+        here.begin_task()
         orphan.outlive(here.orphaned)
         here.write_late = self.write_late
         return Task(self, here)
@@ -58,14 +56,6 @@ class Tools:
         writing.finish()
         writing.write(rows.settled(ended, self.plan.topics))
         writing.finish()
-
-    def tell_late(self) -> None:
-        """Write what has ended late in this process. Called at the end of each task that writes no results of its own.
-
-        Spark hands its processes out in turn: in a quiet job one of them may get the same kind of task in every micro-batch.
-        Were that kind silent, what has ended there would be told when its shard has given it up and let it leave again.
-        """
-        self._task().finish()
 
 
 class Task:
@@ -100,8 +90,9 @@ class Task:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Wait until all is in its topic; return NO_ROWS.
 
-        Also of turns that the retry lane has begun in this process and that have ended since: it may be long before the process
-        gets a task of that lane again, and a turn that nobody reports leaves once more.
+        Also of turns that the retry lane has begun in this process and that have ended since, whatever the task is for. Spark
+        hands its processes out in turn: in a quiet job one of them may get the same kind of task in every micro-batch, and a
+        turn that nobody reports leaves its shard once more.
         """
         if (turns := self.worker.ended_turns()) is not None:
             self.write_turns(turns)

@@ -64,10 +64,8 @@ class Telemetry:
 
 @functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told
 def _jvm_cpu(context: SparkContext) -> observer.Meter:
-    return observer.Meter(lambda: _jvm_cpu_s(context))
-
-
-def _jvm_cpu_s(context: SparkContext) -> float:
     jvm = context._jvm  # noqa: SLF001  # PySpark has no public way to the JVM, and nobody else knows its CPU time
-    used = jvm.java.lang.ProcessHandle.current().info().totalCpuDuration()  # type: ignore[union-attr]  # set once Spark runs
-    return float(used.orElse(jvm.java.time.Duration.ZERO).toNanos()) / 1e9  # type: ignore[union-attr]
+    # Each name of a package costs the JVM a search through all of its jars, so these are looked up once.
+    itself = jvm.java.lang.ProcessHandle.current()  # type: ignore[union-attr]  # set once Spark runs
+    zero = jvm.java.time.Duration.ZERO  # type: ignore[union-attr]
+    return observer.Meter(lambda: float(itself.info().totalCpuDuration().orElse(zero).toNanos()) / 1e9)

@@ -1,4 +1,4 @@
-"""Wake a lane that keeps state when something is due and no record comes, by a record in a topic of its own.
+"""Wake a lane that keeps state when something is due and no record comes, or has long been quiet, by a record in its own topic.
 
 Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
 there is something to decide. A tick that Kafka does not take is sent again; one too many does no harm.
@@ -31,12 +31,20 @@ FIRST_HEARD_S = 5.0
 (`source.starting_offsets`) may have passed a tick by."""
 
 
-def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float) -> float | None:
-    """Return for how long no tick is needed; None: until something waits. Pure.
+QUIET_S = 45.0
+"""A lane has a micro-batch at least so often. Spark ends Python workers that had nothing to do for a minute, and new ones take
+1.3 CPU seconds each before they do anything (docs/adr/0029): whatever comes first after a quiet minute would wait for them."""
 
-    A micro-batch that begins within the horizon before `due_ms` lets it leave.
+
+def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float, quiet_s: float) -> float:
+    """Return for how long no tick is needed. Pure.
+
+    A micro-batch that begins within the horizon before `due_ms` lets what is due then leave; None: nothing waits. `quiet_s` is
+    how long ago the last one was.
     """
-    return None if due_ms is None else max(0.0, (due_ms - horizon_ms - now_ms) / 1000)
+    until_quiet = QUIET_S - quiet_s
+    until_due = until_quiet if due_ms is None else (due_ms - horizon_ms - now_ms) / 1000
+    return max(0.0, min(until_due, until_quiet))
 
 
 class Ticker:
@@ -50,7 +58,7 @@ class Ticker:
         self._stop = stop
         self._told = threading.Condition()
         self._due_ms: int | None = None
-        self._heard = 0
+        self._heard, self._heard_at = 0, time.monotonic()
         _require_apart(f"{lane}.ticks_topic", self._topic, config.source.topic_pattern)
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
         self._producer = Producer(kafka_options.for_librdkafka(config.kafka))
@@ -67,15 +75,15 @@ class Ticker:
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
         with self._told:
             self._due_ms = pending.due_ms
-            self._heard += 1
+            self._heard, self._heard_at = self._heard + 1, time.monotonic()
             self._told.notify()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             with self._told:
-                wait, heard = wait_s(self._due_ms, time.time() * 1000, self._horizon_ms), self._heard
-                if wait != 0:
-                    self._told.wait(LOOK_S if wait is None else min(wait, LOOK_S))
+                quiet_s, heard = time.monotonic() - self._heard_at, self._heard
+                if wait := wait_s(self._due_ms, time.time() * 1000, self._horizon_ms, quiet_s):
+                    self._told.wait(min(wait, LOOK_S))
                     continue
             if not self.tick():
                 self._stop.wait(LOOK_S)

@@ -21,14 +21,21 @@ HOUR_MS = 3_600_000
 
 
 class Tools:
-    """Notes of the ends of tasks, a byte each, in a file."""
+    """Notes of tasks that began and ended, a byte each, in a file."""
 
     def __init__(self, path):
         self._path = path
 
-    def tell_late(self):
+    def begin(self):
+        self._note(b"(")
+        return self
+
+    def finish(self):
+        self._note(b")")
+
+    def _note(self, byte):
         with self._path.open("ab") as notes:
-            notes.write(b".")
+            notes.write(byte)
 
 
 class Lane:
@@ -39,7 +46,7 @@ class Lane:
         self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
         self._offset, self._files = 0, 0
         self.breaks = False
-        self.ends = folder / "ends"
+        self.tasks = folder / "tasks"
         (folder / "records").mkdir()
 
     def write(self, *messages):
@@ -65,7 +72,7 @@ class Lane:
 
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
-        keys, tools = shards.keys(self._spark, SHARDS), Tools(self.ends)
+        keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
         kept = retries.retries(records, retrying.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
@@ -143,8 +150,9 @@ def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path
     assert waits.events == 2
 
 
-def test_every_task_ends_with_what_has_ended_late_in_its_process(spark, tmp_path):
+def test_every_task_begins_and_ends_in_its_worker(spark, tmp_path):
     lane = Lane(spark, tmp_path)
     lane.write()  # as when nothing but a tick comes
     lane.run()
-    assert lane.ends.stat().st_size >= 1 + SHARDS  # the one that spreads, and at least one for each part of the state
+    notes = lane.tasks.read_bytes()
+    assert notes.count(b"(") == notes.count(b")") >= 1 + SHARDS  # the one that spreads, and one for each part of the state

@@ -11,7 +11,7 @@ from delivery.webhooks.pending import Pending
 
 
 class Nothing:
-    """A state that holds nothing, and an accumulator that nobody reads."""
+    """A state that holds nothing, an accumulator that nobody reads, and a task that does nothing else."""
 
     def getValueState(self, *_):  # noqa: N802  # Spark's name
         return SimpleNamespace(get=lambda: None)
@@ -22,6 +22,9 @@ class Nothing:
     def add(self, _):
         pass
 
+    def finish(self):
+        pass
+
 
 def rows_of(*left):
     """Return the rows in which these leave a shard."""
@@ -29,7 +32,7 @@ def rows_of(*left):
     def decide(*_):
         return state.Decided(list(left), {}, [], None, Pending())
 
-    shard = state.Shard(decide, Nothing(), lambda: None)
+    shard = state.Shard(decide, Nothing(), Nothing)
     shard.init(Nothing())
     return list(shard.handleInputRows((0,), iter([Row(shard=0, key=None, value=None, now_ms=1)]), None))
 

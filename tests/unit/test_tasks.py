@@ -63,13 +63,13 @@ def test_those_of_one_endpoint_are_told_together():
     assert parcel.message(name).settled == [b"name", b"other"]
 
 
-def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_one_that_ends_leaves_that_to_the_collector(monkeypatch):
+def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):
     put_aside = []
     monkeypatch.setattr(garbage.Garbage, "put_aside", lambda _: put_aside.append("once"))
     tools = tasks.Tools(plan=plan.of(CONFIG), observe=lambda _: None, sink=Writing)
-    tools.tell_late()
-    assert put_aside == []
-    tools.begin()
+    begun = tools.begin()
+    assert put_aside == ["once"]
+    begun.finish()
     assert put_aside == ["once"]
 
 

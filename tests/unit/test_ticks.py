@@ -12,14 +12,20 @@ from delivery.webhooks.pending import Pending
 @pytest.mark.parametrize(
     ("due_ms", "wait_s"),
     [
-        pytest.param(None, None, id="nothing waits"),
         pytest.param(10_000, 8.5, id="10 s, less what the next micro-batch looks ahead"),
         pytest.param(1_500, 0.0, id="just within the horizon"),
         pytest.param(0, 0.0, id="overdue"),
     ],
 )
 def test_a_tick_is_sent_as_soon_as_a_micro_batch_would_let_the_batch_leave(due_ms, wait_s):
-    assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500) == wait_s
+    assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=0) == wait_s
+
+
+@pytest.mark.parametrize("due_ms", [None, 3_600_000])
+def test_a_lane_that_has_long_been_quiet_is_woken_before_spark_ends_its_workers(due_ms):
+    assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=0) == ticks.QUIET_S
+    assert ticks.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=ticks.QUIET_S) == 0
+    assert ticks.QUIET_S < 60
 
 
 @pytest.mark.parametrize(("lane", "topic"), [("batch", "ticks"), ("retry", "retry-ticks")])
