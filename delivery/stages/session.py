@@ -23,6 +23,8 @@ JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCod
 quick compiler alone another third, as the other one takes minutes for code that mostly waits (docs/adr/0024). With one compiler
 the JVM keeps 48 MB for its code, and a lane with state fills them in 90 s: it throws most of it away and compiles anew, for ten
 seconds at twice the latency. 240 MB is what it keeps with both."""
+RETAINED = "20"
+"""So many finished jobs, stages, tasks and queries Spark remembers."""
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
@@ -48,6 +50,12 @@ ALWAYS = {
     # The first records are on their way while the rest is being read.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
+    # What Spark remembers for its pages, shown or not: of ten micro-batches a second, a thousand live long enough to fill the old
+    # part of the heap, and emptying that stops everything for 0.3 s each minute (docs/adr/0029).
+    "spark.ui.retainedJobs": RETAINED,
+    "spark.ui.retainedStages": RETAINED,
+    "spark.ui.retainedTasks": RETAINED,
+    "spark.sql.ui.retainedExecutions": RETAINED,
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
     # Streams do without it, and say so in the log at each start.
