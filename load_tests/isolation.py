@@ -18,8 +18,8 @@ from load_tests import figures, platform, receiver, stage, traffic
 
 SETTINGS = {"spark.master": "local[4,4]", "retry.shards": "2", "retry.max_probe_interval_s": "5"}
 """Of the job: task slots for each of the two lanes, as an operator would give them, so that neither waits for the other's; as
-many shards as one of the lanes has slots (each costs some 0.06 CPU seconds in each micro-batch of that lane); and the endpoint is
-to be noticed soon after it answers again."""
+many shards as each lane has slots (one takes 0.06 CPU seconds of each micro-batch of that lane); and the endpoint is to be
+noticed soon after it answers again."""
 IDLE_S = 30
 RECOVERY_S = 120
 
