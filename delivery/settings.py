@@ -207,7 +207,7 @@ class Retry(Area):
     """The retry lane's state and pace. Schedule, greatest age and timeout are each endpoint's own."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the state, as `batch.shards`. Each takes 0.06 CPU seconds of each micro-batch, so on two cores two are enough."""
+    """Parts of the state, as `batch.shards`. Each takes 0.06 CPU seconds of a micro-batch: on two cores, two are enough."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
     """Time from one micro-batch to the next; longer, if one takes longer. Each takes CPU from the other lanes, while there is
     something for this one to do; what an endpoint takes in order waits for one."""

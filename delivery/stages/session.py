@@ -50,8 +50,8 @@ ALWAYS = {
     # The first records are on their way while the rest is being read.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
-    # For its pages, shown or not. Of ten micro-batches a second, a thousand live long enough to fill the old part of the heap, and
-    # emptying that stops everything for 0.3 s each minute (docs/adr/0029).
+    # For its pages, shown or not. Of ten micro-batches a second, a thousand live long enough to fill the old part of the heap,
+    # and emptying that stops everything for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
     "spark.ui.retainedStages": RETAINED,
     "spark.ui.retainedTasks": RETAINED,
