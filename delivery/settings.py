@@ -199,8 +199,8 @@ class Batch(Area):
     tenth of `max_wait_s`. A batch is late by as much as two micro-batches take longer than that: the one in which it becomes
     due, and the one that sends it."""
     ticks_topic: str = "fanout.ticks"
-    """Topic of one partition in which the job wakes itself when a batch is due and no event comes. Must match no
-    `source.topic_pattern`."""
+    """Topic of one partition in which the job wakes itself when a batch is due and no event comes, and each quiet 45 s. Must
+    match no `source.topic_pattern`."""
 
 
 class Retry(Area):

@@ -27,6 +27,8 @@ def deliver_batches(
 ) -> DataFrame:
     """Return the tasks that deliver what left its shard. What is due to `held` goes to the retry lane.
 
+    `left` has the column that `state.kept` returns, and no other.
+
     Coalesced, the shards of a task share one dispatcher, so that endpoints which do not answer are waited for at once, and not
     one shard after the other.
     """

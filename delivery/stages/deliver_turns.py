@@ -20,7 +20,10 @@ from delivery.webhooks import routing
 def deliver_turns(
     left: DataFrame, tools: tasks.Tools, source: routing.Source, parallelism: int, *, settle_s: float
 ) -> DataFrame:
-    """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now."""
+    """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now.
+
+    `left` has the column that `state.kept` returns, and no other.
+    """
     partition = DeliverTurnsPartition(tools=tools, source=source, settle_s=settle_s)
     return left.coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 

@@ -127,7 +127,7 @@ class Lane(Generic[Registry]):
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()
             # Asked for when there is one: the JVM writes the offsets of hundreds of topics for each.
-            if newest is not None and newest["batchId"] >= self._handled:
+            if newest is not None and _committed(newest) >= self._handled:
                 continue
             if (last := query.lastProgress) is None or last == newest:
                 continue
@@ -152,7 +152,12 @@ class Lane(Generic[Registry]):
     def _is_at_rest(self, query: StreamingQuery) -> bool:
         """Tell whether the last batch that began is committed: progress is reported after the commit."""
         progress = query.lastProgress
-        return self._last_begun <= (-1 if progress is None else int(progress["batchId"]))
+        return self._last_begun <= (-1 if progress is None else _committed(progress))
+
+
+def _committed(progress: StreamingQueryProgress) -> int:
+    """Return the newest micro-batch that was committed by then. Where there was nothing to do, Spark names the one to come."""
+    return int(progress["batchId"]) - ("addBatch" not in progress["durationMs"])
 
 
 def cause_of(failure: str) -> str:

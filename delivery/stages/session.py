@@ -24,7 +24,7 @@ quick compiler alone another third, as the other one takes minutes for code that
 the JVM keeps 48 MB for its code, and a lane with state fills them in 90 s: it throws most of it away and compiles anew, for ten
 seconds at twice the latency. 240 MB is what it keeps with both."""
 RETAINED = "20"
-"""So many finished jobs, stages, tasks and queries Spark remembers."""
+"""So many finished jobs, stages and queries Spark remembers."""
 ALWAYS = {
     # A task that is run twice at once would send twice.
     "spark.speculation": "false",
@@ -43,7 +43,7 @@ ALWAYS = {
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
     # For each Kafka partition of each micro-batch Spark writes the text of a class that turns records into rows, and then finds
-    # that it has it compiled: half of the CPU of small tasks. Without, it interprets (docs/adr/0029).
+    # that it has it compiled: half of the CPU of small tasks. Without, it interprets these and all plans (docs/adr/0029).
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
@@ -54,7 +54,6 @@ ALWAYS = {
     # and emptying that stops everything for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
     "spark.ui.retainedStages": RETAINED,
-    "spark.ui.retainedTasks": RETAINED,
     "spark.sql.ui.retainedExecutions": RETAINED,
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",

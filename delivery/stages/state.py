@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 from pyspark import Accumulator
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
@@ -65,19 +65,11 @@ def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], begin: Cal
     time, and delivery.stages.ticks a record when something is due.
     """
     return (
-        rows.select("shard", "key", "value", _began_ms().alias("now_ms"))
+        rows.select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
         .groupBy("shard")
         .transformWithState(Shard(decide, told, begin), "value binary", "Append", "None")
         .select("value")
     )
-
-
-def _began_ms() -> Column:
-    """Return when the micro-batch began, by an expression that Spark interprets.
-
-    It makes code of most others, with the time in it as a number: two classes to compile anew in each micro-batch.
-    """
-    return F.element_at(F.transform(F.array(F.unix_millis(F.current_timestamp())), lambda began_ms: began_ms), 1)
 
 
 def left(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
@@ -105,7 +97,7 @@ class Shard(StatefulProcessor):
         self._task: Begun | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state. Called once a task, and once on the driver."""
+        """Name the state. Called once a task, and once on the driver before the query begins, as `close` is."""
         self._index = handle.getValueState("index", _BYTES)
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
@@ -133,7 +125,7 @@ class Shard(StatefulProcessor):
         self._index.update((decided.written,))
 
     def close(self) -> None:
-        """End the task. Called once a task."""
+        """End the task, if one has begun."""
         if self._task is not None:
             self._task.finish()
 

@@ -1,7 +1,8 @@
 """Wake a lane that keeps state when something is due and no record comes, or has long been quiet, by a record in its own topic.
 
 Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
-there is something to decide. A tick that Kafka does not take is sent again; one too many does no harm.
+there is something to decide, or its workers would be ended. A tick that Kafka does not take is sent again; one too many does
+no harm.
 """
 
 from __future__ import annotations

@@ -204,6 +204,6 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
         time.sleep(10)
         return job.metric('records_total{lane="retry"}') - before
 
-    # The report is read, the tick that was on its way as well, and then no further micro-batch comes.
+    # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
     assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()

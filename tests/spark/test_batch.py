@@ -107,7 +107,8 @@ def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(sp
     assert pending.due_ms == pending.oldest_ms + min(waits_ms)
 
 
-def test_no_code_is_compiled_for_a_micro_batch_that_the_one_before_had_not(spark, tmp_path):
+def test_no_code_is_compiled_for_a_micro_batch(spark, tmp_path):
+    """But for the state, once: it is served by threads that know no settings."""
     waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "compiled", waits, sinks.Folder(tmp_path / "rows"), max_events=1000, max_wait_s=3600)

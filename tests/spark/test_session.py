@@ -4,6 +4,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from py4j.java_gateway import JavaClass
+
 from delivery.stages import session
 from fanout.local import classes, java
 
@@ -38,6 +40,12 @@ def test_the_jvm_keeps_as_much_code_as_with_both_compilers(spark):
     management, bean = spark._jvm.java.lang.management.ManagementFactory, spark._jvm.com.sun.management.HotSpotDiagnosticMXBean
     flags = management.getPlatformMXBean(bean._java_lang_class)
     assert int(flags.getVMOption("ReservedCodeCacheSize").getValue()) == 240 * 1024 * 1024
+
+
+def test_what_pyspark_asks_for_in_each_plan_is_kept(spark):
+    """A name that this version does not know would be kept as a package, and be no class (docs/adr/0029)."""
+    kept = vars(spark.sparkContext._jvm)
+    assert {type(kept[name]) for name in session.LOOKED_UP_ONCE} == {JavaClass}
 
 
 def test_sparks_processes_ask_each_other_for_the_secret_and_encrypt(spark):
