@@ -1,8 +1,9 @@
 """Read the settings once, at the start, from TOML files and `FANOUT_…` environment variables.
 
-Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`), the file named by `--config` or `FANOUT_CONFIG`,
-`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults. An unknown name is an error that names the
-nearest known one.
+Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that
+holds the value, so that a container's description shows no secret), the file named by `--config` or `FANOUT_CONFIG`,
+`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults. An unknown name is an error that names the nearest
+known one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from delivery import errors, settings
 
 LOCAL_FILE = Path(".fanout/local.toml")
 PREFIX = "FANOUT_"
+IN_A_FILE = "_file"
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
@@ -58,12 +60,27 @@ def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     layer: dict[str, dict[str, str]] = {}
+    known = settings.known_names()
     for name, value in environ.items():
         if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
             continue
         area, _, field = name.removeprefix(PREFIX).lower().partition("_")
+        if field.endswith(IN_A_FILE) and f"{area}.{field}" not in known:
+            field, value = field.removesuffix(IN_A_FILE), _held_by(Path(value), name)
+            if f"{PREFIX}{area}_{field}".upper() in environ:
+                raise errors.SettingsError(
+                    f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them"
+                )
         layer.setdefault(area, {})[field] = value
     return layer
+
+
+def _held_by(path: Path, name: str) -> str:
+    try:
+        return path.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        told = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {told}") from None
 
 
 def _explain(error: Any) -> str:

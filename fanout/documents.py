@@ -31,8 +31,9 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) are best given by the environment,
-from a secret store.
+Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) come from a secret store: by
+the environment, or by a file that it mounts, whose path the variable's name with `_FILE` gives
+(`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). `kubectl describe` and `docker inspect` show variables, and no files.
 """
 
 METRICS_HEAD = """\

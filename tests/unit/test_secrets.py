@@ -1,8 +1,10 @@
 """Nothing that is shipped, printed or raised shows a secret by its `repr`."""
 
 import base64
+import re
 
 import pytest
+import typer
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
@@ -85,3 +87,11 @@ def test_every_setting_that_may_hold_a_secret_is_planted_here():
 def test_the_clients_get_what_is_hidden():
     assert kafka_options.for_spark(CONFIG.kafka)["kafka.ssl.key.password"] == CANARY
     assert kafka_options.for_librdkafka(CONFIG.kafka)["ssl.key.password"] == CANARY
+
+
+def test_no_option_of_the_job_takes_a_secret():
+    """Whoever may list processes or describe a container reads their arguments."""
+    commands = typer.main.get_command(cli.app).commands
+    options = {option.name for name in ("run", "serve", "archive") for option in commands[name].params}
+    assert "once" in options
+    assert not {name for name in options if re.search("secret|password|token|key|ring|url", name)}

@@ -4,6 +4,8 @@ import pytest
 
 from delivery import configuration, errors, kafka_options, plan, settings
 
+CANARY = "canary-5d1f"
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -42,6 +44,32 @@ def test_every_wrong_setting_is_named_at_once(folder):
     with pytest.raises(errors.SettingsError) as refused:
         configuration.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
     assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_setting_may_be_held_by_a_file_that_the_environment_names(folder):
+    (folder / "mounted").write_text(f"postgresql://fanout:{CANARY}@db/fanout\n")
+    config = configuration.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+    assert config.database.url.get_secret_value() == f"postgresql://fanout:{CANARY}@db/fanout"
+
+
+def test_a_setting_that_is_itself_the_name_of_a_file_stays_one(folder):
+    assert configuration.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
+
+
+@pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is no text")])
+def test_a_file_that_cannot_be_read_is_named(folder, held, said):
+    if held is not None:
+        (folder / "mounted").write_bytes(held)
+    with pytest.raises(errors.SettingsError, match=f"FANOUT_DATABASE_URL_FILE names .*mounted, which cannot be read: {said}"):
+        configuration.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+
+
+def test_a_setting_that_is_given_by_value_and_by_file_is_refused_and_quoted_by_neither(folder):
+    (folder / "mounted").write_text(CANARY)
+    environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}
+    with pytest.raises(errors.SettingsError, match="keep one of them") as raised:
+        configuration.read(environ, root=folder)
+    assert CANARY not in str(raised.value)
 
 
 def test_no_secret_shows_in_a_repr_or_an_error(folder):
