@@ -1,9 +1,9 @@
 """Read the settings once, at the start, from TOML files and `FANOUT_…` environment variables.
 
-Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that
-holds the value, so that a container's description shows no secret), the file named by `--config` or `FANOUT_CONFIG`,
-`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults. An unknown name is an error that names the nearest
-known one.
+Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file
+that holds the value, so that a container's description shows no secret), the file named by `--config` or `FANOUT_CONFIG`,
+`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults. An unknown name is an error that names the
+nearest known one.
 """
 
 from __future__ import annotations
