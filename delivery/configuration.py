@@ -61,17 +61,16 @@ def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     layer: dict[str, dict[str, str]] = {}
     known = settings.known_names()
-    for name, value in environ.items():
+    for name, given in environ.items():
         if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
             continue
         area, _, field = name.removeprefix(PREFIX).lower().partition("_")
-        if field.endswith(IN_A_FILE) and f"{area}.{field}" not in known:
-            field, value = field.removesuffix(IN_A_FILE), _held_by(Path(value), name)
-            if f"{PREFIX}{area}_{field}".upper() in environ:
-                raise errors.SettingsError(
-                    f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them"
-                )
-        layer.setdefault(area, {})[field] = value
+        if not field.endswith(IN_A_FILE) or f"{area}.{field}" in known:
+            layer.setdefault(area, {})[field] = given
+            continue
+        if name.removesuffix(IN_A_FILE.upper()) in environ:
+            raise errors.SettingsError(f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them")
+        layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _held_by(Path(given), name)
     return layer
 
 
