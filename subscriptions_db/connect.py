@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[dict[str, Any]]
 
+HALF_OPEN_MS = 11_000
+"""A connection on which the other side acknowledges nothing for so long is given up, where Linux would try for 15 minutes."""
+
 
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
@@ -39,10 +42,11 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
         "autocommit": True,
         "connect_timeout": max(2, int(database.connect_timeout_s)),
         "application_name": application_name,
-        # A half-open socket is noticed within some seconds instead of hours.
+        # Keepalives for who only listens; who has asked something waits for an acknowledgement, and TCP sends no keepalives.
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
+        "tcp_user_timeout": HALF_OPEN_MS,
         "options": f"-c statement_timeout={int(database.statement_timeout_s * 1000)}",
     }
 

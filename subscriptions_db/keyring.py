@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import uuid
@@ -80,6 +81,25 @@ class KeyRing:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
         except (InvalidTag, ValueError):  # ValueError: cut off within the nonce
             raise errors.SealError(f"does not open with key {key_id}: another key of that id, or a moved row") from None
+
+
+def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
+    """Raise SettingsError where nothing opens that was sealed with one of the keys in use.
+
+    For whoever starts. Later a secret that does not open quarantines its endpoint; at the start, that would be all of them, and
+    their events would be skipped.
+    """
+    opens: dict[str, bool] = {}
+    for row in connection.execute(query("sealed_samples")):
+        with contextlib.suppress(errors.SealError):
+            opens[row["key_id"]] = opens.get(row["key_id"], False)
+            ring.open(row["key_id"], row["sealed"], place_of(row))
+            opens[row["key_id"]] = True
+    if wrong := sorted(key_id for key_id, is_right in opens.items() if not is_right):
+        raise errors.SettingsError(
+            f"setting keys.ring does not fit the registry: nothing opens that was sealed with key {', '.join(wrong)}. "
+            "Start with the ring by which the endpoints were registered; `fanout keys rotate` seals them by another key"
+        )
 
 
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:

@@ -97,6 +97,14 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
 select (select coalesce(max(revision), 0) from revisions) as revision,
        array(select subscription_id::text from subscriptions where endpoint_id = %(endpoint_id)s) as subscription_ids;
 
+-- name: sealed_samples
+-- Some of each key: a row that somebody changed by hand says nothing of the key.
+select sample.*
+from (select distinct key_id from secrets) as used,
+     lateral (
+         select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets where key_id = used.key_id limit 10
+     ) as sample;
+
 -- name: secrets_to_reseal
 -- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is
 -- waited for: when the rotation is done, nothing may be left under the old key.

@@ -49,7 +49,7 @@ class Lookups:
     """Give each micro-batch the source to look up by, once Postgres has answered."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
-        keyring.KeyRing.from_settings(config.keys)  # a wrong one is said here, and not by the first task
+        self._ring = keyring.KeyRing.from_settings(config.keys)
         self._config = config
         self._patiently = connect.patiently(stop)
         self._hold_reason: str | None = "the registry was not asked yet"
@@ -80,6 +80,8 @@ class Lookups:
         try:
             with connect.connect(self._config.database, application_name="fanout job") as connection, connect.translating():
                 migrate.require_current(connection)
+                if not self._asked_at:
+                    keyring.require_fits(connection, self._ring)  # a wrong one is said here, and not by the first task
                 revision = Revision(registry.revision(connection))
         except errors.FanoutError as exc:
             self._hold_reason = str(exc)

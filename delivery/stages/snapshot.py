@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import tenacity
 from pyspark import Broadcast, SparkContext
 
-from delivery import metrics, plan, settings
+from delivery import errors, metrics, plan, settings
 from delivery.model import Revision
 from delivery.webhooks import packing, routing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
@@ -85,6 +85,7 @@ class Follower:
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None
+        self._refused: errors.SettingsError | None = None
         self._base_faults: dict[str, str] = {}
         self._faults: dict[str, str] = {}
         self._confirmed = threading.Condition()
@@ -95,12 +96,14 @@ class Follower:
         self._thread.start()
 
     def current(self) -> Published | None:
-        """Return the newest registry that is not too old, waiting for one; None when the job is to stop.
+        """Return the newest registry that is not too old, waiting for one; None when the job is to stop. Raise SettingsError.
 
         This is where the job holds: before the first read, and when Postgres has been away for longer than the bound.
         """
         with self._confirmed:
             while not self._stop.is_set():
+                if self._refused is not None:
+                    raise self._refused
                 reason = self.hold_reason()
                 if reason is None:
                     return self._published
@@ -124,6 +127,11 @@ class Follower:
                 patiently(self._follow_one_connection)
             except tenacity.RetryError:
                 return  # asked to stop
+            except errors.SettingsError as refused:
+                with self._confirmed:
+                    self._refused = refused
+                    self._confirmed.notify_all()
+                return
             except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
                 log.exception("reading the registry failed")
                 self._stop.wait(self._snapshot.poll_interval_s)
@@ -132,6 +140,8 @@ class Follower:
         """Read changes over one connection until it breaks or the job stops."""
         with connect.connect(self._database, application_name="fanout job") as connection, connect.translating():
             migrate.require_current(connection)
+            if self._published is None:
+                keyring.require_fits(connection, self._ring)
             connection.execute(query("listen"))
             while not self._stop.is_set():
                 self._refresh(connection)

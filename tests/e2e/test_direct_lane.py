@@ -9,6 +9,7 @@ import pytest
 
 from delivery.stages import topics
 from delivery.webhooks import parcel
+from fanout.local import stack
 from subscriptions_db import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S
 
@@ -110,6 +111,17 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
 
     assert list(platform.ledger().dead_letters) == [(event_id, "s0")]
     platform.assert_adds_up()
+
+
+def test_a_job_with_another_key_ring_than_the_registrys_ends_and_delivers_and_skips_nothing(platform):
+    platform.migrate()
+    platform.register([{}])
+    platform.publish(1)
+    job = platform.start("--lanes", "direct", keys={"ring": {"test": stack.new_key()}})
+    assert job.wait(JOB_TIMEOUT_S) == 2
+    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: setting keys.ring does not fit the registry: ")
+    platform.run_once("--lanes", "direct")
+    assert len(platform.accepted()) == 1
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path):

@@ -1,30 +1,54 @@
-"""A Postgres that answers late, or breaks off within a read, leaves what is known of the registry as it was, whole."""
+"""A Postgres that answers late, or breaks off within a read, leaves what is known of the registry as it was, whole. And with
+another key ring than the registry's nobody starts."""
 
+import contextlib
 import threading
 
 import pytest
+from psycopg import conninfo
 
-from delivery import settings
-from delivery.stages import snapshot
+from delivery import errors, settings
+from delivery.stages import lookup, snapshot
 from delivery.webhooks import guard
-from subscriptions_db import apply, manifest
+from subscriptions_db import apply, connect, keyring, manifest
 from tests.e2e.conftest import assert_eventually
+from tests.relay import Relay
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def follower(connection, database, ring, ring_key):
-    """It knows one endpoint."""
-    wanted = {"customers": [{"id": "c1"}], "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/"}]}
-    apply.apply(connection, manifest.check(wanted, guard.Guard()), ring)
+@pytest.fixture(autouse=True)
+def _registered(connection, ring):
+    endpoints = [{"id": name, "customer": "c1", "url": "https://example.com/"} for name in ("ep1", "ep2")]
+    apply.apply(connection, manifest.check({"customers": [{"id": "c1"}], "endpoints": endpoints}, guard.Guard()), ring)
+
+
+def config(url, keys):
+    document = {"database": {"url": url}, "keys": {"ring": keys}, "snapshot": {"poll_interval_s": 0.1}}
+    return settings.Settings.model_validate(document)
+
+
+@contextlib.contextmanager
+def following(config):
     stop = threading.Event()
-    document = {"database": {"url": database}, "keys": {"ring": {"k1": ring_key}}, "snapshot": {"poll_interval_s": 0.1}}
-    following = snapshot.Follower(settings.Settings.model_validate(document), stop=stop)
-    following.start()
-    yield following
+    follower = snapshot.Follower(config, stop=stop)
+    follower.start()
+    yield follower
     stop.set()
-    following._thread.join(30)
+    follower._thread.join(30)
+
+
+@pytest.fixture
+def follower(database, ring_key):
+    with following(config(database, {"k1": ring_key})) as follower:
+        yield follower
+
+
+@pytest.fixture
+def relay(connection):
+    between = Relay(f"{connection.info.host}/.s.PGSQL.{connection.info.port}")
+    yield between
+    between.close()
 
 
 def hanging(connection):
@@ -55,3 +79,32 @@ def test_a_read_that_hangs_or_breaks_off_keeps_nobody_waiting_and_tells_nothing_
     assert_eventually(lambda: follower.current().revision, lambda revision: revision > known.revision)
     changes = follower.current().changes
     assert (list(changes.tenants), changes.endpoints["ep1"].url) == (["t9"], "https://example.com/moved")
+
+
+def test_a_connection_whose_other_side_is_gone_without_a_word_is_given_up_and_another_read_from(
+    connection, database, ring_key, relay, monkeypatch
+):
+    monkeypatch.setattr(connect, "HALF_OPEN_MS", 1_500)
+    url = conninfo.make_conninfo(database, host="127.0.0.1", port=relay.port)
+    with following(config(url, {"k1": ring_key})) as follower:
+        known = follower.current()
+        assert relay.lose_all() == 1
+        connection.execute("update endpoints set url = 'https://example.com/moved'")
+        assert follower.current() == known
+        assert_eventually(lambda: follower.current().revision, lambda revision: revision > known.revision, within_s=20)
+
+
+@pytest.mark.parametrize("key_id", ["k1", "another"])
+def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start(database, key_id):
+    """Else every endpoint would be quarantined, and its events skipped, while all looks well."""
+    wrong = config(database, {key_id: keyring.generate()})
+    with following(wrong) as follower, pytest.raises(errors.SettingsError, match="sealed with key k1"):
+        follower.current()
+    with pytest.raises(errors.SettingsError, match="sealed with key k1"):
+        lookup.Lookups(wrong, stop=threading.Event()).source(None, "direct")
+
+
+def test_a_single_secret_that_does_not_open_keeps_nobody_from_starting(connection, database, ring_key):
+    connection.execute("update secrets set sealed = sealed || 'x'::bytea where endpoint_id = 'ep1'")
+    with following(config(database, {"k1": ring_key})) as follower:
+        assert {name for name, row in follower.current().base.endpoints.items() if row.fault} == {"ep1"}

@@ -1,0 +1,56 @@
+"""A relay between a client and a server, on the way of which packets can be lost.
+
+Its sockets are real ones. What is lost is lost in the kernel, before TCP sees it: nobody acknowledges, as when a cable is
+pulled or a firewall forgets a connection (`SO_ATTACH_FILTER`, socket(7)).
+"""
+
+import contextlib
+import ctypes
+import socket
+import struct
+import threading
+
+SO_ATTACH_FILTER = 26
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+"""One instruction of a packet filter: return, with no bytes of the packet."""
+
+
+class Relay:
+    """Forwards each connection to the socket of that path. Listens on `port` of 127.0.0.1."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._servers: list[socket.socket] = []
+        self._clients: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_all(self) -> int:
+        """From now on lose each packet of the clients that are connected; return how many there are."""
+        for client in self._clients:
+            client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(_DROP_ALL)))
+        return len(self._clients)
+
+    def close(self) -> None:
+        """End all."""
+        for one in (self._listening, *self._clients, *self._servers):
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                self._clients.append(client)
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._path)
+                self._servers.append(server)
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while some := source.recv(65_536):
+            sink.sendall(some)
+        sink.shutdown(socket.SHUT_WR)
