@@ -1,0 +1,58 @@
+"""Whatever a route changes is in the audit log, with the key that asked. A route that is new has to be added here."""
+
+import pytest
+
+from subscriptions_db.api.table import ROUTES
+from tests.integration.api import world
+from tests.integration.api.test_isolation import BODIES, OF_ACME
+
+pytestmark = pytest.mark.integration
+
+CHANGES = {route.name: route for route in ROUTES if route.is_change}
+TENANT, CUSTOMER, TYPE = ({name: "short-lived"} for name in ("tenant_id", "customer_id", "event_type_id"))
+LETTERS = [str(int(world.LETTER) + number) for number in range(3)]
+IN_ORDER = [
+    ("putTenant", TENANT, {"name": "Five"}), ("deleteTenant", TENANT, None),
+    ("putCustomer", CUSTOMER, {"name": "Six"}), ("deleteCustomer", CUSTOMER, None),
+    ("putEventType", TYPE, {"json_schema": {"type": "object"}}), ("deleteEventType", TYPE, None),
+    ("createEndpoint", {}, BODIES["createEndpoint"]), ("updateEndpoint", {}, BODIES["updateEndpoint"]),
+    ("pauseEndpoint", {}, None), ("resumeEndpoint", {}, None),
+    ("disableEndpoint", {}, BODIES["disableEndpoint"]), ("enableEndpoint", {}, None), ("rotateSecret", {}, None),
+    ("createSubscription", {}, {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}),
+    ("updateSubscription", {}, {"everything": False, "except_tenants": [], "tenants": ["t1"]}),
+    ("pauseSubscription", {}, None), ("resumeSubscription", {}, None),
+    ("createConsumer", {}, BODIES["createConsumer"]), ("seekConsumer", {}, BODIES["seekConsumer"]),
+    ("deleteConsumer", {}, None),
+    ("redriveDeadLetter", {"letter_id": LETTERS[0]}, None), ("discardDeadLetter", {"letter_id": LETTERS[1]}, None),
+    ("redriveDeadLetters", {}, BODIES["redriveDeadLetters"]), ("discardDeadLetters", {}, BODIES["discardDeadLetters"]),
+    ("cancelReplay", {}, None), ("createReplay", {}, BODIES["createReplay"]),
+    ("recoverEndpoint", {}, BODIES["recoverEndpoint"]), ("resendAttempt", {}, None),
+    ("deleteSubscription", {}, None), ("deleteEndpoint", {}, None),
+]  # fmt: skip
+OPERATORS = {"putTenant", "deleteTenant", "putCustomer", "deleteCustomer", "putEventType", "deleteEventType"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _letters(served):
+    with served.registry() as opened:
+        world.letters(opened, len(LETTERS) - 1)
+
+
+def entries(served):
+    with served.registry() as opened:
+        return opened.execute("select entry_id, key_id from audit_log order by entry_id").fetchall()
+
+
+@pytest.mark.parametrize(("name", "ids", "body"), IN_ORDER, ids=[name for name, *_ in IN_ORDER])
+def test_a_change_is_in_the_audit_log_with_the_key_that_asked(served, name, ids, body):
+    key = served.keys["operator" if name in OPERATORS else "acme"]
+    route, before = CHANGES[name], entries(served)
+    answer = served.client(key).ask(route.method, route.path.format(**OF_ACME | ids), body)
+    assert answer.status == route.status, answer.text
+    added = entries(served)[len(before) :]
+    assert added
+    assert {entry["key_id"] for entry in added} == {"_".join(key.split("_")[:2])}
+
+
+def test_no_route_that_changes_something_is_left_out():
+    assert {name for name, *_ in IN_ORDER} == CHANGES.keys()
