@@ -21,7 +21,7 @@ from fanout import archive_source, archiving, dead_letters, handing, publishing,
 from fanout import letters as topic_letters
 from fanout.local import stack
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, letters, writer
+from subscriptions_db.archive import attempts, days, letters, writer
 from subscriptions_db.archive import redriving as archive_turns
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
@@ -86,6 +86,10 @@ class Platform:
     def letters(self, customer="c1"):
         with self.connected() as connection:
             return letters.browse(connection, customer, Selection(), after=0, limit=1000).letters
+
+    def archived(self):
+        with self.connected() as connection:
+            return connection.execute("select count(*) as count from dead_letters").fetchone()["count"]
 
     def event_ids(self):
         return [orjson.loads(one.letter)["event_id"] for one in self.letters()]
@@ -210,9 +214,10 @@ def test_sigkill_and_sigterm_at_any_time_leave_each_letter_once(platform):
     """Killed when something has been archived, or while it is; started again on what is there."""
     ids = [f"e{n:04}" for n in range(3000)]
     for number, how in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)):
+        before = platform.archived()
         job = platform.start()
         platform.publish_letters(*ids[number * 1000 : (number + 1) * 1000])
-        assert_eventually(lambda: len(platform.event_ids()), lambda count, least=number * 300: count > least)
+        assert_eventually(platform.archived, lambda count, before=before: count > before)
         job.send_signal(how)
         _, told = job.communicate(timeout=60)
         assert job.returncode == (0 if how == signal.SIGTERM else -how), told
@@ -334,3 +339,15 @@ def test_with_once_what_is_away_is_raised(platform):
         platform.archive_once(database={"url": "postgresql://127.0.0.1:1/fanout"})
     with pytest.raises(errors.KafkaUnavailable):
         platform.archive_once(kafka={"bootstrap_servers": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(("kind", "kept_for"), [("dead_letters", "retention_days"), ("attempts", "attempts_retention_days")])
+def test_who_archives_drops_the_days_that_were_kept_long_enough(platform, kind, kept_for):
+    today = days.of(archiving._now())
+    past = days.oldest(today, getattr(platform.config.archive, kept_for) + 1)
+    with platform.connected() as connection:
+        assert days.make(connection, kind, past)
+    platform.archive_once()
+    with platform.connected() as connection:
+        assert days.make(connection, kind, past), "it is gone, and could be made anew"
+        assert not days.make(connection, kind, today), "it is there"
