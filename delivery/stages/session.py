@@ -77,8 +77,6 @@ LOCAL_CHECKPOINT = {
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 """Hadoop's own starts a process, `chmod`, for every file that it writes on a local disk, and one for its checksum: ten in each
 micro-batch of two shards, 100 ms of it on two busy cores (docs/adr/0026)."""
-
-
 LOOKED_UP_ONCE = (
     "functions",
     "PythonUtils",

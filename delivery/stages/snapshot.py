@@ -96,9 +96,10 @@ class Follower:
         self._thread.start()
 
     def current(self) -> Published | None:
-        """Return the newest registry that is not too old, waiting for one; None when the job is to stop. Raise SettingsError.
+        """Return the newest registry that is not too old, waiting for one; None when the job is to stop.
 
-        This is where the job holds: before the first read, and when Postgres has been away for longer than the bound.
+        This is where the job holds: before the first read, and when Postgres has been away for longer than the bound. Raises
+        SettingsError where the key ring does not fit the registry.
         """
         with self._confirmed:
             while not self._stop.is_set():

@@ -30,8 +30,6 @@ HEARD_S = 60.0
 FIRST_HEARD_S = 5.0
 """The same until the first was heard: a lane is ready when it was woken, and one that begins with what comes later
 (`source.starting_offsets`) may have passed a tick by."""
-
-
 QUIET_S = 45.0
 """A lane has a micro-batch at least so often. Spark ends Python workers that had nothing to do for a minute, and new ones take
 1.3 CPU seconds each before they do anything (docs/adr/0029): whatever comes first after a quiet minute would wait for them."""

@@ -47,7 +47,7 @@ def test_the_key_of_a_row_keeps_the_order_of_the_topic():
     assert [row["key"] for row in rows][::-1] == sorted(row["key"] for row in rows)
 
 
-def test_a_task_ends_with_what_has_ended_late_in_its_process():
+def test_a_task_begins_and_ends_in_its_worker():
     tools = Tools()
     spread((0, 5, b"ep1", b"one"), tools=tools)
     assert tools.story == ["began", "ended"]
