@@ -1,8 +1,8 @@
 """Deliver the turns that leave, on the executors, and write what came of them.
 
-Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once. A turn whose report is
-lost, with a task that fails or a process that ends, leaves its shard again after a while, and what was accepted of it repeats,
-with the same `webhook-id`.
+Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once. A micro-batch that runs
+again leaves out what its journal tells of. A turn of an earlier one, whose report is lost with its process, leaves its shard
+again after a while, and what was accepted of it repeats, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from delivery.stages import state, tasks
+from delivery.stages.journal import Journal
 from delivery.webhooks import routing
 
 
 def deliver_turns(
-    left: DataFrame, tools: tasks.Tools, source: routing.Source, parallelism: int, *, settle_s: float
+    left: DataFrame, tools: tasks.Tools, source: routing.Source, parallelism: int, *, settle_s: float, journal: Journal
 ) -> DataFrame:
     """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now.
 
     `left` has the column that `state.kept` returns, and no other.
     """
-    partition = DeliverTurnsPartition(tools=tools, source=source, settle_s=settle_s)
+    partition = DeliverTurnsPartition(tools=tools, source=source, settle_s=settle_s, journal=journal)
     return left.coalesce(parallelism).mapInArrow(partition, tasks.NO_ROWS)
 
 
@@ -35,9 +36,11 @@ class DeliverTurnsPartition:
     tools: tasks.Tools
     source: routing.Source
     settle_s: float
+    journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
-        for ended in task.worker.retry(state.left(batches), self.source, self.settle_s):
+        known = tasks.ended_before(self.journal)
+        for ended in task.worker.retry(state.left(batches), self.source, self.settle_s, known):
             task.write_turns(ended)
         return task.finish()

@@ -37,6 +37,8 @@ class Journal:
     topics: rows.Topics
     since_ms: int
     """When the micro-batch ran first, or before."""
+    lane: type[journal.Journal] = journal.OfFastLane
+    """Whose it is."""
     known: frozenset[journal.Key] = frozenset()
 
     def ended(self, attempt_number: int) -> frozenset[journal.Key]:
@@ -45,29 +47,24 @@ class Journal:
         Nothing is read in a task's first attempt: only an earlier run of the whole micro-batch may have handled its records,
         and what that has written is in `known`.
         """
-        return self.known if attempt_number == 0 else self.known | read(self.client, self.topics, self.since_ms)
+        return self.known if attempt_number == 0 else self.known | read(self)
 
 
-def read(client: Mapping[str, str | int | float | bool], topics: rows.Topics, since_ms: int) -> frozenset[journal.Key]:
-    """Return what has ended by what was written after `since_ms`, as far as it can be read. Never raises."""
+def read(of: Journal) -> frozenset[journal.Key]:
+    """Return what has ended by what was written after `of.since_ms`, as far as it can be read. Never raises."""
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
-    began, taken, found = time.monotonic(), 0, journal.Journal()
-    takes = {
-        topics.dead_letters: found.take_dead_letter,
-        topics.retries: found.take_retry,
-        topics.attempts: found.take_attempts,
-    }
-    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **client}
+    began, taken, found = time.monotonic(), 0, of.lane()
+    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **of.client}
     try:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
-            for topic, take in takes.items():
-                for value in _values(consumer, topic, since_ms - SLACK_MS, until=began + READ_S):
-                    take(value)
+            for topic, reader in found.readers(of.topics).items():
+                for value in _values(consumer, topic, of.since_ms - SLACK_MS, until=began + READ_S):
+                    found.take(value, reader)
                     taken += 1
     except Exception as exc:  # noqa: BLE001  # whatever it is, also a file that is missing here: the journal only saves repeats
         log.warning("the topics could not be read back, and what they tell is made again: %s", exc)
-    log.info("%d deliveries had ended, by %d rows read in %.1f s", len(found.ended), taken, time.monotonic() - began)
+    log.info("%d deliveries or turns had ended, by %d rows read in %.1f s", len(found.ended), taken, time.monotonic() - began)
     return frozenset(found.ended)
 
 

@@ -41,6 +41,7 @@ from delivery.stages.disabling import FAILING
 from delivery.stages.held import Held
 from delivery.stages.network import Network
 from delivery.webhooks import retry, routing
+from delivery.webhooks.journal import Journal, OfFastLane, OfRetryLane
 from delivery.webhooks.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class _Stateful:
     """What the lanes that keep state have in common."""
 
     NAME: ClassVar[str]
+    JOURNAL: ClassVar[type[Journal]] = OfFastLane
 
     def __init__(
         self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
@@ -130,6 +132,7 @@ class _Stateful:
         self._ticker = ticks.Ticker(config, name, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
+        self._reruns = rerun.Reruns(config, spark, name, self.JOURNAL)
         self._starts = 0
         """Since a micro-batch was handled."""
 
@@ -140,12 +143,12 @@ class _Stateful:
         watch: health.Watch,
         *,
         once: bool,
-        began: Callable[[int], None] = lambda _: None,
     ) -> None:
         if once:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
+        began = self._reruns.began
         lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began, is_woken=True)
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
@@ -190,11 +193,10 @@ class Batch(_Stateful):
     ) -> None:
         super().__init__(config, spark, hold, stop, common)
         self._rejects = rejects
-        self._reruns = rerun.Reruns(config, spark, self.NAME)
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        self._run(self._planned, self._handle, watch, once=once, began=self._reruns.began)
+        self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame | None:
         self._reruns.read()
@@ -233,6 +235,7 @@ class Retry(_Stateful):
     """Keep what failed in state, let it leave by its endpoint's schedule, deliver it once more."""
 
     NAME = "retry"
+    JOURNAL = OfRetryLane
     _waits_for_all = False
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
@@ -241,6 +244,7 @@ class Retry(_Stateful):
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame:
+        self._reruns.read()
         records = source.read_retries(self._spark, self._config)
         return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
 
@@ -257,8 +261,9 @@ class Retry(_Stateful):
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
-        parallelism = self._config.spark.parallelism
-        self._deliver(deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s))
+        parallelism, journal = self._config.spark.parallelism, self._reruns.journal
+        due = deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s, journal=journal)
+        self._deliver(due)
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
             self._common.held.told(told.held)

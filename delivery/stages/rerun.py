@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 
 from delivery import errors, kafka_options, plan, settings
 from delivery.stages import journal
+from delivery.webhooks.journal import Journal, OfFastLane
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,11 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 class Reruns:
     """Give the tasks of each micro-batch of one lane their journal."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str) -> None:
+    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str, of: type[Journal] = OfFastLane) -> None:
         self._spark = spark
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
         self._fresh = journal.Journal(
-            client=kafka_options.for_librdkafka(config.kafka), topics=plan.of(config).topics, since_ms=_now_ms()
+            client=kafka_options.for_librdkafka(config.kafka), topics=plan.of(config).topics, since_ms=_now_ms(), lane=of
         )
         self._first: tuple[int, journal.Journal] | None = None
         self.journal = self._fresh
@@ -76,8 +77,7 @@ class Reruns:
         if found is not None:
             log.info("micro-batch %d was broken off, and runs again", found.batch_id)
             of = dataclasses.replace(self._fresh, since_ms=found.since_ms)
-            known = journal.read(of.client, of.topics, of.since_ms)
-            self._first = found.batch_id, dataclasses.replace(of, known=known)
+            self._first = found.batch_id, dataclasses.replace(of, known=journal.read(of))
 
     def began(self, batch_id: int) -> None:
         """Take note that a micro-batch begins."""

@@ -75,7 +75,10 @@ class Task:
         """Write what came of turns of the retry lane: their reports say what of them waits again."""
         self._observe(ended.results)
         self._writing.write(rows.rows(ended.results, self._topics))
-        self._writing.write(rows.reports(ended.reports, self._topics))
+        if ended.reports:
+            # First, as a shard forgets by a report what then might be written nowhere.
+            self._writing.finish()
+            self._writing.write(rows.reports(ended.reports, self._topics))
 
     def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write what is made until it ends, and finish. What a task has made that fails is written before it does."""

@@ -4,26 +4,30 @@ Runs on the driver and in the executors. Must not import pyspark or psycopg. A m
 again that is not known here. That is allowed, at least once; to leave out what has not ended is not. So only what itself ends a
 delivery counts: the row that says delivered, the dead letter, the parcel of the retry lane. That an attempt failed is not
 enough: its dead letter may never have reached Kafka. Rows of replays are passed over: what they tell of was asked for besides.
+
+For the retry lane the parcel and the dead letter do not count. The parcel is what it is to deliver; and a delivery that was
+given up may have been redriven since, which only clocks could tell. There the report ends a turn, whatever came of it.
 """
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
 from delivery.model import Event, SubscriptionId
-from delivery.webhooks import parcel, segment
+from delivery.webhooks import parcel, rows, segment
 
 log = logging.getLogger(__name__)
 
 MAX_ENDED = 1_000_000
 """More are not remembered: some 100 bytes each. What is not remembered is made again."""
 Key = bytes
-"""Names a delivery, alone or in a batch. 16 bytes, because there may be very many."""
+"""Names a delivery, alone or in a batch, or a turn. 16 bytes, because there may be very many."""
 Ended = Container[Key]
 
 
@@ -46,52 +50,37 @@ def of(event: Event, subscription_id: SubscriptionId) -> Key:
     return key(subscription_id, Place(record.topic, record.partition, record.offset))
 
 
+def of_turn(endpoint_id: str, number: int) -> Key:
+    """Return the key of a turn of the retry lane. A shard counts its turns, and an endpoint is always in the same one."""
+    return hashlib.blake2b(f"turn {number} {endpoint_id}".encode(), digest_size=16).digest()
+
+
 def of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
     """Return the key of an event of a batch. The events that share a batch may be others when the micro-batch runs again."""
     return key(subscription_id, Place(event.topic, event.partition, event.offset))
 
 
-class Journal:
-    """What has ended, as it is read."""
+class Journal(abc.ABC):
+    """What has ended of a lane's deliveries, as it is read."""
 
     def __init__(self, max_ended: int = MAX_ENDED) -> None:
         self.ended: set[Key] = set()
         self._max_ended = max_ended
 
-    def take_dead_letter(self, value: bytes) -> None:
-        """Take a row of the dead-letter topic."""
-        self._take(value, self._dead_letter)
+    @abc.abstractmethod
+    def readers(self, topics: rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
+        """Return by topic who takes its rows; what is in no topic that is named ends nothing."""
 
-    def take_retry(self, value: bytes) -> None:
-        """Take a row of the retries topic."""
-        self._take(value, self._retry)
-
-    def take_attempts(self, value: bytes) -> None:
-        """Take a row of the attempts topic."""
-        self._take(value, self._attempts)
-
-    def _take(self, value: bytes, take: Callable[[bytes], None]) -> None:
+    def take(self, value: bytes, reader: Callable[[bytes], None]) -> None:
+        """Let one of the readers take a row."""
         if len(self.ended) >= self._max_ended:
             return
         try:
-            take(value)
+            reader(value)
         except Exception:  # a row of another version: what it says is made again, and nothing stands still for it
             log.exception("a row could not be read back; what it is about is made again")
 
-    def _dead_letter(self, value: bytes) -> None:
-        letter = orjson.loads(value)
-        if letter.get("replay") is None:
-            self.ended.add(_of_entry(letter))
-
-    def _retry(self, value: bytes) -> None:
-        told = parcel.message(value)
-        if isinstance(told, parcel.Postponed):
-            for waiting in (one for one in told.parcels if one.replay is None):
-                through = waiting.through or [0] * len(waiting.packed)
-                for packed, number in zip(waiting.packed, through, strict=True):
-                    self.ended.add(of_packed(segment.unpacked(packed), waiting.subscriptions[number]))
-
-    def _attempts(self, value: bytes) -> None:
+    def _accepted(self, value: bytes) -> None:
         for entry in orjson.loads(value).get("entries", ()):
             if entry.get("replay") is not None:
                 continue
@@ -100,6 +89,44 @@ class Journal:
             elif entry["kind"] == "batch_attempt" and entry["error_class"] is None:
                 # What the answer rejected has a dead letter for each event, which may be missing.
                 self.ended |= set(_keys(entry["offsets"])) - set(_keys(entry["rejected"]))
+
+
+class OfFastLane(Journal):
+    """Of the direct lane, or the batch lane."""
+
+    def readers(self, topics: rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
+        """As Journal."""
+        return {
+            topics.dead_letters: self._dead_letter,
+            topics.retries: self._handed_over,
+            topics.attempts: self._accepted,
+        }
+
+    def _dead_letter(self, value: bytes) -> None:
+        letter = orjson.loads(value)
+        if letter.get("replay") is None:
+            self.ended.add(_of_entry(letter))
+
+    def _handed_over(self, value: bytes) -> None:
+        told = parcel.message(value)
+        if isinstance(told, parcel.Postponed):
+            for waiting in (one for one in told.parcels if one.replay is None):
+                through = waiting.through or [0] * len(waiting.packed)
+                for packed, number in zip(waiting.packed, through, strict=True):
+                    self.ended.add(of_packed(segment.unpacked(packed), waiting.subscriptions[number]))
+
+
+class OfRetryLane(Journal):
+    """Of the retry lane: turns that were reported, and what was accepted of those that were not."""
+
+    def readers(self, topics: rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
+        """As Journal."""
+        return {topics.retries: self._reported, topics.attempts: self._accepted}
+
+    def _reported(self, value: bytes) -> None:
+        told = parcel.message(value)
+        if isinstance(told, parcel.Report):
+            self.ended.add(of_turn(told.endpoint_id, told.turn))
 
 
 def _of_entry(entry: dict[str, Any]) -> Key:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, EndpointId, Sendable
-from delivery.webhooks import egress, limits, parcel, retry, routing
+from delivery.webhooks import egress, journal, limits, parcel, retry, routing
 from delivery.webhooks.results import Results
 from delivery.webhooks.turn_under_way import TurnUnderWay
 
@@ -92,20 +92,25 @@ class RetryLane:
         """Whether a turn is under way. May be asked in any thread."""
         return bool(self._tasks)
 
-    async def take(self, turns: Iterable[bytes], registry: routing.Registry, settle_s: float) -> Ended:
+    async def take(
+        self, turns: Iterable[bytes], registry: routing.Registry, settle_s: float, ended: journal.Ended = frozenset()
+    ) -> Ended:
         """Begin to deliver turns, as the shards wrote them; return what has ended meanwhile, of these and of those before.
 
-        A turn that is under way already, because its micro-batch runs again, goes on as it is.
+        Where their micro-batch runs again, a turn that is under way already goes on as it is, and what has `ended` by the
+        journal is left out: of a turn that was reported all.
         """
         for written in turns:
             turn = parcel.turn(written)
+            if turn.number and journal.of_turn(turn.endpoint_id, turn.number) in ended:
+                continue
             known, task = self._under_way.get(_flow(turn), (None, None))
             if turn.number and known is not None and known.turn.number == turn.number:
                 if task is not None:
                     self._begun.add(task)
                 continue
             has_room = not turn.number or await self._has_room(turn, settle_s)
-            one = TurnUnderWay(turn, await registry.destination(turn.endpoint_id), self._clock() + TURN_S)
+            one = TurnUnderWay(turn, await registry.destination(turn.endpoint_id), self._clock() + TURN_S, ended)
             if not turn.number:
                 one.begin(self._now_ms())
                 self._ended.append(one)
@@ -123,18 +128,23 @@ class RetryLane:
             await asyncio.sleep(0)
         return self._told()
 
+    async def wait(self, wait_s: float) -> bool:
+        """Wait for the turns taken since `settle` was called, no longer than `wait_s`; return whether they have ended."""
+        return not self._begun or not (await asyncio.wait(self._begun, timeout=wait_s))[1]
+
     async def settle(self, wait_s: float) -> Ended:
         """Wait for the turns taken since the last call, no longer than `wait_s`; return what has ended."""
-        begun, self._begun, self._is_stuck = self._begun, set(), False
-        if begun:
-            await asyncio.wait(begun, timeout=wait_s)
+        await self.wait(wait_s)
+        self._begun, self._is_stuck = set(), False
         told = self._told()
         told.results.asked, told.results.unreachable = self._heard()
         return told
 
     def ended(self) -> Ended | None:
         """Return what has ended since anything was told; None: nothing has. Waits for nothing."""
-        return self._told() if self._ended or self._gone else None
+        told = self._told()
+        has_ended = told.reports or told.results.outcomes or told.results.batches or told.results.rejections
+        return told if has_ended or told.results.gone else None
 
     async def close(self) -> None:
         """Break off what is under way."""
@@ -152,6 +162,11 @@ class RetryLane:
             if one.turn.number:
                 told.reports.append(one.report())
                 self._forget(one)
+        # What was accepted is told before its turn has ended, to be known should this process be killed.
+        for one in (*self._ended, *(one for one, _ in self._under_way.values())):
+            accepted, one.accepted = one.accepted, Results()
+            told.results.outcomes += accepted.outcomes
+            told.results.batches += accepted.batches
         self._ended, self._most_in_flight = [], self._in_flight
         return told
 

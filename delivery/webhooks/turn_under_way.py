@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from delivery.model import (
     SkipReason,
     Subscription,
 )
-from delivery.webhooks import batch_message, circuit, intake, message, parcel, parting, retry, routing, segment
+from delivery.webhooks import batch_message, circuit, intake, journal, message, parcel, parting, retry, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery
 from delivery.webhooks.results import Results
 
@@ -68,9 +68,14 @@ class TurnUnderWay:
     destination: routing.Destination
     until: float
     """No attempt begins after that, in seconds of the clock of whoever attempts."""
+    ended: journal.Ended = frozenset()
+    """What an earlier run of its micro-batch has written of it."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
     """The places of the parcels that are still to be attempted."""
+    accepted: Results = field(default_factory=Results)
+    """What needs not wait for the report: the journal leaves it out of a further run."""
     results: Results = field(default_factory=Results)
+    """What is told with the report."""
     _back: list[parcel.Back] = field(default_factory=list)
     _delivered: int = 0
     _failed: int = 0
@@ -90,7 +95,8 @@ class TurnUnderWay:
         1. The endpoint is paused or disabled: all come back, and nothing is attempted.
         2. The parcel's endpoint or subscriptions are gone, paused or quarantined: skipped.
         3. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
-        4. Otherwise it is attempted.
+        4. It was accepted in an earlier run of the micro-batch: ended, and told.
+        5. Otherwise it is attempted.
         """
         turn, endpoint = self.turn, self.destination.endpoint
         if endpoint is not None and endpoint.status is not EndpointStatus.ACTIVE:
@@ -104,7 +110,7 @@ class TurnUnderWay:
         for place, waits in enumerate(turn.parcels):
             parts = self._parts(waits)
             if None in parts and turn.given_up is None:
-                self.waiting.append(place)
+                self._attempt_unless_accepted(place, parts)
                 continue
             for reason, places in parts.items():
                 try:
@@ -161,9 +167,7 @@ class TurnUnderWay:
         """
         waits, error_class = self.turn.parcels[made.place], attempt.error_class
         kind, again = OutcomeKind.DELIVERED, None
-        if error_class is None:
-            self._delivered += 1
-        else:
+        if error_class is not None:
             again = retry.again(
                 self.endpoint.retrying,
                 error_class,
@@ -179,11 +183,12 @@ class TurnUnderWay:
             if attempt.retry_after_s is not None:
                 self._retry_after_s = max(attempt.retry_after_s, self._retry_after_s or 0.0)
             self._stop_in_order()
-        if again is not None:
+        if error_class is None:
+            self._accept(waits, made.skipped)
+        elif again is not None:
             self._comes_back(made.place, again, error_class, (attempt,))
         else:
-            for reason, skipped in made.skipped.items():
-                self._skip(waits, skipped, reason)
+            self._skip_all(waits, made.skipped)
         self._tell(waits, Outcome(made.delivery, kind, (attempt,), error_class, again, waits.story))
 
     def end(self, now_ms: int) -> None:
@@ -215,16 +220,45 @@ class TurnUnderWay:
         if self.turn.order_key is not None:
             self.stop()
 
+    def _attempt_unless_accepted(self, place: int, parts: dict[SkipReason | None, Sequence[int]]) -> None:
+        waits = self.turn.parcels[place]
+        if self._was_accepted(waits, parts.pop(None)):
+            self._accept(waits, parts)
+        else:
+            self.waiting.append(place)
+
+    def _was_accepted(self, waits: parcel.Parcel, places: Sequence[int]) -> bool:
+        """Tell whether all that would be sent was accepted. Of a part of it a new batch would have to be made."""
+        if not self.ended or waits.replay is not None:
+            return False
+        keys = (
+            journal.of_packed(segment.unpacked(waits.packed[place]), name)
+            for place, name in zip(places, parting.through(waits, places), strict=True)
+        )
+        return all(key in self.ended for key in keys)
+
+    def _accept(self, waits: parcel.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+        self._delivered += 1
+        self._skip_all(waits, skipped)
+
+    def _skip_all(self, waits: parcel.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+        for reason, places in skipped.items():
+            self._skip(waits, places, reason)
+
     def _skip(self, waits: parcel.Parcel, places: Sequence[int], reason: SkipReason | None) -> None:
         self._tell(waits, Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
 
     def _tell(self, waits: parcel.Parcel, outcome: Outcome[Any]) -> None:
         """Take note of how a parcel ended in this turn, without its body."""
         outcome = outcome._replace(replay=waits.replay)
+        is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):
-            self.results.batches.append(batch_message.settled(outcome))
+            batch = batch_message.settled(outcome)
+            into = self.accepted if is_accepted and not batch.rejected else self.results
+            into.batches.append(batch)
         else:
-            self.results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
+            into = self.accepted if is_accepted else self.results
+            into.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
     def _set_apart(self, waits: parcel.Parcel, places: Sequence[int], fault: Exception) -> None:
         """Give what can neither wait any longer nor have a dead letter to the operator: the events as they were kept."""

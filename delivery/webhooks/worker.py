@@ -190,7 +190,9 @@ class Worker:
         """
         self._is_orphan = True
 
-    def retry(self, turns: Iterable[bytes], source: routing.Source, settle_s: float) -> Iterator[retry_lane.Ended]:
+    def retry(
+        self, turns: Iterable[bytes], source: routing.Source, settle_s: float, ended: journal.Ended = frozenset()
+    ) -> Iterator[retry_lane.Ended]:
         """Deliver turns that have left their shards, by the registry in `source`; yield what has ended.
 
         Called as `deliver` is, but what has not ended after `settle_s` goes on, and is yielded by a later call. A task that
@@ -199,10 +201,14 @@ class Worker:
         retries, registry = self._wait_for(self._retrying(source))
         written = iter(turns)
         while some := list(itertools.islice(written, TURNS_AT_ONCE)):
-            yield self._wait_for(retries.take(some, registry, settle_s))
-        ended = self._wait_for(retries.settle(settle_s))
-        self._learned_from(ended.results)
-        yield ended
+            yield self._wait_for(retries.take(some, registry, settle_s, ended))
+        deadline = time.monotonic() + settle_s
+        while not self._wait_for(retries.wait(RESULTS_EVERY_S)) and time.monotonic() < deadline:
+            if (some_ended := self.ended_turns()) is not None:
+                yield some_ended
+        last = self._wait_for(retries.settle(0.0))
+        self._learned_from(last.results)
+        yield last
 
     def ended_turns(self) -> retry_lane.Ended | None:
         """Return what has come of turns of earlier `retry` calls that have ended by now; None: there is none. Does not wait.

@@ -51,7 +51,7 @@ def test_it_is_what_was_written_since(connection, names):
     producer.produce(names.dead_letters, orjson.dumps(letter))
     producer.flush()
 
-    found = journal.read(kafka_options.for_librdkafka(connection), names, now_ms)
+    found = journal.read(journal.Journal(client=kafka_options.for_librdkafka(connection), topics=names, since_ms=now_ms))
 
     expected = {decided.key("s1", decided.Place("t", 0, offset)) for offset in range(30, 100)}
     assert found == expected | {decided.key("s1", decided.Place("t", 0, 500))}
@@ -59,5 +59,6 @@ def test_it_is_what_was_written_since(connection, names):
 
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):
     monkeypatch.setattr(journal, "_ASKED_S", 0.5)
-    assert journal.read({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, names, 0) == frozenset()
+    away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    assert journal.read(journal.Journal(client=away, topics=names, since_ms=0)) == frozenset()
     assert "is made again" in caplog.text

@@ -23,6 +23,7 @@ from delivery.webhooks import (
     envelope,
     guard,
     handover,
+    journal,
     late,
     limits,
     parcel,
@@ -48,6 +49,8 @@ SETTLE_S = 1.0
 HORIZON_MS = 500
 SHARDS = 2
 TRIGGER_S = 0.5
+CONFIRMED_S = 0.01
+"""So long after they were written rows are in their topics."""
 
 
 class Worker:
@@ -148,19 +151,20 @@ class Platform:
         while True:
             await asyncio.sleep(TRIGGER_S)
             await self._until_retries_are_due()
-            end = len(self.topics["retries"])
+            begun = {topic: len(written) for topic, written in self.topics.items()}
             arrived: list[list[bytes]] = [[] for _ in self.shards]
-            for written in self.topics["retries"][self._committed["retry"] : end]:
+            for written in self.topics["retries"][self._committed["retry"] : begun["retries"]]:
                 arrived[segment.shard_of(parcel.message(written).endpoint_id, SHARDS)].append(written)
             decided = [self._decide(shard, came) for shard, came in zip(self.shards, arrived, strict=True)]
             turns = [turn for one in decided for turn in one.turns]
-            if await self._lives(self._retried(worker.retries, turns)):
-                self._committed["retry"] = end
-                for shard, one in zip(self.shards, decided, strict=True):
-                    shard.commit(one, now_ms())
-            else:
+            before: journal.Ended = frozenset()
+            while not await self._lives(self._retried(worker.retries, turns, before)):
                 await worker.retries.close()
                 worker = Worker(self._world, self._rng, self._append)
+                before = self._ended_since(begun)  # the same records, at the same time: the same turns leave again
+            self._committed["retry"] = begun["retries"]
+            for shard, one in zip(self.shards, decided, strict=True):
+                shard.commit(one, now_ms())
 
     @property
     def is_done(self) -> bool:
@@ -212,9 +216,21 @@ class Platform:
         self._held.silent(last.silent)
         yield _rows(last)
 
-    async def _retried(self, retries: retry_lane.RetryLane, turns: list[bytes]) -> AsyncIterator[list[rows.Row]]:
-        for ended in (await retries.take(turns, self._known(), SETTLE_S), await retries.settle(SETTLE_S)):
-            yield [*rows.rows(ended.results, TOPICS), *rows.reports(ended.reports, TOPICS)]
+    def _ended_since(self, begun: dict[str, int]) -> journal.Ended:
+        """Read back what a micro-batch of the retry lane has written."""
+        found = journal.OfRetryLane()
+        for topic, reader in found.readers(TOPICS).items():
+            for written in self.topics[topic][begun[topic] :]:
+                found.take(written, reader)
+        return found.ended
+
+    async def _retried(
+        self, retries: retry_lane.RetryLane, turns: list[bytes], before: journal.Ended
+    ) -> AsyncIterator[list[rows.Row]]:
+        for ended in (await retries.take(turns, self._known(), SETTLE_S, before), await retries.settle(SETTLE_S)):
+            yield list(rows.rows(ended.results, TOPICS))
+            await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
+            yield list(rows.reports(ended.reports, TOPICS))
 
     async def _lives(self, work: AsyncIterator[list[rows.Row]]) -> bool:
         """Write what `work` yields; return whether the process that did it lived to commit it."""

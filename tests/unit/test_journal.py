@@ -34,14 +34,13 @@ def key_of(outcome):
     return journal.of(outcome.delivery.event, outcome.delivery.subscription.subscription_id)
 
 
-def read_back(*written):
+def read_back(*written, lane=journal.OfFastLane, **bounds):
     """What has ended, by rows of (topic, value)."""
-    found = journal.Journal()
-    takes = {"dead": found.take_dead_letter, "retries": found.take_retry, "attempts": found.take_attempts}
-    for topic, take in takes.items():
+    found = lane(**bounds)
+    for topic, reader in found.readers(TOPICS).items():
         for row_topic, value in written:
             if row_topic == topic:
-                take(value)
+                found.take(value, reader)
     return found.ended
 
 
@@ -146,12 +145,26 @@ def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
 
 
 def test_no_more_is_remembered_than_its_bound():
-    found = journal.Journal(max_ended=2)
-    for offset in range(5):
-        event = builders.event(record=builders.record(offset=offset))
-        for _, value in written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event))):
-            found.take_attempts(value)
-    assert len(found.ended) == 2
+    events = [builders.event(record=builders.record(offset=offset)) for offset in range(5)]
+    log = [ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event)) for event in events]
+    rows_of_each = [row for one in log for row in written(one)]
+    assert len(read_back(*rows_of_each, max_ended=2)) == 2
+
+
+def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_of_it_when_it_was_accepted():
+    accepted = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
+    report = parcel.Report("ep1", "c1", None, turn=7, delivered=0, failed=3, hold=None, retry_after_s=None, back=[])
+    log = [*written(accepted), ("retries", parcel.encoded(report))]
+    assert read_back(*log, lane=journal.OfRetryLane) == {key_of(accepted), journal.of_turn("ep1", 7)}
+    assert journal.of_turn("ep1", 7) not in {journal.of_turn("ep1", 8), journal.of_turn("ep2", 7)}
+
+
+def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter_that_may_be_redriven_has_ended():
+    """A letter may be redriven as soon as it is written: taken for the end of the redrive, it would lose the event."""
+    dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
+    handed_over = parcel.encoded(parcel.Postponed("ep1", "c1", [parcel.of(outcome, now_ms=0)]))
+    assert read_back(*written(dead), ("retries", handed_over), lane=journal.OfRetryLane) == set()
 
 
 def deliver(records, ended_before=frozenset()):

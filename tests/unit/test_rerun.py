@@ -13,8 +13,8 @@ def read(monkeypatch):
     """What is asked of Kafka."""
     asked = []
 
-    def fake(_, __, since_ms):
-        asked.append(since_ms)
+    def fake(of):
+        asked.append(of.since_ms)
         return frozenset({KEY})
 
     monkeypatch.setattr(journal, "read", fake)

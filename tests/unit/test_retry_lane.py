@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from delivery.model import Attempt, Retrying, SubscriptionStatus
-from delivery.webhooks import limits, parcel, retry, retry_lane, routing, segment
+from delivery.webhooks import journal, limits, parcel, retry, retry_lane, routing, segment
 from tests import builders, fakes
 from tests.turns import NOW_MS, registry, turn, waiting
 
@@ -311,4 +311,38 @@ def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monke
         assert [report.turn for report in ended.reports] == [5]
 
     surprised = []
+    asyncio.run(main())
+
+
+def test_a_turn_that_was_reported_is_left_out_when_its_micro_batch_runs_again_and_has_no_second_report():
+    async def main():
+        lane, known = lane_of(sender := Sender()), routing.WholeRegistry("base", registry())
+        turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
+        ended = {journal.of_turn("ep1", 5)}
+        told = together(await lane.take(map(parcel.encoded, turns), known, 5, ended), await lane.settle(5))
+        assert [report.turn for report in told.reports] == [6]
+        assert sender.ids() == ["left"]
+
+    asyncio.run(main())
+
+
+def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
+    """A process that is killed in a turn of a hundred would have all hundred sent again."""
+    hangs = asyncio.Event()
+    events = [builders.event(event_id=f"e{n}") for n in range(3)]
+
+    async def main():
+        sender = Sender(lambda delivery: hangs if delivery.event.event_id == "e2" else None)
+        lane, known = lane_of(sender), routing.WholeRegistry("base", registry())
+        first = await lane.take([parcel.encoded(turn(*map(waiting, events)))], known, 0.01)
+        assert not await lane.wait(0.01)
+        told = together(first, lane.ended())
+        assert ([one.delivery.event.event_id for one in told.results.outcomes], told.reports) == (["e0", "e1"], [])
+        assert lane.ended() is None
+        hangs.set()
+        assert await lane.wait(5)
+        last = await lane.settle(5)
+        assert [one.delivery.event.event_id for one in last.results.outcomes] == ["e2"]
+        assert [report.delivered for report in last.reports] == [3]
+
     asyncio.run(main())

@@ -6,7 +6,7 @@ import pytest
 from delivery import errors, plan, settings
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.stages import tasks
-from delivery.webhooks import garbage, late, parcel, results
+from delivery.webhooks import garbage, late, parcel, results, retry_lane
 from tests import builders
 
 CONFIG = settings.Settings()
@@ -61,6 +61,19 @@ def test_those_of_one_endpoint_are_told_together():
     one, other = ended(), ended()._replace(name=b"other")
     *_, (_, name), _ = told(Writing(), one, other)
     assert parcel.message(name).settled == [b"name", b"other"]
+
+
+def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
+    """A shard forgets by the report what then was written nowhere: the process might be killed between the two."""
+    writing = Writing()
+    dead = ended(OutcomeKind.DEAD_LETTERED, "timeout").outcome
+    report = parcel.Report("ep1", "c1", None, turn=1, delivered=0, failed=1, hold=None, retry_after_s=None, back=[])
+    task = tasks.Tools(plan=plan.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
+    task.write_turns(retry_lane.Ended(results.Results(outcomes=[dead]), [report]))
+    log, letter, waited, told_of = writing.story
+    assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
+    assert waited == "in its topic"
+    assert parcel.message(told_of[1]) == report
 
 
 def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):

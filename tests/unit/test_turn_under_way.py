@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
-from delivery.webhooks import message, retry, routing, rows, segment, tally
+from delivery.webhooks import journal, message, parting, retry, routing, rows, segment, tally
 from delivery.webhooks.turn_under_way import TurnUnderWay
 from tests import builders, fakes
 from tests.turns import LATER_MS, NOW_MS, batch_registry, registry, turn, waiting
@@ -21,9 +21,9 @@ FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_c
 class Carried:
     """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
 
-    def __init__(self, snapshot, of, error_class=None, **answer):
+    def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
         to = routing.Destination(snapshot.endpoints.get(of.endpoint_id), snapshot.subscriptions)
-        one = TurnUnderWay(of, to, until=0.0)
+        one = TurnUnderWay(of, to, until=0.0, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
         while one.waiting and one.until >= 0.0:
@@ -34,6 +34,8 @@ class Carried:
                 one.answered(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
         one.end(NOW_MS)
         self.report, self.results = one.report(), one.results
+        self.results.outcomes += one.accepted.outcomes
+        self.results.batches += one.accepted.batches
 
     def written(self):
         told = sorted(rows.rows(self.results, TOPICS), key=lambda row: row.topic)
@@ -232,3 +234,41 @@ def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
     carried = Carried(registry(), turn(waiting(expires_ms=LATER_MS)))
     assert carried.deliveries() == {("dead_lettered", "unforeseen"): 1}
     assert "unforeseen" in caplog.text
+
+
+def ended_of(*parcels):
+    """The keys of deliveries that an earlier run has written as accepted."""
+    return {
+        journal.of_packed(segment.unpacked(packed), name)
+        for one in parcels
+        for packed, name in zip(one.packed, parting.through(one, range(len(one.packed))), strict=True)
+    }
+
+
+def event(number):
+    return builders.event(event_id=f"e{number}", record=builders.record(offset=number))
+
+
+def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_and_its_shard_forgets_it():
+    before, left = waiting(event(1)), waiting(event(2))
+    carried = Carried(registry(), turn(before, left), ended=ended_of(before))
+    assert [made.place for made in carried.sent] == [1]
+    assert (carried.report.delivered, carried.report.back) == (2, [])
+    assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
+
+
+def test_a_batch_of_which_a_part_was_accepted_leaves_whole():
+    batch, part = waiting(event(1), event(2)), waiting(event(1))
+    assert len(Carried(batch_registry(), turn(batch), ended=ended_of(part)).sent) == 1
+    assert Carried(batch_registry(), turn(batch), ended=ended_of(batch)).sent == []
+
+
+def test_a_replay_is_sent_though_what_it_repeats_was_delivered_a_moment_before():
+    replayed = waiting(event(1), replay="rpl_1")
+    assert len(Carried(registry(), turn(replayed), ended=ended_of(replayed)).sent) == 1
+
+
+def test_what_is_given_up_has_its_dead_letter_whatever_the_journal_says():
+    given_up = waiting(event(1))
+    carried = Carried(registry(), turn(given_up, number=0, given_up=retry.EXPIRED), ended=ended_of(given_up))
+    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
