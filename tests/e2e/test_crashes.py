@@ -6,8 +6,12 @@ import signal
 
 import orjson
 import pytest
+from aiohttp import web
 
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.test_batch_lane import log
+from tests.e2e.test_retry_lane import postpone, update
+from tests.integration.customers import Customers
 
 pytestmark = pytest.mark.e2e
 SMALL = {"source": {"max_events_per_batch": 300}}
@@ -83,6 +87,47 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     # Of a driver or a JVM that is killed the workers end what they have sent. Of one that is killed itself nobody does.
     assert len(repeated) <= (before / 4 if kill is kill_workers else 0)
     platform.assert_adds_up()
+
+
+class Holding(Customers):
+    """Accepts so many events, and answers nothing to the others until it is told to."""
+
+    def __init__(self, at_once):
+        super().__init__()
+        self.came = []
+        self._at_once = at_once
+
+    async def answer(self, request):
+        self.came.append(orjson.loads(await request.read())["id"])
+        if len(self.came) > self._at_once:
+            await self.ended.wait()
+        return web.Response()
+
+
+@pytest.mark.parametrize("kill", [kill_driver, kill_workers])
+def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delivered_again(platform, kill):
+    accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
+    waits_for_all = {"retry": {"settle_s": 60}}
+    platform.migrate()
+    platform.register([{}], retry={"timeout_s": 60})
+    with Holding(accepted) as customers:
+        update(platform, "update endpoints set url = %s", f"{customers.url}/")
+        ids = sorted(event.event_id for event in postpone(platform, accepted + held))
+        job = platform.start("--lanes", "retry", **waits_for_all)
+        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=200)
+        assert_eventually(lambda: len(customers.came), lambda count: count > accepted, within_s=30)
+        before = list(customers.came)
+        kill(platform, job)
+        customers.end()
+        if kill is kill_driver:
+            job = platform.start("--lanes", "retry", **waits_for_all)
+        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=200)
+        assert_eventually(lambda: {entry["webhook_id"] for entry in log(platform)}, lambda told: len(told) == len(ids))
+        assert platform.stop(job) == 0, platform.log()
+        counts = collections.Counter(customers.came)
+    assert [counts[event_id] for event_id in before[:accepted]] == [1] * accepted
+    # What was under way, and unanswered.
+    assert all(counts[event_id] <= 2 for event_id in before[accepted:])
 
 
 def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform):

@@ -42,7 +42,8 @@ def update(platform, statement, *values):
 def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     """Hand events over to the retry lane, as a fast lane does after one attempt; return them in their order."""
     now_ms = int(time.time() * 1000)
-    events = [builders.event(event_id=f"e{next(_numbers)}", event_type="order") for _ in range(count)]
+    numbers = [next(_numbers) for _ in range(count)]
+    events = [builders.event(event_id=f"e{n}", event_type="order", record=builders.record(offset=n)) for n in numbers]
     defaults = {"again_at_ms": now_ms, "since_ms": now_ms, "expires_ms": now_ms + 3_600_000, "attempts": 1}
     parcels = [waiting(event, through=(through,), **defaults | fields) for event in events]
     config = platform.config
