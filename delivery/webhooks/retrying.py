@@ -232,7 +232,7 @@ class _Deciding:
         lost_ms = self._now_ms - round(self._policy.away_s * 1000)
         for order_key, line in one.flows.items():
             if line.away and line.left_ms <= lost_ms:
-                line.away = 0
+                line.give_up_turn()
                 self._decision.changed = True
             if line.pieces and not line.away and line.expires_ms <= self._now_ms and self._room > 0:
                 expired = line.expired(self._shelf, self._room, self._now_ms)
@@ -266,8 +266,9 @@ class _Deciding:
             self._index.turns += 1
             line.turn, line.away, line.left_ms = self._index.turns, len(leaving), self._now_ms
             self._room -= sum(each.size for each in leaving)
-            is_probe = one.window.is_ill
-            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None, is_probe=is_probe)
+            lost_ms = line.lost_ms if line.lost else 0
+            about = {"order_key": order_key, "number": line.turn, "is_probe": one.window.is_ill, "lost_ms": lost_ms}
+            self._leave(key, leaving, given_up=None, **about)
         return len(leaving)
 
     def _leave_for_good(self, key: str, order_key: str | None, parcels: list[Parcel], reason: str) -> None:
