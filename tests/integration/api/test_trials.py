@@ -13,6 +13,7 @@ from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
 OPEN = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), attempt_timeout_s=0.5)
+CLOSED = settings.Delivery(allow_http=True, allow_ports=())
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +91,56 @@ def test_one_a_second_goes_to_an_endpoint(acme, listening, received):
 
 def test_a_test_event_leads_no_more_inside_than_a_delivery(acme, served, listening, received):
     endpoint = made(acme, url=f"{listening.url}/hook")
-    closed = served.config.model_copy(update={"delivery": settings.Delivery(allow_http=True, allow_ports=())})
-    with world.running(closed) as port:
+    with world.running(served.config.model_copy(update={"delivery": CLOSED})) as port:
         answer = world.Client(port, served.keys["acme"]).post(f"/v1/endpoints/{endpoint['id']}/test", {})
     assert answer.status == 409
     assert answer.json["detail"] == (
         "the endpoint cannot be used: url: the address is not allowed: an endpoint is a public https address"
     )
     assert received == []
+
+
+@pytest.fixture
+def lead(monkeypatch):
+    """Have a name lead to an address; every other name leads where it did."""
+    leads = {}
+    ask = socket.getaddrinfo
+
+    def resolve(host, *others, **named):
+        # Without flags: asked for what this machine can reach, it would leave out ::1 where there is no IPv6.
+        return ask(leads[host], *others, **named | {"flags": 0}) if host in leads else ask(host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return leads.__setitem__
+
+
+def connections(listening):
+    """Return how many connected to a socket that listens."""
+    listening.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listening.accept()[0].close()
+            count += 1
+    return count
+
+
+def test_a_name_that_leads_inside_is_stopped_at_the_connection_in_the_same_words_wherever_it_leads(acme, served, lead):
+    """Nothing is wrong with the URL, so that nothing but the guard at the socket stands before the listener."""
+    told = set()
+    closed = served.config.model_copy(update={"delivery": CLOSED})
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as inside, world.running(closed) as closed_port:
+        guarded = world.Client(closed_port, served.keys["acme"])
+        url = f"http://%s.example.com:{inside.getsockname()[1]}/"
+        # Where somebody listens; where nobody does; the other family; a metadata service; a private network.
+        for number, address in enumerate(["127.0.0.1", "127.0.0.2", "::1", "169.254.169.254", "10.0.0.1"]):
+            lead(f"hooks-{number}.example.com", address)
+            answer = guarded.post(f"/v1/endpoints/{made(acme, url=url % f'hooks-{number}')['id']}/test", {})
+            assert answer.status == 200
+            told.add(tuple(value for name, value in answer.json.items() if name not in {"webhook_id", "duration_ms"}))
+        assert connections(inside) == 0
+        # Where that network is open, such a name does lead to the listener.
+        lead("opened.example.com", "127.0.0.1")
+        assert acme.post(f"/v1/endpoints/{made(acme, url=url % 'opened')['id']}/test", {}).json["error_class"] == "timeout"
+        assert connections(inside) == 1
+    assert told == {(False, None, "address_blocked", "the address is not allowed", "")}
