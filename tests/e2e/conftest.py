@@ -58,14 +58,14 @@ class Platform:
         self.secrets = [SECRET]
         self.gate = None
         self._kafka, self._database = kafka, database
-        self._key = stack.new_key()
+        self.keys = {"ring": {"test": stack.new_key()}}
         self._jobs = []
 
     def settings(self, **overrides):
         document = {
             "database": {"url": self._database},
             "kafka": {"bootstrap_servers": self._kafka.bootstrap_servers},
-            "keys": {"ring": {"test": self._key}},
+            "keys": {**self.keys},
             "source": {"topic_pattern": f"{self.name}\\..+", "topic_prefix": f"{self.name}."},
             "delivery": {
                 **stack.DEVELOPMENT,
@@ -93,15 +93,15 @@ class Platform:
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
 
-    def register(self, subscriptions, *, tenants=("t1", "t2"), endpoints=("ep1",), prune=False, **fields):
+    def register(self, subscriptions, *, tenants=("t1", "t2"), endpoints=("ep1",), customer="c1", prune=False, **fields):
         """Register endpoints without a schedule, unless `fields` has one: what fails is a dead letter at once."""
         document = {
             "tenants": [{"id": tenant} for tenant in tenants],
-            "customers": [{"id": "c1"}],
+            "customers": [{"id": customer}],
             "endpoints": [
                 {
                     "id": name,
-                    "customer": "c1",
+                    "customer": customer,
                     "url": f"{self.receiver.url}/{name}",
                     "signing_secrets": [SECRET],
                     "retry": {"schedule_s": []},
@@ -158,20 +158,27 @@ class Platform:
         publisher.flush()
 
     def start(self, *arguments, **overrides):
-        path = self.folder / "fanout.toml"
+        self.configure(**overrides)
+        return self.beside("run", *arguments)
+
+    def configure(self, **overrides):
+        """Write the settings for the commands that are started from now on."""
         lines = []
         for area, fields in self.settings(**overrides).items():
             lines.append(f"[{area}]")
             lines += [f"{name} = {stack.toml(value)}" for name, value in fields.items()]
-        path.write_text("\n".join(lines))
+        (self.folder / "fanout.toml").write_text("\n".join(lines))
+
+    def beside(self, *words):
+        """Start a command by the settings that were written last."""
         log = (self.folder / "job.log").open("ab")
-        job = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", str(path), "run", *arguments],
+        started = subprocess.Popen(
+            [sys.executable, "-m", "fanout.cli", "--config", "fanout.toml", *words],
             cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         log.close()
-        self._jobs.append(job)
-        return job
+        self._jobs.append(started)
+        return started
 
     def run_once(self, *arguments, **overrides):
         assert self.start("--once", *arguments, **overrides).wait(JOB_TIMEOUT_S) == 0, self.log()

@@ -45,8 +45,8 @@ def get(port, path):
 
 def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platform, jars, tmp_path):
     secrets = {name: canary(name) for name in ("sasl", "key-password", "client-password", "conf", "database", "bearer", "path")}
-    platform._key = base64.b64encode(b"canary-key-ring-0123456789abcdef").decode()
-    secrets |= {"ring": platform._key, "signing": SECRET.removeprefix("whsec_")}
+    platform.keys["ring"]["test"] = base64.b64encode(b"canary-key-ring-0123456789abcdef").decode()
+    secrets |= {"ring": platform.keys["ring"]["test"], "signing": SECRET.removeprefix("whsec_")}
     broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": secrets["sasl"]})
     broker.start()
     try:

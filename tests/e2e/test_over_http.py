@@ -1,0 +1,95 @@
+"""A customer sees over HTTP, with keys of its own, to what its endpoint did not take; receiver and account bear it out."""
+
+import collections
+import datetime as dt
+
+import orjson
+import pytest
+
+from fanout import ledger, proving
+from fanout.demo import over_http
+from fanout.local import kafka as local_kafka
+from tests.e2e.conftest import assert_eventually
+from tests.integration.api import world
+
+pytestmark = pytest.mark.e2e
+START_S = 120
+
+
+def times_accepted(platform):
+    return collections.Counter(platform.accepted())
+
+
+def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_it_is_due(platform):
+    """One platform, one story: the steps share its start, which takes most of the time.
+
+    1. What was refused is polled, byte for byte, and acknowledged; once the endpoint is mended it is redriven.
+    2. It breaks again, and recovers: what was given up since then is redriven, and what was before is not.
+    3. A delivery that it took is sent again, by its attempt.
+    4. All of the time is replayed, whatever became of it.
+    """
+    platform.migrate()
+    platform.register([{}])
+    platform.create_topic("order", partitions=1)
+    platform.statuses["ep1"] = 400
+    began = dt.datetime.now(dt.UTC)
+    platform.publish(2)
+    port = local_kafka.free_port()
+    running = [
+        platform.start("--lanes", "direct,retry", api={"port": port}),
+        platform.beside("archive"),
+        platform.beside("serve"),
+    ]
+    admin, poller = over_http.clients(platform.config, "c1", port)
+    assert_eventually(admin.is_ready, bool)
+
+    payloads = {(f"{platform.name}.order", 0, n): orjson.dumps({"id": f"e{n}", "tenant_id": "t1"}) for n in range(2)}
+    due = {ledger.Due(*place, "s0") for place in payloads}
+    polled = over_http.poll(admin, poller, due, payloads, go_on=lambda: None, timeout_s=START_S)
+    assert polled.seen == polled.intact == polled.acknowledged == due
+    platform.statuses["ep1"] = 200
+    over_http.redrive(admin)
+    assert_eventually(lambda: times_accepted(platform), lambda got: got == {"e0": 1, "e1": 1}, within_s=START_S)
+
+    acme = world.Client(port, admin.key.reveal().decode())
+    platform.publish(1, first=2)
+    assert_eventually(lambda: times_accepted(platform), lambda got: got["e2"] == 1)
+    platform.statuses["ep1"] = 400
+    platform.publish(1, first=3)
+    assert_eventually(lambda: world.ids(acme.get("/v1/dead-letters")), lambda waiting: len(waiting) == 1)
+    broke_at = dt.datetime.now(dt.UTC)
+    platform.publish(2, first=4)
+    waiting = assert_eventually(lambda: world.ids(acme.get("/v1/dead-letters")), lambda waiting: len(waiting) == 3)
+    platform.statuses["ep1"] = 200
+    recovered = acme.post("/v1/endpoints/ep1/recover", {"since": broke_at.isoformat()}).json
+    assert (recovered["count"], recovered["status"]) == (2, "active")
+    once = {"e0": 1, "e1": 1, "e2": 1, "e4": 1, "e5": 1}
+    assert_eventually(lambda: times_accepted(platform), lambda got: got == once)
+    assert world.ids(acme.get("/v1/dead-letters")) == waiting[:1]
+
+    [attempt] = assert_eventually(
+        lambda: [one for one in acme.get("/v1/attempts?accepted=true").json["items"] if one["event_id"] == "e2"], bool
+    )
+    assert delivered_again(acme, acme.post(f"/v1/attempts/{attempt['id']}/resend"), 1)["webhook_id"] == attempt["webhook_id"]
+    assert times_accepted(platform) == once | {"e2": 2}
+
+    replay = acme.post("/v1/endpoints/ep1/replays", {"since": began.isoformat()})
+    assert delivered_again(acme, replay, 6)["is_whole"]
+    assert times_accepted(platform) == {"e0": 2, "e1": 2, "e2": 3, "e3": 1, "e4": 2, "e5": 2}
+
+    assert len({(one.webhook_id, orjson.loads(one.body)["id"]) for one in platform.received}) == 6
+    assert all(one.is_verified for one in platform.received)
+    assert [platform.stop(one) for one in running] == [0, 0, 0], platform.log()
+    account = proving.reconcile(platform.config, settle_s=0).account
+    counts = account.lanes["direct"].counts
+    assert account.holds, account.document()
+    assert (counts.delivered, counts.dead_lettered, counts.repeated, counts.replayed) == (5, 1, 0, 7), account.document()
+
+
+def delivered_again(acme, asked, count):
+    """Wait for so many deliveries of a replay, and return what is told of it."""
+    assert asked.status == 201, asked.text
+    path = f"/v1/replays/{asked.json['id']}"
+    told = assert_eventually(lambda: acme.get(path).json, lambda got: (got["state"], got["delivered"]) == ("done", count))
+    assert told["handed_over"] == count
+    return told
