@@ -1,4 +1,4 @@
-"""A customer learns by webhook that one of its endpoints fails, and nobody else does."""
+"""A customer and the operator learn by webhook that an endpoint fails or is disabled, and nobody else does."""
 
 import threading
 
@@ -8,13 +8,13 @@ import standardwebhooks
 
 from delivery import settings
 from delivery.stages import topics
-from fanout import archiving
+from fanout import archiving, registering
 from tests.e2e.conftest import SECRET, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
 
-def test_an_endpoint_that_fails_is_told_to_another_of_its_customer_and_to_nobody_else(platform):
+def test_an_endpoint_that_fails_or_is_gone_is_told_to_its_customer_and_the_operator_and_to_nobody_else(platform):
     topic = f"{platform.name}.fanout.operational"
     told = {"operations": {"topic": topic, "failing_after_s": 0.001}}
     platform.migrate()
@@ -25,10 +25,14 @@ def test_an_endpoint_that_fails_is_told_to_another_of_its_customer_and_to_nobody
             {"endpoint": "ep2", **theirs, "sub_tenants": {"fanout": ["c1"]}},
             {"endpoint": "ep3", **theirs, "sub_tenants": {"fanout": ["c2"]}},
             {"endpoint": "ep4", "event_type": "*"},
+            {"endpoint": "gone", "event_type": "user"},
         ],
-        endpoints=("ep1", "ep2", "ep3", "ep4"),
+        endpoints=("ep1", "ep2", "ep3", "ep4", "gone"),
     )
-    platform.statuses["ep1"] = 400
+    platform.register(
+        [{"id": "all", "endpoint": "operators", **theirs, "tenants": ["fanout"]}], endpoints=("operators",), customer="operator"
+    )
+    platform.statuses |= {"ep1": 400, "gone": 410}
     dead_letters = platform.config.delivery.dead_letter_topic
     topics.ensure(platform.config.kafka, [topic], 1)
     platform.create_topic("order")
@@ -37,19 +41,37 @@ def test_an_endpoint_that_fails_is_told_to_another_of_its_customer_and_to_nobody
         platform.publish(3, first=first)
         assert_eventually(lambda: platform.accepted("ep4"), lambda got, least=first + 3: len(got) >= least, within_s=120)
         assert_eventually(lambda: len(platform.read(dead_letters)), lambda count, least=first + 3: count == least)
+    platform.publish(1, event_type="user", first=6)
+    assert_eventually(lambda: status_of(platform, "gone"), lambda status: status == "disabled")
     config = settings.Settings.model_validate(platform.settings(**told))
     archiving.run(config, stop=threading.Event(), once=True)
 
-    received = assert_eventually(
-        lambda: [one for one in list(platform.received) if one.path == "/ep2"], lambda got: len(got) == 2
-    )
+    received = assert_eventually(lambda: told_to(platform, "ep2"), lambda got: len(got) == 4)
     events = {}
     for one in received:
         event = standardwebhooks.Webhook(SECRET).verify(one.body, one.headers)
         assert (event["source"], event["tenant_id"], event["sub_tenant_id"]) == ("fanout", "fanout", "c1")
-        events[event["type"]] = event["data"]
-    assert events["fanout.endpoint.failing"].items() >= {"endpoint_id": "ep1", "error_class": "refused"}.items()
-    assert events["fanout.dead-letters.waiting"].items() >= {"endpoint_id": "ep1", "letters": 1}.items()
+        events[event["type"], event["data"]["endpoint_id"]] = event["data"]
+    assert events["fanout.endpoint.failing", "ep1"]["error_class"] == "refused"
+    assert events["fanout.dead-letters.waiting", "ep1"]["letters"] == 1
+    assert events["fanout.endpoint.disabled", "gone"]["reason"] == "gone"
+    assert events["fanout.dead-letters.waiting", "gone"]["letters"] == 1
+    assert_eventually(lambda: told_to(platform, "operators"), lambda got: len(got) == 4)
     archiving.run(config, stop=threading.Event(), once=True)
     assert platform.stop(job) == 0, platform.log()
-    assert [one.path for one in platform.received if orjson.loads(one.body)["type"].startswith("fanout.")] == ["/ep2", "/ep2"]
+    both = [sorted(one.body for one in told_to(platform, name)) for name in ("ep2", "operators")]
+    assert both[0] == both[1]
+    assert len(both[0]) == 4
+    everybody = [one.path for one in platform.received if orjson.loads(one.body)["type"].startswith("fanout.")]
+    assert sorted(everybody) == ["/ep2"] * 4 + ["/operators"] * 4
+    assert all(one.is_verified for one in platform.received)
+
+
+def told_to(platform, endpoint):
+    """What the platform told of endpoints to one of them."""
+    return [one for one in list(platform.received) if one.path == f"/{endpoint}"]
+
+
+def status_of(platform, endpoint_id):
+    [row] = registering.get(platform.config, "endpoints", endpoint_id)
+    return row["status"]
