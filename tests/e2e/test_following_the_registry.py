@@ -8,10 +8,47 @@ import standardwebhooks
 
 from delivery.model import SignatureScheme
 from fanout import registering
+from fanout.local import stack
 from subscriptions_db import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
+IDLE = [f"idle{n}" for n in range(600)]
+"""Endpoints with secrets: more than are sealed anew in one part."""
+
+
+def seal_by_another_key(platform, key_id):
+    """Events keep coming while `fanout keys rotate` runs; half way through it the job reads what is sealed by two keys."""
+    platform.keys["active"] = key_id
+    platform.configure()
+    numbers, published = itertools.count(10_000, 5), []
+
+    def move(path):
+        connection.execute("update endpoints set url = %s where endpoint_id = 'ep2'", [f"{platform.receiver.url}/{path}"])
+
+    def arrives(path):
+        """Wait until something comes to a path to which nothing came before: the job has read the registry since."""
+        move(path)
+        assert_eventually(lambda: published.extend(platform.publish(5, first=next(numbers))), lambda _: platform.accepted(path))
+
+    def sealed_by():
+        return {row["key_id"] for row in connection.execute("select distinct key_id from secrets")}
+
+    with connect.connect(platform.config.database) as connection:
+        with connect.connect(platform.config.database) as holding, holding.transaction():
+            # The rotation waits for the last of its secrets, which another transaction holds.
+            holding.execute("select from secrets order by secret_id desc limit 1 for update")
+            rotating = platform.beside("keys", "rotate")
+            assert_eventually(sealed_by, lambda found: len(found) == 2)
+            arrives("half-way")
+        assert rotating.wait(60) == 0, platform.log()
+        assert sealed_by() == {key_id}
+        arrives("sealed-anew")
+        move("ep2")
+    assert_eventually(
+        lambda: {name for path in ("ep2", "half-way", "sealed-anew") for name in platform.accepted(path)},
+        set(published).issubset,
+    )
 
 
 def rotate_ten_times(platform):
@@ -42,16 +79,19 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     2. Migrated and registered by then, it delivers.
     3. A change by plain SQL is in effect within 2 s.
     4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
-    5. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
-    6. A second job on the same checkpoint is refused at once.
+    5. All secrets are sealed by another key of its ring, and every event is delivered and verifies.
+    6. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
+    7. A second job on the same checkpoint is refused at once.
+    8. The next job does without the old key.
     """
+    platform.keys = {"ring": {"old": stack.new_key(), "new": stack.new_key()}, "active": "old"}
     platform.create_topic("order")
     job = platform.start("--lanes", "direct")
     assert_eventually(platform.log, lambda log: "fanout db migrate" in log)
     assert not platform.received
 
     platform.migrate()
-    platform.register([{}, {"endpoint": "ep2", "event_type": "*"}], endpoints=("ep1", "ep2"))
+    platform.register([{}, {"endpoint": "ep2", "event_type": "*"}], endpoints=("ep1", "ep2", *IDLE))
     platform.publish(3)
     assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=90)
 
@@ -64,6 +104,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     more = platform.publish(40, event_type="brand.new", first=3000)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(more) <= set(got))
 
+    seal_by_another_key(platform, "new")
     last = rotate_ten_times(platform)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(last) <= set(got))
     assert all(one.is_verified for one in platform.received)
@@ -72,6 +113,12 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     assert f"is run by another job (process {job.pid} on" in platform.log()
     assert "the address guard is OPEN for development: networks 127.0.0.0/8, plain http, any port" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
+
+    del platform.keys["ring"]["old"]
+    platform.publish(1, first=1)
+    platform.run_once("--lanes", "direct")
+    assert platform.accepted("ep2")[-1] == "e1"
+    assert all(one.is_verified for one in platform.received)
 
 
 def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(platform, own_postgres):
