@@ -1,4 +1,4 @@
-"""Run a real Kafka broker (one node, KRaft) on this machine.
+"""Run real Kafka brokers (KRaft) on this machine: one, or several in one cluster.
 
 Runs in the command and the tests.
 """
@@ -13,6 +13,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -28,8 +29,8 @@ JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.s
 BROKER_PASSWORD = "broker"  # noqa: S105  # for a broker that only this machine reaches
 PROPERTIES = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={node_id}
+controller.quorum.voters={voters}
 listeners={protocol}://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners={protocol}://127.0.0.1:{port}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
@@ -39,9 +40,11 @@ log.dirs={data}
 num.partitions=4
 # As in production: a topic exists because somebody made it.
 auto.create.topics.enable=false
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+default.replication.factor={replicas}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={replicas}
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 # After a crash the controller takes the broker back only when the old session has run out: 9 s by default.
 broker.session.timeout.ms=2000
@@ -60,10 +63,28 @@ super.users=User:broker;User:ANONYMOUS
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A broker's place in its cluster, of which each broker is a controller as well."""
+
+    node_id: int
+    cluster_id: str
+    controller_ports: tuple[int, ...]
+    """Of nodes 1, 2, …"""
+
+
+def seats(count: int) -> list[Seat]:
+    """Return the places of a cluster of so many brokers. Start them at the same time: none answers before most are there."""
+    cluster_id = uuid.uuid4().hex[:22]
+    controller_ports = tuple(free_port() for _ in range(count))
+    return [Seat(node_id=number, cluster_id=cluster_id, controller_ports=controller_ports) for number in range(1, count + 1)]
+
+
 class EmbeddedKafka:
     """A broker whose data outlives its process: stopped or killed, it starts again where it was.
 
-    With `is_guarded` its users may do what access lists permit, and nothing else; `broker` may do everything.
+    With `seat` it is one of several; every topic has a replica on each of them then, and takes what all but one have. With
+    `is_guarded` its users may do what access lists permit, and nothing else; `broker` may do everything.
     """
 
     def __init__(
@@ -72,6 +93,7 @@ class EmbeddedKafka:
         *,
         libraries: jars.Jars,
         port: int = 0,
+        seat: Seat | None = None,
         sasl_users: Mapping[str, str] | None = None,
         is_guarded: bool = False,
     ) -> None:
@@ -80,7 +102,7 @@ class EmbeddedKafka:
         self._sasl_users = sasl_users or {}
         self._is_guarded = is_guarded
         self.port = port or free_port()
-        self._controller_port = free_port()
+        self._seat = seat or seats(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -101,7 +123,7 @@ class EmbeddedKafka:
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()
         if not (self._root / "data" / "meta.properties").exists():
-            formatting = self._java("kafka.tools.StorageTool", "format", "-t", uuid.uuid4().hex[:22], "-c", str(properties))
+            formatting = self._java("kafka.tools.StorageTool", "format", "-t", self._seat.cluster_id, "-c", str(properties))
             if formatting.wait():
                 raise self._failure()
         self._process = self._java("kafka.Kafka", str(properties))
@@ -142,8 +164,16 @@ class EmbeddedKafka:
 
     def _write_properties(self) -> Path:
         protocol = "SASL_PLAINTEXT" if self._sasl_users else "PLAINTEXT"
+        controllers = self._seat.controller_ports
         text = PROPERTIES.format(
-            protocol=protocol, port=self.port, controller_port=self._controller_port, data=self._root / "data"
+            protocol=protocol,
+            port=self.port,
+            node_id=self._seat.node_id,
+            controller_port=controllers[self._seat.node_id - 1],
+            voters=",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, start=1)),
+            replicas=len(controllers),
+            in_sync=max(1, len(controllers) - 1),
+            data=self._root / "data",
         )
         if self._sasl_users:
             users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
