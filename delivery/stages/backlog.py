@@ -36,6 +36,8 @@ def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threadi
             log.warning("Kafka did not say how far behind lane %s is: %s", lane, exc)
             metrics.SOURCE_UP.set(0)
             told.observed(None)
+            # This one asks as if nobody else led since, and is refused, until it forgets who did: after 15 minutes.
+            admin = AdminClient(kafka_options.for_librdkafka(config.kafka))
         else:
             metrics.SOURCE_UP.set(1)
             for topic, lag in waiting.items():
