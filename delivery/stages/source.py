@@ -17,6 +17,12 @@ FETCH_WAIT_MS = "0"
 """A broker answers at once. Spark asks for records that are there, and then for the partition's first and last offsets, behind
 the consumer's request for records that are not there yet: each partition would take so long each time (docs/adr/0026)."""
 
+ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
+"""So long an answer is waited for, and so often asked. Of a broker that was killed Java's client for administration, by which
+Spark asks how far topics go, may wait for ever (KAFKA-20673), though others have taken its place: after its minute by default
+the lane went on. No shorter: in the tasks the same time has to last until others have, 9 s by Kafka's default. Together as long
+as by the defaults, 3 minutes."""
+
 
 def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:
     """Return the stream of records on all topics that match, those created later included, and on the topic `beside`."""
@@ -61,6 +67,9 @@ def read_retries(spark: SparkSession, config: settings.Settings) -> DataFrame:
 def _stream(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str]) -> DataFrame:
     always = {
         "kafka.fetch.max.wait.ms": FETCH_WAIT_MS,
+        "kafka.request.timeout.ms": ASK_TIMEOUT_MS,  # which the next may not be below
+        "kafka.default.api.timeout.ms": ASK_TIMEOUT_MS,
+        "fetchOffset.numRetries": ASK_TIMES,
         **kafka_options.for_spark(kafka),
         # Records that are gone before they were read stop the job loudly: they are lost events.
         "failOnDataLoss": "true",
