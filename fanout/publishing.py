@@ -21,6 +21,13 @@ from delivery.stages import topics
 
 FLUSH_TIMEOUT_S = 30
 EVENT_PARTITIONS = 4
+_OPTIONS: dict[str, str | int | float | bool] = {
+    "linger.ms": 5,
+    # So that a retry by the client does not publish an event twice; delivery.stages.sink says why one at a time.
+    "enable.idempotence": True,
+    "max.in.flight.requests.per.connection": 1,
+    "partitioner": "murmur2_random",  # a key has the partition that the Java client, and so the job, gives it
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +55,7 @@ class Publisher:
     """Publish messages, and say where each of them is. Used by one thread."""
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
-        self._producer = confluent_kafka.Producer(
-            # Idempotent, so that a retry by the client does not publish an event twice.
-            # A key has the partition that the Java client, and so the job, gives it.
-            {"linger.ms": 5, "enable.idempotence": True, "partitioner": "murmur2_random"} | kafka_options.for_librdkafka(kafka)
-        )
+        self._producer = confluent_kafka.Producer(_OPTIONS | kafka_options.for_librdkafka(kafka))
         self._on_placed = on_placed
         self._failure: str | None = None
 
