@@ -6,7 +6,8 @@ import bisect
 import datetime as dt
 import itertools
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,17 +33,12 @@ class Throughput:
 
     def document(self) -> dict[str, Any]:
         """Return it for machines, CPU by the million events."""
-        per_million = 1e6 / self.count
         return {
             "deliveries": self.count,
             "deliveries_per_s": round(self.count / self.took_s),
-            "cpu_s_per_million": {
-                "jvm": round(self.spent.jvm_s * per_million, 1),
-                "python": round(self.spent.python_s * per_million, 1),
-                "total": round((self.spent.jvm_s + self.spent.python_s) * per_million, 1),
-            },
+            "cpu_s_per_million": self.spent.per_million(self.count),
             "first_delivery_s": round(self.first_s, 1),
-            "driver_python_cpu_s_per_million": round(self.spent.driver_s * per_million, 1),
+            "driver_python_cpu_s_per_million": round(self.spent.driver_s * 1e6 / self.count, 1),
             "warm_up": {
                 "deliveries": self.warm_count,
                 "wall_s": round(self.warm_s, 1),
@@ -145,16 +141,40 @@ def reconciled(account: reconciling.Account, report: receiver.Report) -> dict[st
     }
 
 
+def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
+    """Return what became of records that are no events, by why they are to be rejected."""
+    return {
+        "poison": {"published": dict(published), "rejected": dict(sorted(rejected.items()))},
+        "not_rejected": (published - rejected).total(),
+    }
+
+
 def of_receiver(report: receiver.Report) -> dict[str, Any]:
     """Return what the receiver took, which no other figure counts."""
     per_million = 1e6 / len(report.numbers)
     return {"cpu_s_per_million": round(report.cpu_s * per_million, 1), "connections": report.connections}
 
 
+def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
+    """Return how old the events with these numbers were when they arrived, at some endpoints."""
+    arrived = zip(report.numbers, report.endpoints, report.ages_ms, strict=True)
+    return percentiles(age for number, endpoint, age in arrived if number in numbers and at(endpoint))
+
+
+def ratios(before: Mapping[str, float], after: Mapping[str, float], *names: str) -> dict[str, float]:
+    """Return by how much some figures have grown."""
+    return {name: round(after[name] / before[name], 2) for name in names}
+
+
 def percentiles(values: Iterable[float]) -> dict[str, int]:
+    """Return p50, p90, p99 and the largest, in whole numbers."""
+    return {name: round(value) for name, value in cuts(values).items()}
+
+
+def cuts(values: Iterable[float]) -> dict[str, float]:
     """Return p50, p90, p99 and the largest."""
     known = list(values)
     if len(known) < 2:
-        return dict.fromkeys(("p50", "p90", "p99", "max"), round(sum(known)))
-    cuts = statistics.quantiles(known, n=100, method="inclusive")
-    return {"p50": round(cuts[49]), "p90": round(cuts[89]), "p99": round(cuts[98]), "max": round(max(known))}
+        return dict.fromkeys(("p50", "p90", "p99", "max"), sum(known))
+    found = statistics.quantiles(known, n=100, method="inclusive")
+    return {"p50": found[49], "p90": found[89], "p99": found[98], "max": max(known)}

@@ -41,16 +41,18 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             published_s = job.elapsed_s() - began_s
             terms.say(f"published {count:,} events in {published_s:.0f} s")
             filled_s = (
-                job.wait_until(lambda: job.metric("fanout_pending_events", LANE) >= count, within_s=FILL_S, what="the filling")
+                job.wait_until(
+                    lambda: job.metric("fanout_pending_events", lane=LANE) >= count, within_s=FILL_S, what="the filling"
+                )
                 - began_s
             )
             spent = job.meter.read().since(before)
             taken = {
                 "heap_mb": job.meter.heap_mb(),
                 "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},
-                "state_memory_mb": round(job.metric("fanout_state_memory_bytes", LANE) / usage.MB),
-                "state_rows": round(job.metric("fanout_state_rows", LANE)),
-                "pending_mb": round(job.metric("fanout_pending_bytes", LANE) / usage.MB),
+                "state_memory_mb": round(job.metric("fanout_state_memory_bytes", lane=LANE) / usage.MB),
+                "state_rows": round(job.metric("fanout_state_rows", lane=LANE)),
+                "pending_mb": round(job.metric("fanout_pending_bytes", lane=LANE) / usage.MB),
                 "checkpoint_mb": round(servers.checkpoint_mb(LANE)),
             }
         report = customers.report()

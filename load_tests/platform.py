@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import http.client
 import random
@@ -13,12 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
+import orjson
 import psutil
 from prometheus_client import parser
 
 from delivery import configuration, errors, plan
-from fanout import proving, reconciling, registering
+from fanout import proving, reconciling, registering, scanning
 from fanout.local import job as local_job
+from fanout.local import process as local_process
 from fanout.local import stack
 from load_tests import figures, receiver, usage
 from subscriptions_db import connect, manifest, migrate
@@ -33,6 +37,7 @@ class Platform:
 
     def __init__(self, folder: Path, servers: stack.Stack) -> None:
         self.folder = folder
+        self._servers = servers
         stack.write_local_settings(folder, servers)
         self.config = configuration.read({}, folder / "local.toml", root=folder)
 
@@ -58,9 +63,40 @@ class Platform:
         with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lanes) as process:
             yield Job(process, port, self.folder / local_job.LOG)
 
+    @contextlib.contextmanager
+    def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
+        """Run a command beside the job (`archive`, `serve`), as above. It comes after the job for a core, by its `nice`."""
+        port = _free_port()
+        replaced = {"metrics.port": str(port), **overrides}
+        with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
+            usage.step_back(process.pid, nice)
+            yield Command(process, port, self.folder / f"{name}.log")
 
-class Job:
-    """The job as it runs."""
+    def rejected(self) -> collections.Counter[str]:
+        """Return how many records are in the topic of those that are no events, by the reason, each of them once."""
+        reasons: dict[tuple[str, int, int], str] = {}
+
+        def take(message: confluent_kafka.Message) -> None:
+            row = orjson.loads(message.value() or b"")
+            reasons[row["topic"], row["partition"], row["offset"]] = row["reason"]
+
+        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+            scanner.read(scanner.extents([self.config.delivery.rejected_topic]), "what was rejected", take)
+        return collections.Counter(reasons.values())
+
+    @property
+    def postgres_pid(self) -> int:
+        """Return the pid of the server, which has the others as its children."""
+        return self._servers.postgres.pid
+
+    @property
+    def kafka_pid(self) -> int:
+        """Return the pid of the broker."""
+        return self._servers.kafka.pid
+
+
+class Command:
+    """A command that goes on until it is stopped."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.meter = usage.Meter(process.pid)
@@ -78,14 +114,43 @@ class Job:
         deadline = time.monotonic() + within_s
         while not is_so():
             if self.has_ended() or time.monotonic() > deadline:
-                why = "the job has ended" if self.has_ended() else f"not within {within_s:.0f} s"
+                why = "it has ended" if self.has_ended() else f"not within {within_s:.0f} s"
                 raise errors.LocalStackError(f"{what}: {why}\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
         return self.elapsed_s()
 
     def wait_until_ready(self) -> float:
-        """Wait until `/readyz` says that an event would be delivered now; return the seconds since the start."""
+        """Wait until `/readyz` says that it would do its work now; return the seconds since the start."""
         return self.wait_until(self._is_ready, within_s=START_TIMEOUT_S, what="readiness")
+
+    def has_ended(self) -> bool:
+        """Tell whether it is gone."""
+        return self._process.poll() is not None
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return what a metric says now of what has these labels, all of it together; 0 where it says nothing."""
+        _, text = self._got("/metrics")
+        samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._got("/readyz")[0] == http.HTTPStatus.OK
+        except OSError:
+            return False  # it does not serve yet
+
+    def _got(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+class Job(Command):
+    """The job as it runs."""
 
     def work_off(
         self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
@@ -127,34 +192,9 @@ class Job:
             psutil.wait_procs([process for process, _ in processes], timeout=END_TIMEOUT_S)
             self._process.wait(END_TIMEOUT_S)
 
-    def has_ended(self) -> bool:
-        """Tell whether the job is gone."""
-        return self._process.poll() is not None
-
-    def metric(self, name: str, lane: str) -> float:
-        """Return what a metric says of a lane now; 0 where it says nothing."""
-        _, text = self._got("/metrics")
-        samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
-        return next((one.value for one in samples if one.name == name and one.labels.get("lane") == lane), 0.0)
-
     def micro_batches(self, lane: str) -> list[figures.MicroBatch]:
         """Return those that a lane has committed. Of a job with `logs.format` json."""
         return list(figures.micro_batches(self._log.read_bytes().splitlines(), lane))
-
-    def _is_ready(self) -> bool:
-        try:
-            return self._got("/readyz")[0] == http.HTTPStatus.OK
-        except OSError:
-            return False  # it does not serve yet
-
-    def _got(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
 
 
 @contextlib.contextmanager

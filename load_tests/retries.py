@@ -25,8 +25,8 @@ AWAKE = traffic.ALL_TYPES[-1:]
 PAUSED = traffic.ALL_TYPES[:-1]
 RESUMED = PAUSED[:1]
 """Event types: each stands for a tenth of the endpoints."""
-ONE_PARTITION = 1
-"""Of each topic: the events of an endpoint are read in the order in which they were published."""
+TOPICS = traffic.Topics(partitions=1)
+"""So the events of an endpoint are read in the order in which they were published."""
 IDLE_S = 120
 FILL_S = 900
 RECOVERY_S = 400
@@ -86,7 +86,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     chosen = {**SETTINGS, **terms.overrides}
     by_type = {**{key: {"status": "paused"} for key in PAUSED}, **{key: {"order_by": "tenant_id"} for key in AWAKE}}
     registered = traffic.Customers(endpoints=scenario.endpoints, fields_by_type=by_type)
-    with terms.stage(registered, seed=scenario.seed, partitions=ONE_PARTITION) as (servers, customers, sent):
+    with terms.stage(registered, seed=scenario.seed, topics=TOPICS) as (servers, customers, sent):
 
         def due(types: Sequence[int]) -> int:
             endpoints = registered.endpoints_of(types)
@@ -159,7 +159,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _pending(job: platform.Job) -> float:
-    return job.metric("fanout_pending_events", "retry")
+    return job.metric("fanout_pending_events", lane="retry")
 
 
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
     return {
         "heap_mb": job.meter.heap_mb(),
         "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},
-        "state_memory_mb": round(job.metric("fanout_state_memory_bytes", "retry") / usage.MB),
-        "state_rows": round(job.metric("fanout_state_rows", "retry")),
-        "pending_mb": round(job.metric("fanout_pending_bytes", "retry") / usage.MB),
+        "state_memory_mb": round(job.metric("fanout_state_memory_bytes", lane="retry") / usage.MB),
+        "state_rows": round(job.metric("fanout_state_rows", lane="retry")),
+        "pending_mb": round(job.metric("fanout_pending_bytes", lane="retry") / usage.MB),
         "checkpoint_mb": round(servers.checkpoint_mb("retry")),
     }

@@ -29,9 +29,9 @@ class Terms:
     """Settings of the job (`area.field`) in place of the scenario's own."""
 
     @contextlib.contextmanager
-    def stage(self, registered: traffic.Customers, *, seed: int, partitions: int = traffic.PARTITIONS) -> Iterator[Stage]:
-        """Start the servers and register the endpoints; each event type's topic has so many partitions."""
+    def stage(self, registered: traffic.Customers, *, seed: int, topics: traffic.Topics = traffic.TOPICS) -> Iterator[Stage]:
+        """Start the servers, register the endpoints and make the topics."""
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver() as customers:
             servers.register(registered.registry(customers.url))
-            yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed, partitions))
+            yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed, topics))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import collections
 import random
 import threading
 import time
@@ -19,11 +20,30 @@ from load_tests import receiver
 
 EVENT_TYPES = [f"load.{number}" for number in range(10)]
 ALL_TYPES = range(len(EVENT_TYPES))
-PARTITIONS = 2
+POISON_TYPE = "load.poison"
+POISON = ("not_json", "missing_attribute")
+"""Why its records are rejected, in turns."""
 EVENT_BYTES = 450
 TICKS_PER_S = 10
 """In which a steady pace is kept."""
 HOT_ENDPOINT = 0
+NOBODYS = 99_999_999
+"""The number of what is no event: who gets it nevertheless gets what nobody published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """What the topics are like."""
+
+    partitions: int = 2
+    """Of each event type's topic."""
+    by_tenant: bool = False
+    """Whether an event's key is its tenant, so that all of a tenant's are in one partition of a topic; else they have none."""
+    with_poison: bool = False
+    """Whether there is a topic besides for records that are no events."""
+
+
+TOPICS = Topics()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +102,38 @@ class Customers:
         }
 
 
+def is_hot(endpoint: int) -> bool:
+    """Tell whether it is the one that may have a share besides."""
+    return endpoint == HOT_ENDPOINT
+
+
+def is_other(endpoint: int) -> bool:
+    """Tell whether it is any but that one."""
+    return endpoint != HOT_ENDPOINT
+
+
+def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
+    """Return an event as a broken producer writes it, by why it is rejected: cut off, or without its tenant."""
+    if reason == "not_json":
+        return orjson.dumps(document)[: EVENT_BYTES // 2]
+    return orjson.dumps({name: value for name, value in document.items() if name != "tenant_id"})
+
+
 class Traffic:
     """Publish events, and remember to which endpoint each is due. Events have numbers, in their order."""
 
-    def __init__(self, customers: Customers, config: settings.Settings, seed: int, partitions: int) -> None:
+    def __init__(self, customers: Customers, config: settings.Settings, seed: int, wanted: Topics) -> None:
         self.due: array.array[int] = array.array("l")
         """The endpoint of each event."""
+        self.poison: collections.Counter[str] = collections.Counter()
+        """How many records were published that are no events, by why they are rejected."""
+        self._by_tenant = wanted.by_tenant
         self._customers = customers
         self._prefix = config.source.topic_prefix
         self._seed = seed
         self._rng = random.Random(seed)
-        topics.ensure(config.kafka, [self._prefix + name for name in EVENT_TYPES], partitions)
+        names = [*EVENT_TYPES, POISON_TYPE] if wanted.with_poison else EVENT_TYPES
+        topics.ensure(config.kafka, [self._prefix + name for name in names], wanted.partitions)
         self._publisher = publishing.Publisher(config.kafka)
 
     def publish(self, count: int, *, types: Sequence[int] = ALL_TYPES) -> range:
@@ -103,12 +144,19 @@ class Traffic:
         self._publisher.flush()
         return range(first, len(self.due))
 
-    def publish_steadily(self, per_s: int, for_s: int, *, types: Sequence[int] = ALL_TYPES, hot: float = 0.0) -> range:
-        """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers."""
+    def publish_steadily(
+        self, per_s: int, for_s: int, *, types: Sequence[int] = ALL_TYPES, hot: float = 0.0, poison_per_s: int = 0
+    ) -> range:
+        """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers.
+
+        Records that are no events come beside these.
+        """
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):
             for _ in range(per_s // TICKS_PER_S):
                 self._publisher.publish(self._event(types, hot))
+            for _ in range(poison_per_s // TICKS_PER_S):
+                self._publisher.publish(self._no_event())
             time.sleep(max(0.0, began + tick / TICKS_PER_S - time.monotonic()))
         self._publisher.flush()
         return range(first, len(self.due))
@@ -123,6 +171,20 @@ class Traffic:
         type_number, tenant = rng.choice(types), rng.randrange(self._customers.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT
+        self.due.append(self._customers.endpoint_of(type_number, tenant))
+        return publishing.Message(
+            topic=self._prefix + EVENT_TYPES[type_number],
+            key=b"t%d" % tenant if self._by_tenant else None,
+            value=orjson.dumps(self._document(number, tenant)),
+        )
+
+    def _no_event(self) -> publishing.Message:
+        reason = POISON[self.poison.total() % len(POISON)]
+        self.poison[reason] += 1
+        return publishing.Message(topic=self._prefix + POISON_TYPE, value=spoiled(self._document(NOBODYS, 0), reason))
+
+    def _document(self, number: int, tenant: int) -> dict[str, Any]:
+        rng = self._rng
         document = {
             "id": f"{self._seed:04d}-{rng.getrandbits(64):016x}-{number:08d}",
             "tenant_id": f"t{tenant}",
@@ -132,5 +194,4 @@ class Traffic:
         }
         # Digits: as texts of people, they take about half when they are compressed, and equal letters would take nothing.
         document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
-        self.due.append(self._customers.endpoint_of(type_number, tenant))
-        return publishing.Message(topic=self._prefix + EVENT_TYPES[type_number], value=orjson.dumps(document))
+        return document

@@ -29,6 +29,11 @@ class Usage:
         """Return what is not the JVM's."""
         return self.driver_s + self.workers_s
 
+    def per_million(self, count: int) -> dict[str, float]:
+        """Return the CPU seconds of a million, when this was used for `count`."""
+        seconds = {"jvm": self.jvm_s, "python": self.python_s, "total": self.jvm_s + self.python_s}
+        return {name: round(used * 1e6 / count, 1) for name, used in seconds.items()}
+
     def since(self, earlier: Usage) -> Usage:
         """Return what was used after `earlier`."""
         return Usage(
@@ -95,6 +100,16 @@ class Meter:
         for role, _, peak in self._read.values():
             peaks[role] = max(peaks.get(role, 0.0), peak)
         return peaks
+
+
+def step_back(pid: int, nice: int) -> None:
+    """Have a process that has just begun, and all that it starts, come after others for a core.
+
+    Where Linux gives each session a fair part first (`sched_autogroup`), a process's own nice value counts in its session only.
+    """
+    psutil.Process(pid).nice(nice)
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def _role(process: psutil.Process, root: psutil.Process) -> str:
