@@ -11,14 +11,17 @@ import orjson
 import typer
 
 from load_tests import batch as batch_scenario
+from load_tests import beside as beside_scenario
 from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
+from load_tests import flood, stage
 from load_tests import isolation as isolation_scenario
 from load_tests import pending as pending_scenario
 from load_tests import retries as retries_scenario
-from load_tests import stage
 
 S = TypeVar("S")
+WRONG = ("lost", "unexpected", "unverified", "not_rejected")
+"""Figures that are to be zero."""
 
 app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
@@ -26,6 +29,7 @@ Folder = Annotated[Path | None, typer.Option(help="Keep data and logs here; it i
 Replaced = Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")]
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
+_BESIDE = beside_scenario.Scenario(what=beside_scenario.What.POISON)
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
@@ -93,6 +97,42 @@ def isolation(
 
 
 @app.command()
+def beside(
+    what: Annotated[
+        beside_scenario.What, typer.Argument(help="Records that are no events, a hot tenant, or archive and polls.")
+    ],
+    json_file: JsonFile = None,
+    per_s: Annotated[int, typer.Option(help="Events a second that are measured.")] = _BESIDE.per_s,
+    seconds: Annotated[int, typer.Option(help="Of each of the two phases.")] = _BESIDE.seconds,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _BESIDE.warm_up,
+    settle_s: Annotated[int, typer.Option(help="So many seconds of each phase come before it is measured.")] = _BESIDE.settle_s,
+    endpoints: Annotated[int, typer.Option(min=20, help="Endpoints, evenly of ten event types.")] = _BESIDE.endpoints,
+    hot: Annotated[float, typer.Option(min=0, max=0.95, help="The hot tenant's share of all events.")] = _BESIDE.hot,
+    polls_per_s: Annotated[float, typer.Option(help="Polls a second.")] = _BESIDE.flood.polls_per_s,
+    greedy_per_s: Annotated[
+        float, typer.Option(help="Of one customer besides, who may ask less.")
+    ] = _BESIDE.flood.greedy_per_s,
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="How far archive and polls come after the job.")
+    ] = _BESIDE.flood.nice,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Deliver events alone, and then beside something else: how much longer do they wait?"""
+    scenario = beside_scenario.Scenario(
+        what=what,
+        endpoints=endpoints,
+        warm_up=warm_up,
+        settle_s=settle_s,
+        per_s=per_s,
+        seconds=seconds,
+        hot=hot,
+        flood=flood.Flood(polls_per_s=polls_per_s, greedy_per_s=greedy_per_s, nice=nice),
+    )
+    _run(beside_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
 def crash(
     json_file: JsonFile = None,
     kills: Annotated[int, typer.Option(min=1, help="How often; each takes about half a minute.")] = _CRASH.kills,
@@ -152,7 +192,7 @@ def _run(
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
         json_file.write_bytes(document)
-    if figures["lost"] or figures["unexpected"] or figures["unverified"] or not figures["reconciled"]["holds"]:
+    if any(figures.get(name) for name in WRONG) or not figures["reconciled"]["holds"]:
         raise typer.Exit(1)
 
 
