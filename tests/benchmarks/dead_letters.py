@@ -27,7 +27,7 @@ from subscriptions_db.archive.rows import LetterRow, Taken
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
 
-LETTERS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+LETTERS = 1_000_000
 CUSTOMERS, DAYS, TOGETHER, ATTEMPTS, POLLS = 1_000, 30, 1_000, 100_000, 1_000
 WRITTEN = 20_000
 BIG = "customer-0"
@@ -54,11 +54,11 @@ def taken(rng: random.Random, template: LetterRow, count: int) -> Iterator[Taken
         yield Taken(topic="dead-letters", partition=0, offset=offset, letter=row)
 
 
-def day_of(number: int) -> dt.date:
-    return NOW.date() - dt.timedelta(days=DAYS - 1 - number * DAYS // LETTERS)
+def day_of(number: int, count: int) -> dt.date:
+    return NOW.date() - dt.timedelta(days=DAYS - 1 - number * DAYS // count)
 
 
-def fill(connection: connect.Connection, rng: random.Random) -> None:
+def fill(connection: connect.Connection, rng: random.Random, count: int) -> None:
     template = rows.letter_row(archive.letter(data=b'{"note": "%s"}' % (b"x" * 440)))
     started, cpu = time.perf_counter(), time.process_time()
     batch: list[Taken] = []
@@ -74,8 +74,8 @@ def fill(connection: connect.Connection, rng: random.Random) -> None:
     )
     with connection.transaction():
         connection.execute("create temp table written on commit drop as select * from dead_letters")
-        for number in range(1, LETTERS // WRITTEN):
-            day = day_of(number * WRITTEN)
+        for number in range(1, count // WRITTEN):
+            day = day_of(number * WRITTEN, count)
             days.make(connection, "dead_letters", day)
             connection.execute(COPY, {"day": day})
     connection.execute("update dead_letter_day set day = %s", [NOW.date()])
@@ -116,7 +116,9 @@ def measure(what: str, connection: connect.Connection, customers: list[str], ask
     )
 
 
-def measure_all(connection: connect.Connection, rng: random.Random, suffix: str, *, polls: int = POLLS) -> None:
+def measure_all(
+    connection: connect.Connection, rng: random.Random, count: int, suffix: str = "", *, polls: int = POLLS
+) -> None:
     anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(polls)]
 
     def browse(selection: Selection, after: int = 0) -> Callable[[str], Any]:
@@ -131,7 +133,7 @@ def measure_all(connection: connect.Connection, rng: random.Random, suffix: str,
     def acknowledge(customer_id: str) -> Any:
         return consumers.acknowledge(connection, customer_id, "bench", given.pop(customer_id))
 
-    [middle] = [row["at"] for row in connection.execute("select first_position_of(%s) as at", [day_of(LETTERS // 2)])]
+    [middle] = [row["at"] for row in connection.execute("select first_position_of(%s) as at", [day_of(count // 2, count)])]
     measure(f"a page of 100 from the beginning{suffix}", connection, anybody, browse(Selection()))
     measure(f"a page of 100 from the middle{suffix}", connection, anybody, browse(Selection(), middle))
     measure(f"a page at the end, where nothing is{suffix}", connection, anybody, browse(Selection(), cursor.MAX_POSITION))
@@ -143,8 +145,8 @@ def measure_all(connection: connect.Connection, rng: random.Random, suffix: str,
     measure(f"lease of 100 by one with a tenth of all, unacknowledged{suffix}", connection, [BIG] * 90, lease)
 
 
-def main() -> None:
-    """Print one line for each measurement."""
+def main(count: int) -> None:
+    """Print one line for each measurement, of so many letters."""
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         server = postgres.EmbeddedPostgres(Path(folder) / "data")
@@ -152,12 +154,12 @@ def main() -> None:
         try:
             with connect.connect(settings.Database(url=server.url)) as connection:
                 migrate.migrate(connection)
-                fill(connection, rng)
+                fill(connection, rng, count)
                 fill_attempts(connection)
                 for number in range(CUSTOMERS):
                     connection.execute("insert into customers values (%s)", [f"customer-{number}"])
                     consumers.create(connection, f"customer-{number}", "bench", Selection())
-                measure_all(connection, rng, "")
+                measure_all(connection, rng, count)
                 anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(POLLS)]
                 measure(
                     "attempts: the newest 100", connection, anybody,
@@ -169,20 +171,19 @@ def main() -> None:
                     lambda customer_id: attempts.search(connection, customer_id, asked, limit=100),
                 )  # fmt: skip
                 stop = threading.Event()
-                thread = threading.Thread(target=write_on, args=(server.url, stop))
+                thread = threading.Thread(target=write_on, args=(server.url, count, stop))
                 thread.start()
-                measure_all(connection, rng, ", while it is written", polls=POLLS // 4)
+                measure_all(connection, rng, count, ", while it is written", polls=POLLS // 4)
                 stop.set()
                 thread.join()
         finally:
             server.stop()
 
 
-def write_on(url: str, stop: threading.Event) -> None:
+def write_on(url: str, offset: int, stop: threading.Event) -> None:
     """Archive 100 letters each 0.1 s: a thousand a second."""
     template = rows.letter_row(archive.letter(record=builders.record()))
     with connect.connect(settings.Database(url=url)) as connection:
-        offset = LETTERS
         while not stop.wait(0.1):
             batch = [
                 dataclasses.replace(one, offset=offset + n) for n, one in enumerate(taken(random.Random(offset), template, 100))
@@ -192,4 +193,4 @@ def write_on(url: str, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else LETTERS)
