@@ -1,5 +1,6 @@
 """Every route that the OpenAPI document names, tried with the wrong key: nothing is done, and nothing is told."""
 
+import json
 import re
 import uuid
 
@@ -7,8 +8,9 @@ import pytest
 from psycopg import sql
 
 from subscriptions_db.api import openapi
+from subscriptions_db.api.routes import Whose
 from subscriptions_db.api.table import ROUTES
-from subscriptions_db.archive.cursor import Receipt
+from subscriptions_db.archive import cursor
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -18,7 +20,7 @@ OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "custome
            "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
 EVERYBODYS = {"getEventType"}
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
-RECEIPTS = {"receipts": [Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
+RECEIPTS = {"receipts": [cursor.Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
     "createEndpoint": {"url": "https://hooks.example.com/"},
     "updateEndpoint": {"max_in_flight": 1},
@@ -43,11 +45,39 @@ ALL = [
     for method, operation in methods.items()
 ]
 OPERATIONS = [case for case in ALL if case.values[2]["security"]]
+WITHOUT_A_ROW = {case.id for case in OPERATIONS if case.values[0] == "POST" and "{" not in case.values[1]}
+"""They make something, or name rows in what they are sent."""
 OPEN = [case for case in ALL if not case.values[2]["security"]]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
         "dead_letters", "dead_letter_consumers", "dead_letter_leases", "event_types", "validations", "replays")  # fmt: skip
 EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
+OF_OTHER = OF_ACME | {"endpoint_id": "other-orders", "subscription_id": "other-all", "consumer_id": "mine"}
+PLATFORMS = "fanout"
+"""Its sub-tenants are the customers."""
+QUERY_OF = {route.name: route.query for route in ROUTES}
+NAMING = {
+    ("createEndpoint", "customer"): 422, ("createEndpoint", "id"): 422,
+    ("createSubscription", "endpoint"): 422, ("createSubscription", "id"): 422,
+    ("createSubscription", "sub_tenants"): 422, ("createSubscription", "except_sub_tenants"): 201,
+    ("updateSubscription", "sub_tenants"): 422, ("updateSubscription", "except_sub_tenants"): 200,
+    ("redriveDeadLetters", "endpoint"): 200, ("redriveDeadLetters", "cursor"): 200,
+    ("discardDeadLetters", "endpoint"): 200, ("discardDeadLetters", "cursor"): 200,
+    ("recoverEndpoint", "cursor"): 200,
+    ("createConsumer", "endpoint"): 201, ("createConsumer", "name"): 201, ("createConsumer", "cursor"): 201,
+    ("seekConsumer", "cursor"): 200,
+    ("acknowledgeDeadLetters", "receipts"): 200, ("giveDeadLettersBack", "receipts"): 200,
+}  # fmt: skip
+"""The fields of bodies by which a customer can name what is another's, and what is answered to that."""
+NAMING_NOBODY = {
+    "auth", "batch", "content_mode", "data", "event", "event_type", "event_types", "everything", "except_tenants", "filter",
+    "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "mode", "order_by", "overlap_s", "reason", "retry",
+    "scheme", "since", "tenant", "tenants", "tls", "to", "type", "until", "url", "validation", "wait_s",
+}  # fmt: skip
+STANDS_ALONE = {("redriveDeadLetters", "endpoint"), ("discardDeadLetters", "endpoint"), ("seekConsumer", "cursor")}
+"""Beside these, the usual body would be refused."""
+MADE = re.compile(rb"sub_[0-9a-f]{24}|\d{4}-\d\d-\d\dT[0-9:.]+Z")
+"""New in each answer: ids and times."""
 
 
 def scopes_of(operation):
@@ -64,7 +94,54 @@ def everything(served):
         return [opened.execute(sql.SQL(EVERY_ROW).format(sql.Identifier(table))).fetchall() for table in KEPT]
 
 
-@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
+def naming_a_row():
+    """Yield each field of a body in which a customer's key may say something, by the document."""
+    document = openapi.document(ROUTES)
+    for case in OPERATIONS:
+        _, _, operation = case.values
+        if "requestBody" in operation and "customer_admin" in scopes_of(operation):
+            body = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            yield from ((case.id, field) for field in document["components"]["schemas"][body]["properties"])
+
+
+def bodies_naming(name, field, letters):
+    """Return two bodies that differ in whose row they name: acme's, and nobody's."""
+    values = {
+        "customer": ("acme", "nobo"), "endpoint": ("acme-orders", "nobo-orders"), "name": (world.CONSUMER, "nobody"),
+        "id": ("acme-orders", "nobo-orders") if name == "createEndpoint" else ("acme-all", "nobo-all"),
+        "sub_tenants": ({PLATFORMS: ["acme"]}, {PLATFORMS: ["nobo"]}),
+        "except_sub_tenants": ({PLATFORMS: ["acme"]}, {PLATFORMS: ["nobo"]}),
+        "cursor": letters["cursor"], "receipts": letters["receipts"],
+    }[field]  # fmt: skip
+    own = {"createSubscription": {"endpoint": "other-orders"}, "createConsumer": {"name": "new"}}
+    base = {} if (name, field) in STANDS_ALONE else BODIES[name] | own.get(name, {})
+    return [base | {field: value} for value in values]
+
+
+def without(answer, value):
+    """Return what is answered, less what was asked and what is new in each answer."""
+    said = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return MADE.sub(b"*", answer.text).replace(said.encode(), b"*")
+
+
+def not_of_other(rows):
+    """Return the rows that are none of `other`, who alone makes subscriptions here."""
+    own = re.compile(r'"customer_id": "other"|"subscription_id": "(other-all|sub_[0-9a-f]{24})"')
+    return [[row["row"] for row in table if not own.search(row["row"])] for table in rows]
+
+
+@pytest.fixture(scope="module")
+def letters(served):
+    """What leads to acme's letters, and what leads to nobody's: (acme's, nobody's)."""
+    poller, other = (served.client(served.keys[name]) for name in ("poller", "other"))
+    leased = world.lease(poller, lease_s=3600).json["items"]
+    cursors = [poller.get("/v1/dead-letters").json["next_cursor"], cursor.of_position(int(world.LETTER) - 1)]
+    assert other.post("/v1/dead-letter-consumers", {"name": OF_OTHER["consumer_id"]}).status == 201
+    nobodys = cursor.Receipt(int(world.LETTER) - 1, uuid.UUID(int=1)).text()
+    return {"cursor": cursors, "receipts": [[letter["receipt"] for letter in leased], [nobodys]]}
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), [case for case in OPERATIONS if case.id not in WITHOUT_A_ROW])
 def test_another_customers_key_is_told_what_it_would_be_of_nobodys_row(served, other, method, path, operation):
     before = everything(served)
     answer = ask(other, method, path, operation, OF_ACME)
@@ -75,9 +152,60 @@ def test_another_customers_key_is_told_what_it_would_be_of_nobodys_row(served, o
     elif "{" in path:
         assert answer.status == 404
         assert answer.text == ask(other, method, path, operation, NOBODYS).text
-    if method == "POST" and "{" not in path:
-        return  # makes a row of its own, or names one of somebody else's: see test_subscriptions
     assert HINTS.search(answer.text) is None
+    assert everything(served) == before
+
+
+def test_every_field_by_which_rows_can_be_named_is_known():
+    fields = set(naming_a_row())
+    assert {one for one in fields if one[1] not in NAMING_NOBODY} == NAMING.keys()
+    assert {name for name, _ in NAMING} >= WITHOUT_A_ROW
+
+
+@pytest.mark.parametrize(("name", "field"), NAMING, ids=map("-".join, NAMING))
+def test_who_names_anothers_row_in_what_it_sends_is_told_what_it_would_be_of_nobodys(served, other, letters, name, field):
+    [(method, path, _)] = [case.values for case in OPERATIONS if case.id == name]
+    before = not_of_other(everything(served))
+    assert any(before)
+    theirs, nobodys = bodies_naming(name, field, letters)
+    said = []
+    for body in (theirs, nobodys):
+        answer = other.ask(method, path.format(**OF_OTHER), body)
+        said.append((answer.status, without(answer, body[field])))
+        if name == "createConsumer":
+            other.delete(f"{path}/{body['name']}")
+    assert said[0] == said[1]
+    assert said[0][0] == NAMING[name, field]
+    assert not_of_other(everything(served)) == before
+
+
+QUERIES = [
+    pytest.param(case, parameter["name"], id=f"{case.id}-{parameter['name']}")
+    for case in OPERATIONS
+    for parameter in case.values[2]["parameters"]
+    if parameter["in"] == "query" and parameter["name"] in {"customer", "endpoint"}
+]
+
+
+def test_every_route_that_says_whose_is_tried_with_another_customers_name():
+    tried = {one.values[0].id for one in QUERIES if one.values[1] == "customer"}
+    assert tried >= {route.name for route in ROUTES if issubclass(route.query, Whose)}
+
+
+@pytest.mark.parametrize("ids", [OF_ACME, OF_OTHER], ids=["theirs", "own"])
+@pytest.mark.parametrize(("case", "parameter"), QUERIES)
+@pytest.mark.usefixtures("letters")
+def test_who_asks_as_another_customer_is_told_what_it_would_be_of_nobody(served, other, case, parameter, ids):
+    method, path, operation = case.values
+    before = everything(served)
+    acmes, nobodys = {"customer": ("acme", "nobo"), "endpoint": ("acme-orders", "nobo-orders")}[parameter]
+    answer, wanted = (ask(other, method, f"{path}?{parameter}={value}", operation, ids) for value in (acmes, nobodys))
+    assert answer.status == wanted.status
+    assert answer.text.replace(acmes.encode(), nobodys.encode()) == wanted.text
+    if parameter == "customer" and issubclass(QUERY_OF[case.id], Whose):
+        assert (answer.status, answer.fields) == (422, ["customer"])
+    else:
+        assert answer.json["items"] == []
     assert everything(served) == before
 
 
