@@ -1,11 +1,15 @@
 """The database itself keeps customers apart, from whoever asks for one of them; and nobody else is hindered."""
 
+import datetime as dt
+
 import psycopg
 import pytest
 from psycopg import sql
 
 from delivery import settings
 from subscriptions_db import connect, migrate, registry, snapshot
+from subscriptions_db.archive import days
+from tests.integration.registry import apartness
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied
 
 pytestmark = pytest.mark.integration
@@ -18,6 +22,7 @@ OF_C2 = {
     ],
 }  # fmt: skip
 ROWS = """
+delete from audit_log;
 insert into customer_tenants values ('c1', '1'), ('c2', null);
 insert into api_keys (key_id, customer_id, scope, digest)
 values ('fk_aaaaaaaaaaaa', 'c1', 'read_only', sha256('a')), ('fk_bbbbbbbbbbbb', 'c2', 'read_only', sha256('b'));
@@ -30,18 +35,6 @@ insert into validations values ('ep1', 'c1', 'https://example.com/1', 'a', sha25
 """
 SEEN_BY_C1 = {"customers": 1, "customer_tenants": 1, "endpoints": 2, "secrets": 3, "subscriptions": 2, "scopes": 3,
               "filters": 1, "audit_log": 1, "idempotency_keys": 1, "validations": 1}  # fmt: skip
-ISOLATED = """
-select c.relname as table, c.relrowsecurity and c.relforcerowsecurity as forced,
-       exists (select from pg_policies p where p.tablename = c.relname and p.permissive = 'RESTRICTIVE'
-               and p.roles = '{fanout_api}' and p.cmd = 'ALL' and p.qual is not null and p.with_check is not null) as apart
-from pg_class c
-where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
-"""
-OF_CUSTOMERS = """
-select table_name from information_schema.columns where table_schema = 'public' and column_name = 'customer_id'
-union
-select table_name from information_schema.table_privileges where table_schema = 'public' and grantee = 'fanout_api'
-"""
 
 
 @pytest.fixture
@@ -65,23 +58,104 @@ def counted(connection, tables):
 
 
 def test_no_table_of_customers_is_without_forced_row_level_security_and_a_policy(connection):
-    tables = {row["table"]: row for row in connection.execute(ISOLATED)}
-    of_customers = {row["table_name"] for row in connection.execute(OF_CUSTOMERS)}
-    assert of_customers >= {"endpoints", "secrets", "subscriptions", "scopes", "filters", "api_keys", "audit_log"}
-    lacking = {name for name in of_customers if not (tables[name]["forced"] and tables[name]["apart"])}
-    assert lacking == set(), "call keep_customers_apart('…') in the migration that makes it"
+    for kind in ("dead_letters", "attempts"):
+        days.make(connection, kind, dt.date(2026, 5, 10))
+    assert apartness.faults(connection) == []
+    assert apartness.of_customers(connection) >= {
+        "customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "api_keys", "audit_log", "replay_places",
+        "dead_letters", "dead_letters_20260510", "attempts_20260510",
+    }  # fmt: skip
 
 
-def test_the_meta_test_would_see_a_new_table(connection):
-    connection.execute("create table letters (customer_id text)")
-    of_customers = {row["table_name"] for row in connection.execute(OF_CUSTOMERS)}
-    [row] = [row for row in connection.execute(ISOLATED) if row["table"] == "letters"]
-    assert "letters" in of_customers
-    assert not row["forced"]
-    connection.execute("call keep_customers_apart('letters')")
-    [row] = [row for row in connection.execute(ISOLATED) if row["table"] == "letters"]
-    assert row["forced"]
-    assert row["apart"]
+TABLE = "create table letters (customer_id registry_id, letter_id integer primary key); "
+OWN = "customer_id = current_setting('fanout.customer_id', true)"
+OR_UNSET = f"{OWN} or current_setting('fanout.customer_id', true) is null"
+FORCED = "alter table letters enable row level security; alter table letters force row level security; "
+EVERYBODY = "create policy everybody on letters using (true) with check (true); "
+APART = "call keep_customers_apart('letters'); "
+OWN_POLICY = "create policy own_customer on letters as restrictive to fanout_api "
+BOTH = f"using ({OWN}) with check ({OWN})"
+BAD = {
+    "no policy": "",
+    "enabled and not forced": APART + "alter table letters no force row level security",
+    "forced and not enabled": APART + "alter table letters disable row level security",
+    "a policy of true": "call keep_customers_apart('letters', 'true')",
+    "what is seen only": FORCED + EVERYBODY + OWN_POLICY + f"using ({OWN})",
+    "what is seen, and anything written": FORCED + EVERYBODY + OWN_POLICY + f"using ({OWN}) with check (true)",
+    "what is written only": FORCED + EVERYBODY + OWN_POLICY + f"using (true) with check ({OWN})",
+    "of no customer all": FORCED + EVERYBODY + OWN_POLICY + f"using ({OR_UNSET}) with check ({OR_UNSET})",
+    "permissive": FORCED + EVERYBODY + OWN_POLICY.replace("as restrictive ", "") + BOTH,
+    "one command": FORCED + EVERYBODY + OWN_POLICY.replace(" to ", " for update to ") + BOTH,
+    "another role": FORCED + EVERYBODY + OWN_POLICY.replace("fanout_api", "fanout_operator") + BOTH,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", BAD.values(), ids=BAD)
+def test_the_meta_test_sees_a_new_table_that_is_not_kept_apart(connection, statements):
+    with connection.transaction(force_rollback=True):
+        connection.execute(TABLE + statements)
+        faults = apartness.faults(connection)
+        assert faults
+        assert all(fault.startswith("letters: ") for fault in faults)
+
+
+def test_the_meta_test_takes_a_new_table_that_is_kept_apart(connection):
+    with connection.transaction(force_rollback=True):
+        connection.execute(TABLE + APART)
+        assert apartness.faults(connection) == []
+
+
+OTHERWISE = {
+    "a part of a customer's table": (
+        "notes: row-level", "create table notes (endpoint_id registry_id references endpoints)",
+    ),
+    "a part of a part": (
+        "words: row-level", "create table notes (position text primary key references replays)",
+        "call keep_customers_apart('notes', 'false')", "create table words (position text references notes)",
+    ),
+    "a partition that is attached": (
+        "a_day: row-level", "create table a_day (like dead_letters including all)",
+        "alter table dead_letters attach partition a_day for values from (0) to (1)",
+    ),
+    "a table without customers, granted": ("sub_tenants: row-level", "grant select on sub_tenants to fanout_api"),
+    "a column of it": ("sub_tenants: row-level", "grant select (tenant_id) on sub_tenants to fanout_api"),
+    "a right more": ("audit_log: fanout_api has delete, insert, select", "grant delete on audit_log to fanout_api"),
+    "a column more": ("revisions: fanout_api has select (entity)", "grant select (entity) on revisions to fanout_api"),
+    "a column more to change": (
+        "dead_letters: fanout_operator has select, update (letter)", "grant update (letter) on dead_letters to fanout_operator",
+    ),
+    "a right fewer": ("audit_log: fanout_operator has select, and", "revoke insert on audit_log from fanout_operator"),
+    "a right of everybody": ("migrations: public has select", "grant select on migrations to public"),
+    "a right to give on": (
+        "attempts: fanout_api has select to grant", "grant select on attempts to fanout_api with grant option",
+    ),
+    "numbers": ("attempt_positions: fanout_api has usage", "grant usage on sequence attempt_positions to fanout_api"),
+    "a view": ("all_of_them: is a view with its owner's rights", "create view all_of_them as select * from endpoints"),
+    "a view that is kept": ("kept: is a materialized view", "create materialized view kept as select * from endpoints"),
+    "an owner": ("fanout_operator: owns table filters", "alter table filters owner to fanout_operator"),
+    "a role that passes by": ("fanout_api: may log in, or passes by policies", "alter role fanout_api bypassrls"),
+    "a superuser": ("fanout_operator: may log in, or passes by policies", "alter role fanout_operator superuser"),
+    "a role that is another": ("fanout_api: member_of fanout_operator", "grant fanout_operator to fanout_api"),
+    "a role that makes tables": ("fanout_api: creates_in public", "grant create on schema public to fanout_api"),
+    "a function with its owner's rights": (
+        "fanout_api: acts_as_owner_by all_keys",
+        "create function all_keys() returns setof api_keys language sql security definer as 'select * from api_keys'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "statements"), [(fault, rest) for fault, *rest in OTHERWISE.values()], ids=OTHERWISE)
+def test_the_meta_test_sees_what_else_leads_to_others_rows(connection, fault, statements):
+    with connection.transaction(force_rollback=True):
+        for statement in statements:
+            connection.execute(statement)
+        assert [one for one in apartness.faults(connection) if one.startswith(fault)]
+
+
+def test_a_view_with_the_rights_of_who_asks_is_none_of_it(connection):
+    with connection.transaction(force_rollback=True):
+        connection.execute("create view own with (security_invoker = true) as select * from endpoints")
+        assert apartness.faults(connection) == []
 
 
 def test_the_roles_of_the_api_own_nothing_and_pass_by_nothing(connection):
@@ -108,6 +182,15 @@ def test_without_a_customer_there_is_nothing(two, customer_id):
         assert set(counted(two, SEEN_BY_C1).values()) == {0}
         as_customer(two, customer_id)
         assert set(counted(two, SEEN_BY_C1).values()) == {0}
+
+
+@pytest.mark.parametrize("customer_id", [None, "", "*"])
+def test_without_a_customer_nothing_is_written(two, customer_id):
+    with pytest.raises(psycopg.errors.InsufficientPrivilege), two.transaction():  # noqa: PT012  # only the last is refused
+        two.execute("set local role fanout_api")
+        if customer_id is not None:
+            as_customer(two, customer_id)
+        two.execute("insert into endpoints (endpoint_id, customer_id, url) values ('mine', 'c1', 'https://example.com/')")
 
 
 @pytest.mark.parametrize(
