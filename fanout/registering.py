@@ -17,7 +17,7 @@ from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
 from delivery.webhooks import guard, transport, validation
 from fanout import times
-from subscriptions_db import apply, connect, disabling, keyring, manifest, migrate, registry, rotation, validating
+from subscriptions_db import apply, auditing, connect, disabling, keyring, manifest, migrate, registry, rotation, validating
 
 KINDS = {
     "tenants": "tenant",
@@ -165,7 +165,11 @@ def validate(config: settings.Settings, endpoint_id: str) -> validation.Reply:
         asking = validating.begin(connection, ring, address_guard, endpoint_id, row, **asked)
         said = asyncio.run(_asked(asking, address_guard, config.delivery.attempt_timeout_s))
         with connection.transaction():
-            return validating.finish(connection, asking, said)
+            reply = validating.finish(connection, asking, said)
+            for after in registry.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].values():  # none, if it is gone
+                told = {"customer_id": after["customer"], "after": validating.noted(reply, after)}
+                auditing.note(connection, auditing.COMMAND, "validate", "endpoint", endpoint_id, **told)
+            return reply
 
 
 async def _asked(

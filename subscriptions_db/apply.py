@@ -18,12 +18,13 @@ from psycopg.types.json import Json, Jsonb
 
 from delivery import errors
 from delivery.webhooks import signing
-from subscriptions_db import connect, endpoint_secrets, keyring, manifest, registry
+from subscriptions_db import auditing, connect, endpoint_secrets, keyring, manifest, registry
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
 SCOPES_AT_ONCE = 50_000
 """A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
+NOTED_AT_ONCE = 1_000
 SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
 
 
@@ -36,6 +37,11 @@ class Change:
     id: str
     fields: tuple[tuple[str, Any, Any], ...] = ()
     """(name, before, after) of each field that differs; for `create` before is None."""
+
+    def told(self) -> dict[str, dict[str, Any] | None]:
+        """Return what a row that is not deleted was and is, as the audit log has it."""
+        before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
+        return {"before": None if self.action == "create" else before, "after": after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,9 @@ def apply(
     """
     with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
-        result = _bring(connection, wanted, ring, registry.rows_of(connection), prune=prune)
+        current = registry.rows_of(connection)
+        result = _bring(connection, wanted, ring, current, prune=prune)
+        _note(connection, result.changes, wanted, current)
     return replace(result, new_secrets={}) if dry_run else result
 
 
@@ -363,6 +371,29 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
+
+
+def _note(connection: connect.Connection, changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
+    """Note what the command changes in the audit log. Some at a time: a large registration has a hundred thousand changes."""
+    owners = {key: row["customer"] for key, row in current["endpoint"].items()} | {
+        row.id: row.customer for row in wanted.endpoints
+    }
+    endpoints = {key: row["endpoint"] for key, row in current["subscription"].items()}
+    endpoints |= {row.id: row.endpoint for row in wanted.subscriptions}
+
+    def noted(change: Change) -> dict[str, Any]:
+        of: dict[str, str | None] = {
+            "customer": change.id,
+            "endpoint": owners.get(change.id),
+            "subscription": owners.get(endpoints.get(change.id, "")),
+        }
+        told = {"before": current[change.kind][change.id]} if change.action == "delete" else change.told()
+        who = auditing.COMMAND
+        return auditing.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **told)
+
+    entries = map(noted, changes)
+    while some := list(itertools.islice(entries, NOTED_AT_ONCE)):
+        auditing.note_all(connection, some)
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from delivery import errors, settings
 from delivery.secret import Secret
-from subscriptions_db import connect
+from subscriptions_db import auditing, connect
 from subscriptions_db.sql import query
 
 VERSION = b"\x01"
@@ -115,6 +115,9 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
                 rows = connection.execute(query("secrets_to_reseal"), {"active": ring.active, "after": last}).fetchall()
                 resealed = [row for row in (_resealed(row, ring, faults) for row in rows) if row is not None]
                 connection.cursor().executemany(query("reseal"), resealed)
+                if resealed:
+                    count_of = {"secrets": len(resealed)}
+                    auditing.note(connection, auditing.COMMAND, "seal", "key", ring.active, customer_id=None, after=count_of)
             count += len(resealed)
             if not rows:
                 break

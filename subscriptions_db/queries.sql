@@ -213,12 +213,19 @@ update endpoints set status = 'disabled', disabled_reason = %(reason)s
 where endpoint_id in (select endpoint_id from active)
 returning endpoint_id;
 
+-- name: act_as
+-- Until the end of the transaction: by whom Postgres notes what it notes by itself.
+select set_config('fanout.actor', %(actor)s, true);
+
+-- name: hold_status
+select customer_id, awaits_permission, status, disabled_reason from endpoints where endpoint_id = %(endpoint_id)s for update;
+
 -- name: set_status
 update endpoints set status = %(status)s, disabled_reason = %(reason)s
 where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
 -- name: customer_of
-select customer_id, awaits_permission from endpoints where endpoint_id = %(endpoint_id)s;
+select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
 
 -- name: expire_signing_secrets
 -- An expiry only ever comes nearer: rotated twice within an overlap, the oldest secret must not get more time.

@@ -13,7 +13,7 @@ from typing import Any
 from delivery import errors
 from delivery.model import SignatureScheme, SigningKey
 from delivery.webhooks import signing
-from subscriptions_db import apply, connect, endpoint_secrets, keyring
+from subscriptions_db import apply, auditing, connect, endpoint_secrets, keyring
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
@@ -27,6 +27,12 @@ class Rotation:
     key: SigningKey
     others_end_at: tuple[dt.datetime, ...]
     """When each of the secrets before it ends, the next first."""
+    customer_id: str
+    """Whose endpoint it is."""
+
+    def noted(self, overlap: dt.timedelta) -> dict[str, Any]:
+        """Return what the audit log has of it: no secret."""
+        return {"scheme": self.key.scheme.value, "overlap_s": round(overlap.total_seconds())}
 
 
 def rotate(
@@ -37,13 +43,16 @@ def rotate(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Make a new signing secret; let the others end after `overlap`, or before where that is settled already.
+    """Make a new signing secret; let the others end after `overlap`, or before where that is settled already. For the command.
 
     Safe to repeat: each call adds one secret, and no secret ever gets more time. A call that would make more than
     MAX_SIGNING_KEYS hold at once raises RegistrationError and changes nothing.
     """
     with connect.translating(), apply.alone(connection), connection.transaction():
-        return rotate_alone(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+        rotated = rotate_alone(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+        who, whose, told = auditing.COMMAND, rotated.customer_id, rotated.noted(overlap)
+        auditing.note(connection, who, "rotate_secret", "endpoint", endpoint_id, customer_id=whose, after=told)
+    return rotated
 
 
 def rotate_alone(
@@ -68,7 +77,7 @@ def rotate_alone(
         raise errors.RegistrationError(endpoint_id, problem)
     row = Opened.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)
-    return Rotation(key=new, others_end_at=ends)
+    return Rotation(key=new, others_end_at=ends, customer_id=str(owner["customer_id"]))
 
 
 def told(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,16 @@ def finish(connection: connect.Connection, asking: Asking, answer: Response | er
         return reply if is_noted else Reply(State.REFUSED, reason="the endpoint was changed, or asked anew, at the same time")
     # By the callback, before this answer had come?
     return Reply(State.PERMITTED) if asked is not None and asked["is_answered"] else reply
+
+
+def noted(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the audit log has of a question: what came of it, and what is permitted now."""
+    return {"state": reply.state, "reason": reply.reason} | permission(endpoint)
+
+
+def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an endpoint's receiver permits."""
+    return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The audit log: who changed what, when, with what there was before. Written in the transaction of the change.
 
-Runs in the API. No secret gets in here: what it is given are the registry's rows, in which secrets are `***`.
+Runs in the API.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import datetime as dt
 from typing import Any
 
 import pydantic
-from psycopg.types.json import Jsonb
 
 from delivery import errors
+from subscriptions_db import auditing
 from subscriptions_db.api import cursors, routes
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
@@ -25,7 +25,9 @@ class Entry(pydantic.BaseModel):
     entry_id: int
     at: dt.datetime
     key_id: str
-    """The API key that made it."""
+    """The API key that made it. Or `command`, the operator by a command; `job`, the job by itself; `callback`, a receiver."""
+    login: str | None
+    """By which login to Postgres, for the operator to see. Null: noted by an older version."""
     customer: str | None
     action: str
     entity: str
@@ -60,9 +62,8 @@ def write(
     after: dict[str, Any] | None = None,
 ) -> None:
     """Note a change."""
-    entry = {"action": action, "entity": entity, "entity_id": entity_id, "customer_id": customer_id}
-    told = {name: None if fields is None else Jsonb(_plain(fields)) for name, fields in (("before", before), ("after", after))}
-    call.connection.execute(query("put_audit_entry"), entry | told | {"key_id": call.principal.key_id})
+    who, told = call.principal.key_id, {"before": before, "after": after}
+    auditing.note(call.connection, who, action, entity, entity_id, customer_id=customer_id, **told)
 
 
 def list_(call: Call) -> Entries:
@@ -74,22 +75,18 @@ def list_(call: Call) -> Entries:
     asked = {"before": min(int(last or NEWEST), NEWEST), "customer": wanted.customer, "limit": wanted.limit + 1}
     rows = call.connection.execute(query("page_of_audit_log"), asked).fetchall()
     more = len(rows) > wanted.limit
-    items = [Entry(customer=row.pop("customer_id"), **row) for row in rows[: wanted.limit]]
+    items = [_shown(call, row) for row in rows[: wanted.limit]]
     return Entries(items=items, next_cursor=cursors.encode(str(items[-1].entry_id)) if more else None)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of the registry's rows as JSON has it."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | frozenset):
-        return [_plain(part) for part in (sorted(value, key=str) if isinstance(value, frozenset) else value)]
-    return value.isoformat() if isinstance(value, dt.datetime) else value
+def _shown(call: Call, row: dict[str, Any]) -> Entry:
+    login, is_operator = row.pop("login"), call.principal.customer_id is None
+    return Entry(customer=row.pop("customer_id"), login=login if is_operator else None, **row)
 
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/audit-log", name="listAuditLog", summary="What was changed through the API, the newest first.",
+        method="GET", path="/v1/audit-log", name="listAuditLog", summary="What was changed, the newest first.",
         scopes=routes.READERS, handler=list_, query=Which, answer=Entries,
     ),
 )  # fmt: skip

@@ -115,10 +115,8 @@ def rotate(call: Call) -> shapes.Rotated:
     wanted, before = call.body_as(shapes.Rotate), rows.held(call, "endpoint", _id(call))
     overlap = dt.timedelta(seconds=wanted.overlap_s)
     rotated = rotation.rotate_alone(call.connection, call.ring, _id(call), scheme=wanted.scheme, overlap=overlap)
-    told = rotation.told(_id(call), rotated)
-    after = {"scheme": told["scheme"], "overlap_s": wanted.overlap_s}
-    audit.write(call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=after)
-    return shapes.Rotated(**told)
+    audit.write(call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=rotated.noted(overlap))
+    return shapes.Rotated(**rotation.told(_id(call), rotated))
 
 
 def _id(call: Call) -> str:

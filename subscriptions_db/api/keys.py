@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.secret import Secret
-from subscriptions_db import connect
+from subscriptions_db import auditing, connect
 from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.sql import query
 
@@ -40,7 +40,7 @@ def create(
     name: str = "",
     expires_at: dt.datetime | None = None,
 ) -> Made:
-    """Make a key for a customer, or one of the platform's own."""
+    """Make a key for a customer, or one of the platform's own. By the command, as which it is noted."""
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
             "scope", "operator and executor are for keys of no customer, the others for a customer's"
@@ -48,8 +48,10 @@ def create(
     key_id = "fk_" + base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()
     text = f"{key_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
     row = {"key_id": key_id, "customer_id": customer_id, "scope": scope.value, "name": name, "expires_at": expires_at}
-    with connect.translating():
+    with connect.translating(), connection.transaction():
         connection.execute(query("put_api_key"), row | {"digest": digest_of(text)})
+        told = {"scope": scope.value, "name": name, "expires_at": expires_at}
+        auditing.note(connection, auditing.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=told)
     return Made(key_id, Secret(text.encode()))
 
 
@@ -61,8 +63,15 @@ def all_(connection: connect.Connection, customer_id: str | None = None) -> list
 
 def revoke(connection: connect.Connection, key_id: str) -> None:
     """Take a key away: within 5 s nothing is answered to it. Safe to repeat. Takes the whole key as well as its beginning."""
-    with connect.translating():
+    with connect.translating(), connection.transaction():
         found = connection.execute(query("revoke_api_key"), {"key_id": id_of(key_id) or key_id}).fetchone()
+        if found is not None and found["held"]:
+            told = {
+                "customer_id": found["customer_id"],
+                "before": {"revoked_at": None},
+                "after": {"revoked_at": found["revoked_at"]},
+            }
+            auditing.note(connection, auditing.COMMAND, "revoke", "api_key", found["key_id"], **told)
     if found is None:
         raise errors.RegistrationError("api key", "there is no such key; `fanout api-keys list` lists them")
 

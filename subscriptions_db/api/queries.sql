@@ -10,7 +10,12 @@ where %(customer_id)s::text is null or customer_id = %(customer_id)s
 order by created_at, key_id;
 
 -- name: revoke_api_key
-update api_keys set revoked_at = coalesce(revoked_at, now()) where key_id = %(key_id)s returning key_id;
+-- And whether it was one until now.
+with found as (
+    select key_id, revoked_at is null as held from api_keys where key_id = %(key_id)s for update
+)
+update api_keys k set revoked_at = coalesce(revoked_at, now()) from found where k.key_id = found.key_id
+returning k.key_id, customer_id, revoked_at, held;
 
 -- name: api_key
 select key_id, customer_id, scope, digest, expires_at, revoked_at from api_keys where key_id = %(key_id)s;
@@ -68,13 +73,15 @@ order by subscription_id limit %(limit)s;
 
 -- name: page_of_audit_log
 -- The newest first.
-select entry_id, at, key_id, customer_id, action, entity, entity_id, before, after from audit_log
+select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
 where entry_id < %(before)s and (%(customer)s::text is null or customer_id = %(customer)s)
 order by entry_id desc limit %(limit)s;
 
--- name: put_audit_entry
+-- name: put_audit_entries
 insert into audit_log (key_id, customer_id, action, entity, entity_id, before, after)
-values (%(key_id)s, %(customer_id)s, %(action)s, %(entity)s, %(entity_id)s, %(before)s, %(after)s);
+select * from jsonb_to_recordset(%(entries)s) as entry (
+    key_id text, customer_id text, action text, entity text, entity_id text, before jsonb, after jsonb
+);
 
 -- name: customers_of_endpoints
 select endpoint_id, customer_id from endpoints where endpoint_id = any (%(ids)s);

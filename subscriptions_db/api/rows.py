@@ -57,16 +57,7 @@ def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, act
     """Bring the rows that a manifest names to it, checked by its rules, and note each change."""
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring)
     for change in result.changes:
-        before, after = ({name: values[place] for name, *values in change.fields} for place in (0, 1))
-        audit.write(
-            call,
-            action or change.action,
-            change.kind,
-            change.id,
-            customer_id=customer_id,
-            before=None if change.action == "create" else before,
-            after=after,
-        )
+        audit.write(call, action or change.action, change.kind, change.id, customer_id=customer_id, **change.told())
     return result
 
 

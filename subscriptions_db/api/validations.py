@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import pydantic
 
@@ -51,7 +50,7 @@ def _concluded(asking: validating.Asking, call: Call, said: Response | errors.At
     before = rows.held(call, "endpoint", asking.endpoint_id)  # it may be gone by now
     reply = validating.finish(call.connection, asking, said)
     after = rows.found(call, "endpoint", asking.endpoint_id)
-    told = {"state": reply.state, "reason": reply.reason} | _permission(after)
+    told = validating.noted(reply, after)
     audit.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=told)
     per_minute = after["permitted_per_minute"] if reply.state is validation.State.PERMITTED else None
     return Validated(state=reply.state, permitted_per_minute=per_minute, reason=reply.reason)
@@ -68,13 +67,9 @@ def permit(call: Call) -> Permitted:
     if asked["is_answered"]:
         return Permitted(state=validation.State.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
     validating.permit(call.connection, endpoint_id, token, asked, per_minute)
-    was, now = _permission(before), _permission(rows.found(call, "endpoint", endpoint_id))
+    was, now = map(validating.permission, (before, rows.found(call, "endpoint", endpoint_id)))
     audit.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
     return Permitted(state=validation.State.PERMITTED, permitted_per_minute=per_minute)
-
-
-def _permission(endpoint: dict[str, Any]) -> dict[str, Any]:
-    return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
 _PERMIT = Route(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from subscriptions_db import disabling
 from subscriptions_db.api.table import ROUTES
 from tests.integration.api import world
 from tests.integration.api.test_isolation import BODIES, OF_ACME
@@ -52,6 +53,15 @@ def test_a_change_is_in_the_audit_log_with_the_key_that_asked(served, name, ids,
     added = entries(served)[len(before) :]
     assert added
     assert {entry["key_id"] for entry in added} == {"_".join(key.split("_")[:2])}
+
+
+def test_what_the_command_changed_is_shown_to_its_customer_and_the_login_to_the_operator_alone(served, acme, other, operator):
+    with served.registry() as opened:
+        disabling.disable(opened, "other-orders", "moving")
+    [seen] = other.get("/v1/audit-log").json["items"]
+    assert (seen["key_id"], seen["login"], seen["entity_id"]) == ("command", None, "other-orders")
+    assert operator.get("/v1/audit-log?limit=1").json["items"] == [seen | {"login": "postgres"}]
+    assert seen["entry_id"] not in [entry["entry_id"] for entry in acme.get("/v1/audit-log").json["items"]]
 
 
 def test_no_route_that_changes_something_is_left_out():

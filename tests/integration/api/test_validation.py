@@ -336,6 +336,9 @@ def test_who_tries_tokens_is_slowed_down(postgres):
 def test_the_command_asks_as_the_api_does(served, receiver, made):
     receiver.answer = PERMITTED
     assert registering.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
+    told = served.audit(made["id"])[-1]
+    assert (told["key_id"], told["action"], told["customer_id"]) == ("command", "validate", "acme")
+    assert (told["after"]["state"], told["after"]["permitted_per_minute"]) == ("permitted", 120)
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
     closed = served.config.model_copy(update={"delivery": settings.Delivery(webhook_origin=ORIGIN)})
     with pytest.raises(errors.RegistrationError, match="cannot be used"):

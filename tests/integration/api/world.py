@@ -186,6 +186,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
             "poller": keys.create(opened, customer_id="acme", scope=Scope.POLLER),
             "other": keys.create(opened, customer_id="other", scope=Scope.CUSTOMER_ADMIN),
         }
+        opened.execute("delete from audit_log")  # of the commands
     with running(config) as port:
         texts = {name: key.text.reveal().decode() for name, key in made.items()}
         yield Served(port, postgres.url_of(name), config, texts)

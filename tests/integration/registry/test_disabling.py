@@ -79,6 +79,34 @@ def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
     assert rows()["ep1"] == ("disabled", "gone")
 
 
+def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_that(connection, rows, role):
+    connection.execute("delete from audit_log")
+    connection.execute(sql.SQL("set role {}").format(role))
+    assert disabling.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
+    assert disabling.disable_active(connection, ["ep1"], "failing") == []
+    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
+        connection.execute(
+            "insert into audit_log (key_id, action, entity, entity_id) values ('job', 'update', 'endpoint', 'ep2')"
+        )
+    connection.execute("reset role")
+    [entry] = connection.execute("select * from audit_log").fetchall()
+    assert (entry["key_id"], entry["login"], entry["customer_id"]) == ("job", "postgres", "c1")
+    assert (entry["action"], entry["entity"], entry["entity_id"]) == ("update", "endpoint", "ep1")
+    assert entry["before"] == {"status": "active", "disabled_reason": None}
+    assert entry["after"] == {"status": "disabled", "disabled_reason": "gone"}
+    assert rows()["ep1"] == ("disabled", "gone")
+
+
+@pytest.mark.usefixtures("rows")
+def test_what_the_job_could_not_disable_is_not_noted(connection):
+    connection.execute("delete from audit_log")
+    with connection.transaction(force_rollback=True):
+        disabling.disable_active(connection, ["ep1"], "gone")
+    connection.execute("update endpoints set status = 'disabled' where endpoint_id = 'ep2'")  # somebody else, meanwhile
+    assert disabling.disable_active(connection, ["ep2"], "gone") == []
+    assert connection.execute("select * from audit_log").fetchall() == []
+
+
 def test_a_job_disables_once_postgres_is_there_again(own_postgres, ring):
     with connect.connect(settings.Database(url=own_postgres.url)) as opened:
         migrate.migrate(opened)
