@@ -28,7 +28,7 @@ from unnest(%(topics)s::text[], %(partitions)s::integer[], %(next_offsets)s::big
 where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reached.partition);
 
 -- name: begin_archive_offset_anew
-update archive_offsets set next_offset = 0
+update archive_offsets set next_offset = 0, incarnation = incarnation + 1
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
 -- name: take_dead_letter_day
@@ -38,13 +38,19 @@ update dead_letter_day set day = greatest(day, %(today)s) returning day;
 -- name: insert_dead_letters
 insert into dead_letters (
     position, archived_at, customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
-    letter_topic, letter_partition, letter_offset
+    letter_topic, letter_partition, letter_offset, letter_incarnation
 )
-select first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived_at)s, new.* from unnest(
+select
+    first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived_at)s, new.*,
+    (select incarnation from archive_offsets o where (o.topic, o.partition) = (new.letter_topic, new.letter_partition))
+from unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(tenant_id)s::text[], %(event_type)s::text[], %(reason)s::text[],
     %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[], %(payload)s::bytea[], %(letter)s::bytea[],
     %(letter_topic)s::text[], %(letter_partition)s::integer[], %(letter_offset)s::bigint[]
-) as new;
+) as new (
+    customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
+    letter_topic, letter_partition, letter_offset
+);
 
 -- name: insert_attempts
 insert into attempts (

@@ -34,7 +34,8 @@ BIG = "customer-0"
 COPY = """
 insert into dead_letters
 select first_position_of(%(day)s) + nextval('dead_letter_positions'), archived_at, customer_id, endpoint_id, tenant_id,
-       event_type, reason, webhook_id, dead_lettered_at, payload, letter, letter_topic, letter_partition, letter_offset
+       event_type, reason, webhook_id, dead_lettered_at, payload, letter,
+       letter_topic, letter_partition, letter_offset + %(moved)s
 from (select * from written order by random()) as shuffled
 """
 NOW = dt.datetime.now(dt.UTC)
@@ -77,7 +78,7 @@ def fill(connection: connect.Connection, rng: random.Random, count: int) -> None
         for number in range(1, count // WRITTEN):
             day = day_of(number * WRITTEN, count)
             days.make(connection, "dead_letters", day)
-            connection.execute(COPY, {"day": day})
+            connection.execute(COPY, {"day": day, "moved": number * WRITTEN})
     connection.execute("update dead_letter_day set day = %s", [NOW.date()])
     connection.execute("set statement_timeout = 0")
     connection.execute("vacuum analyze dead_letters")  # as it does by itself, after a minute or so

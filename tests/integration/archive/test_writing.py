@@ -211,6 +211,29 @@ def test_a_topic_that_was_made_anew_begins_at_its_beginning(connection, write):
     assert writer.write(connection, [archive.taken_letter(0)], archive.KEPT, now=archive.NOW).letters == 1
 
 
+def places(connection):
+    asked = "select letter_offset, letter_incarnation as n from dead_letters order by position"
+    return [(row["letter_offset"], row["n"]) for row in connection.execute(asked)]
+
+
+def test_the_same_offsets_of_a_topic_that_was_made_anew_are_other_letters_of_the_same_day(connection, write):
+    write(2)
+    writer.begin_anew(connection, ("dead-letters", 0), 2)
+    again = [archive.taken_letter(offset) for offset in range(2)]
+    assert writer.write(connection, again, archive.KEPT, now=archive.NOW).letters == 2
+    assert places(connection) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_letter_that_a_fault_would_archive_twice_is_refused_by_the_database_and_the_others_are_not(connection, write):
+    write(2)
+    connection.execute("update archive_offsets set next_offset = 1")  # as no code of ours does
+    taken = [archive.taken_letter(offset) for offset in (1, 2)]
+    written = writer.write(connection, taken, archive.KEPT, now=archive.NOW)
+    assert (written.letters, written.refused) == (1, 1)
+    assert places(connection) == [(0, 0), (1, 0), (2, 0)]
+    assert writer.offsets(connection) == {("dead-letters", 0): 3}
+
+
 def test_customers_see_their_own_rows_only(connection, write):
     write(2, customer="c1")
     write(3, customer="c2")
