@@ -21,7 +21,7 @@ from aiohttp import web
 
 from delivery import errors, metrics, plan, settings
 from delivery.webhooks.tally import NONE
-from subscriptions_db import keyring, validating
+from subscriptions_db import validating
 from subscriptions_db.api import admission, answering, following, openapi, polls, problems, store, table, trials
 from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.api.routes import Route
@@ -47,7 +47,7 @@ class Api:
         self._trials = sending
         self._answerer = answering.Answerer(
             opened,
-            keyring.KeyRing.from_settings(config.keys),
+            opened.ring,
             plan.guard_of(config.delivery),
             config.api,
             config.delivery.webhook_origin,

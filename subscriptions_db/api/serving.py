@@ -46,6 +46,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
     """Serve inside; yield the port. From when `stop` is set on, the probes say that it stops."""
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(store.Store(config))
+        await asyncio.to_thread(_require_ready, opened)
         watch = health.Watch(hold=functools.partial(_hold_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(trials.opened(config.delivery, plan.guard_of(config.delivery)))
@@ -75,6 +76,14 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+
+def _require_ready(opened: store.Store) -> None:
+    """Raise SettingsError for settings that the registry refuses. Where it cannot be asked, the answers will say so."""
+    try:
+        opened.require_ready()
+    except (errors.RegistryUnavailable, errors.RegistryOutdated) as exc:
+        log.warning("not ready: %s", exc)
 
 
 def _hold_reason(opened: store.Store) -> str | None:

@@ -16,7 +16,7 @@ import psycopg_pool
 from psycopg.rows import dict_row
 
 from delivery import metrics, settings
-from subscriptions_db import connect, migrate, validating
+from subscriptions_db import connect, keyring, migrate, validating
 from subscriptions_db.api.principals import Principal
 from subscriptions_db.sql import query
 
@@ -29,6 +29,8 @@ class Store:
     """Transactions as somebody. Safe between threads."""
 
     def __init__(self, config: settings.Settings) -> None:
+        self.ring = keyring.KeyRing.from_settings(config.keys)
+        self._ring_fits = False
         database = config.database
         url = config.api.database_url.get_secret_value() or database.url.get_secret_value()
         with connect.refusing_bad_urls():
@@ -57,6 +59,7 @@ class Store:
 
         What only reads sees one moment. A change does not: after it has waited for a row, it must see it as it is then.
         """
+        self._require_ring()
         customer_id = principal.customer_id
         role = OPERATOR_ROLE if customer_id is None else CUSTOMER_ROLE
         with self._transaction(role, customer_id or "", "begin_change" if is_change else "begin_read") as connection:
@@ -74,9 +77,20 @@ class Store:
             return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:
-        """Raise RegistryUnavailable or RegistryOutdated when no request could be answered."""
+        """Raise RegistryUnavailable or RegistryOutdated when no request could be answered, SettingsError when none may be."""
+        self._require_ring()
         with self._transaction(OPERATOR_ROLE) as connection:
             migrate.require_current(connection)
+
+    def _require_ring(self) -> None:
+        """Raise SettingsError where the key ring is not the registry's. Asked until it has been found to fit, once.
+
+        So that nothing is done with another one either where Postgres was away at the start.
+        """
+        if not self._ring_fits:
+            with self._transaction(OPERATOR_ROLE) as connection:
+                keyring.require_fits(connection, self.ring)
+            self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
         """Tell whether the login itself is above row-level security. Each transaction steps down, so this is a warning."""

@@ -1,0 +1,78 @@
+"""With another key ring than the registry's nothing is served: what it seals, the job could not open."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from delivery import errors, settings
+from subscriptions_db import connect, keyring, migrate
+from subscriptions_db.api import serving
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+
+def with_ring(config, key_id="k1"):
+    return config.model_copy(update={"keys": settings.Keys(ring={key_id: keyring.generate()})})
+
+
+def start(config):
+    """Serve, and end."""
+
+    async def serve():
+        async with serving.serving(config, threading.Event()):
+            pass
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("key_id", ["k1", "another"])
+def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start_by_the_words_of_the_job(served, key_id):
+    wrong = with_ring(served.config, key_id)
+    with served.registry() as opened, pytest.raises(errors.SettingsError) as of_the_job:
+        keyring.require_fits(opened, keyring.KeyRing.from_settings(wrong.keys))
+    with pytest.raises(errors.SettingsError, match=re.escape(str(of_the_job.value))):
+        start(wrong)
+    start(served.config)
+
+
+def test_the_command_ends_with_one_line_that_says_so(served):
+    variables = os.environ | {
+        "FANOUT_DATABASE_URL": served.database,
+        "FANOUT_API_DATABASE_URL": world.login_of(served.database),
+        "FANOUT_KEYS_RING": f"k1={keyring.generate()}",
+        "FANOUT_API_PORT": "0",
+    }
+    command = [sys.executable, "-m", "fanout.cli", "serve"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("fanout: setting keys.ring does not fit the registry: ")
+
+
+def test_an_empty_registry_takes_any_ring(served, database):
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened)
+    api = served.config.api.model_copy(
+        update={"database_url": settings.Api(database_url=world.login_of(database)).database_url}
+    )
+    start(with_ring(served.config).model_copy(update={"api": api}))
+
+
+def test_while_postgres_is_away_it_starts_and_once_it_is_there_does_nothing_with_a_wrong_ring(own_postgres):
+    with world.served(own_postgres) as served:
+        own_postgres.kill()
+        with world.running(with_ring(served.config)) as port:
+            own_postgres.start()
+            wrong = world.Client(port, served.keys["acme"])
+            asked = ("POST", "/v1/endpoints", {"url": "https://hooks.example.com/"})
+            assert wrong.get("/readyz").status == 503
+            assert wrong.ask(*asked).status == 503
+        with world.running(served.config) as port:
+            right = world.Client(port, served.keys["acme"])
+            assert right.get("/readyz").status == 200
+            assert right.ask(*asked).status == 201
