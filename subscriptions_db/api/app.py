@@ -80,7 +80,7 @@ class Api:
         asked = answering.Request(
             principal=principal,
             path=_path(route, request),
-            query=request.query,
+            query=_query(request),
             body=body,
             idempotency_key=_idempotency_key(request) if route.is_change else None,
             header=", ".join(request.headers.getall(route.header, [])) or None if route.header else None,
@@ -202,6 +202,13 @@ def _path(route: Route, request: web.Request) -> dict[str, str]:
                 raise problems.invalid((name, "is letters, digits and _ . : - and begins with a letter or digit; at most 128"))
             raise problems.not_found(name.removesuffix("_id"))
     return dict(request.match_info)
+
+
+def _query(request: web.Request) -> dict[str, str]:
+    """Return what the query says; raise for a name that stands there twice: one of them would be passed over in silence."""
+    if repeated := [name for name in dict(request.query) if len(request.query.getall(name)) > 1]:
+        raise problems.invalid(*((name, "is given more than once") for name in repeated))
+    return dict(request.query)
 
 
 def _idempotency_key(request: web.Request) -> str | None:

@@ -24,6 +24,13 @@ def served(postgres):
         yield made
 
 
+def test_what_a_query_says_twice_is_refused_and_not_guessed(served):
+    client = served.client(served.keys["operator"])
+    answer = client.get("/v1/dead-letters?customer=acme&limit=1&customer=other")
+    assert (answer.status, answer.fields) == (422, ["customer"])
+    assert client.get("/v1/dead-letters?customer=acme&limit=1").status == 200
+
+
 def cut_off_after_s(served, first, drip=b""):
     """Return how long the server keeps a connection on which this is all that comes."""
     with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
