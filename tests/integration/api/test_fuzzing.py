@@ -1,13 +1,12 @@
 """Requests made from the OpenAPI document, right and wrong ones: no answer is one of 5xx, and all are as documented.
 
-Each run makes others, by a seed that a failure shows: `SEED=… pytest tests/integration/api/test_fuzzing.py` makes them again.
-`EXAMPLES=200` looks for longer.
+A seed makes them, the same ones each time: `SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others, and
+for longer.
 """
 
 import contextlib
 import json
 import os
-import secrets
 from urllib import parse
 
 import jsonschema
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.integration
 SCHEMA = schemathesis.openapi.from_dict(openapi.document(ROUTES))
 EXAMPLES = int(os.environ.get("EXAMPLES", "12"))
 """For each route and kind of request. Raise it to look for more."""
-SEED = int(os.environ.get("SEED") or secrets.randbelow(2**32))
+SEED = int(os.environ.get("SEED", "1"))
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
          "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
          "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
