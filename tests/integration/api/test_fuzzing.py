@@ -1,7 +1,7 @@
 """Requests made from the OpenAPI document, right and wrong ones: no answer is one of 5xx, and all are as documented.
 
-A seed makes them, the same ones each time: `SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others, and
-for longer.
+A seed makes them, the same ones each time. `SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others,
+and for longer.
 """
 
 import contextlib
