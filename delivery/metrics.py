@@ -121,7 +121,9 @@ ENDPOINTS_DISABLED = Counter(
     "Endpoints that the job disabled in the registry, because they are gone or failing.",
     ["reason"],
 )
-ARCHIVED = Counter("fanout_archived", "Rows that `fanout archive` has written: dead_letters, attempts.", ["kind"])
+ARCHIVED = Counter(
+    "fanout_archived", "Rows that `fanout archive` has written: dead_letters, attempts (and what was not attempted).", ["kind"]
+)
 ARCHIVE_LEFT_OUT = Counter(
     "fanout_archive_left_out",
     "What is not in the archive: records that cannot be read (unreadable), that Postgres does not take (refused), or that "

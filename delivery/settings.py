@@ -233,7 +233,8 @@ class Archive(Area):
     retention_days: Annotated[int, Field(gt=0, le=3650)] = 30
     """A dead letter is kept for at least so many days after it was archived, whoever has or has not polled it."""
     attempts: bool = True
-    """Whether attempts are archived, too: a row for each request to an endpoint."""
+    """Whether attempts are archived, too: a row for each request to an endpoint, and for what was not attempted. Without, no
+    deliveries are found either."""
     attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
     """An attempt is kept for at least so many days after it began."""
     replay_max_pending: Annotated[int, Field(gt=0)] = 10_000

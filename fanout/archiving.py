@@ -168,6 +168,7 @@ class Archiver:
     def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
+        at = _written_at(message, now)
         try:
             if topic == self._config.delivery.dead_letter_topic:
                 letters.read(value).event()  # a redrive will need all of it
@@ -178,16 +179,16 @@ class Archiver:
                     offset=offset,
                     letter=letter,
                     ended=rows.ended_of_letter(value),
-                    seen=signs.of_letter(letter, _written_at(message, now)),
+                    seen=signs.of_letter(letter, at),
                 )
             return Taken(
                 topic=topic,
                 partition=partition,
                 offset=offset,
-                attempts=rows.attempt_rows(value),
+                attempts=rows.attempt_rows(value, at),
                 redriven=rows.redriven_rows(value),
                 ended=rows.ended(value),
-                seen=signs.of_log(value, _written_at(message, now)),
+                seen=signs.of_log(value, at),
             )
         except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import orjson
 
-from delivery.model import Attempt, CustomerId, Outcome, OutcomeKind, SubTenantId
-from delivery.webhooks import rows
+from delivery.model import Attempt, CustomerId, LeaveReason, Outcome, OutcomeKind, SubscriptionId, SubTenantId
+from delivery.webhooks import batch_message, rows, segment
 from delivery.webhooks.results import Results
 from subscriptions_db.archive import rows as archive_rows
 from subscriptions_db.archive import writer
@@ -33,15 +35,48 @@ def outcome(
     return Outcome(builders.delivery(event=made, endpoint=to), OutcomeKind.DEAD_LETTERED, (failed,), reason)
 
 
+def without_attempt(kind: OutcomeKind, reason: str, **fields: Any) -> Outcome[Any]:
+    """A delivery that has ended, or waits, without an attempt."""
+    return outcome(**fields)._replace(kind=kind, attempts=(), reason=reason)
+
+
+def batch_outcome(
+    *, customer: str = "c1", endpoint: str = "ep1", count: int = 3, rejected: Collection[int] = (), at: dt.datetime = NOW
+) -> batch_message.BatchOutcome:
+    """A batch that failed once and was given up; or, with `rejected`, that was taken but for these of its events."""
+    failed = outcome(customer=customer, endpoint=endpoint, at=at)
+    to = failed.delivery.endpoint
+    of = [segment.unpacked(segment.item(builders.event(), 0).packed) for _ in range(count)]
+    through = [SubscriptionId("s1")] * count
+    webhook_id = batch_message.webhook_id(to.endpoint_id, of, through)
+    delivery = batch_message.BatchDelivery(to, webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    made = failed._replace(delivery=delivery)
+    if rejected:
+        taken = failed.attempts[0]._replace(status=200, error_class=None)
+        made = made._replace(kind=OutcomeKind.DELIVERED, attempts=(taken,), reason=None)
+    return batch_message.BatchOutcome(made, dict.fromkeys(rejected, "no"))
+
+
 def letter(*, dead_lettered_at: dt.datetime = NOW, **fields: Any) -> bytes:
     """A record of the dead-letter topic."""
     [written] = [row.value for row in rows.rows(Results(outcomes=[outcome(**fields)]), TOPICS) if row.topic == "dead-letters"]
     return orjson.dumps(orjson.loads(written) | {"dead_lettered_at_ms": round(dead_lettered_at.timestamp() * 1000)})
 
 
-def attempts(*outcomes: Outcome[Any]) -> list[bytes]:
+def results(outcomes: Iterable[Outcome[Any] | batch_message.BatchOutcome]) -> Results:
+    """What came of deliveries and batches, as a lane has it."""
+    made = Results()
+    for one in outcomes:
+        if isinstance(one, batch_message.BatchOutcome):
+            made.batches.append(one)
+        else:
+            made.outcomes.append(one)
+    return made
+
+
+def attempts(*outcomes: Outcome[Any] | batch_message.BatchOutcome) -> list[bytes]:
     """Records of the attempts topic."""
-    return [row.value for row in rows.rows(Results(outcomes=list(outcomes)), TOPICS) if row.topic == "attempts"]
+    return [row.value or b"" for row in rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
 
 
 def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.Taken:
@@ -49,9 +84,24 @@ def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_r
     return archive_rows.Taken(topic="dead-letters", partition=partition, offset=offset, letter=row)
 
 
-def taken_attempts(offset: int, *outcomes: Outcome[Any]) -> archive_rows.Taken:
-    found = [row for written in attempts(*outcomes) for row in archive_rows.attempt_rows(written)]
+def taken_attempts(
+    offset: int, *outcomes: Outcome[Any] | batch_message.BatchOutcome, at: dt.datetime = NOW
+) -> archive_rows.Taken:
+    """What the attempts topic tells of these, written `at`, as one record."""
+    found = [row for written in attempts(*outcomes) for row in archive_rows.attempt_rows(written, at)]
     return archive_rows.Taken(topic="attempts", partition=0, offset=offset, attempts=found)
+
+
+def taken_letters(
+    offset: int, *outcomes: Outcome[Any] | batch_message.BatchOutcome, at: dt.datetime = NOW
+) -> list[archive_rows.Taken]:
+    """The dead letters of these, given up `at`."""
+    written = [row.value or b"" for row in rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
+    found = [dataclasses.replace(archive_rows.letter_row(one), dead_lettered_at=at) for one in written]
+    return [
+        archive_rows.Taken(topic="dead-letters", partition=0, offset=offset + number, letter=one)
+        for number, one in enumerate(found)
+    ]
 
 
 def end_session_after(statements, dying, other):

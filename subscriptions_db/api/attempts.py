@@ -83,9 +83,12 @@ def list_(call: Call) -> Attempts:
     )
     before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
     found = attempts.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
-    return Attempts(
-        items=list(map(_shown, found.attempts, found.places)), next_cursor=None if found.before is None else found.before.text()
-    )
+    return Attempts(items=shown(found), next_cursor=None if found.before is None else found.before.text())
+
+
+def shown(found: attempts.Found) -> list[Attempt]:
+    """Return attempts as they are shown."""
+    return list(map(_shown, found.attempts, found.places))
 
 
 def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:

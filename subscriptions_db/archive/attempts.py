@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from subscriptions_db import connect
 from subscriptions_db.archive import selection
@@ -47,25 +47,28 @@ def search(
     connection: connect.Connection, customer_id: str, asked: Asked, *, before: Moment | None = None, limit: int
 ) -> Found:
     """Return the newest attempts that are asked for, older than `before`. None may be found, and older ones there still."""
-    start = before or Moment(asked.until or _NEVER, 0)
-    if asked.until is not None:
-        start = min(start, Moment(asked.until, 0))
-    place = {
-        "customer_id": customer_id,
-        "before": start.started_at,
-        "position": start.position,
-        "since": asked.since or _LONG_AGO,
-    }
-    wanted = asked.parameters() | place | {"limit": limit, "most": MAX_LOOKED_AT}
+    wanted = parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
     with connect.translating():
         # Not prepared, as for dead letters.
         found = connection.execute(query("attempts_before"), wanted, prepare=False).fetchall()
         places = [Moment(row["started_at"], row.pop("position")) for row in found]
-        if len(found) == limit:
-            return Found([AttemptRow(**row) for row in found], places[-1], tuple(places))
-        last = connection.execute(query("last_attempt_looked_at"), wanted, prepare=False).fetchone()
-    older = None if last is None else Moment(last["started_at"], last["position"])
+        older = places[-1] if len(found) == limit else last_looked_at(connection, wanted)
     return Found([AttemptRow(**row) for row in found], older, tuple(places))
+
+
+def parameters(customer_id: str, asked: selection.Asked, before: Moment | None) -> dict[str, Any]:
+    """Return what is asked for, and from where on, as the statements have it."""
+    start = before or Moment(asked.until or _NEVER, 0)
+    if asked.until is not None:
+        start = min(start, Moment(asked.until, 0))
+    place = {"before": start.started_at, "position": start.position, "since": asked.since or _LONG_AGO}
+    return asked.parameters() | place | {"customer_id": customer_id}
+
+
+def last_looked_at(connection: connect.Connection, wanted: dict[str, Any]) -> Moment | None:
+    """Return how far a page was looked for that was not found full; None: to the end."""
+    last = connection.execute(query("last_attempt_looked_at"), wanted, prepare=False).fetchone()
+    return None if last is None else Moment(last["started_at"], last["position"])
 
 
 def get(connection: connect.Connection, customer_id: str, place: Moment) -> AttemptRow | None:

@@ -38,30 +38,30 @@ update dead_letter_day set day = greatest(day, %(today)s) returning day;
 -- name: insert_dead_letters
 insert into dead_letters (
     position, archived_at, customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
-    letter_topic, letter_partition, letter_offset, letter_incarnation
+    batch_webhook_id, letter_topic, letter_partition, letter_offset, letter_incarnation
 )
 select
     first_position_of(%(day)s) + nextval('dead_letter_positions'), %(archived_at)s, new.*,
     (select incarnation from archive_offsets o where (o.topic, o.partition) = (new.letter_topic, new.letter_partition))
 from unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(tenant_id)s::text[], %(event_type)s::text[], %(reason)s::text[],
-    %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[], %(payload)s::bytea[], %(letter)s::bytea[],
+    %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[], %(payload)s::bytea[], %(letter)s::bytea[], %(batch_webhook_id)s::text[],
     %(letter_topic)s::text[], %(letter_partition)s::integer[], %(letter_offset)s::bigint[]
 ) as new (
     customer_id, endpoint_id, tenant_id, event_type, reason, webhook_id, dead_lettered_at, payload, letter,
-    letter_topic, letter_partition, letter_offset
+    batch_webhook_id, letter_topic, letter_partition, letter_offset
 );
 
 -- name: insert_attempts
 insert into attempts (
     started_at, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id,
-    events, attempt, duration_ms, status, error_class, detail, topic, partition, "offset"
+    events, attempt, duration_ms, status, error_class, detail, outcome, topic, partition, "offset"
 )
 select * from unnest(
     %(started_at)s::timestamptz[], %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[],
     %(event_id)s::text[], %(event_type)s::text[], %(tenant_id)s::text[], %(subscription_id)s::text[], %(events)s::integer[],
     %(attempt)s::integer[], %(duration_ms)s::real[], %(status)s::integer[], %(error_class)s::text[], %(detail)s::text[],
-    %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
+    %(outcome)s::text[], %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
 );
 
 -- name: dead_letters_after
@@ -226,29 +226,93 @@ from (
     select * from attempts
     where customer_id = %(customer_id)s
       and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+      and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
       and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
     order by started_at desc, position desc limit %(most)s
 ) as looked_at
-where (%(event_type)s::text is null or event_type = %(event_type)s)
+where outcome is null
+  and (%(event_type)s::text is null or event_type = %(event_type)s)
   and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
   and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
   and (%(status)s::integer is null or status = %(status)s)
   and (%(error_class)s::text is null or error_class = %(error_class)s)
   and (%(is_accepted)s::boolean is null or (error_class is null) = %(is_accepted)s)
-  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
 order by started_at desc, position desc limit %(limit)s;
 
 -- name: attempt_at
 select customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
        attempt, duration_ms, status, error_class, detail, topic, partition, "offset", started_at
-from attempts where customer_id = %(customer_id)s and started_at = %(started_at)s and position = %(position)s;
+from attempts
+where customer_id = %(customer_id)s and started_at = %(started_at)s and position = %(position)s and outcome is null;
 
 -- name: last_attempt_looked_at
 select started_at, position from attempts
 where customer_id = %(customer_id)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
   and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
 order by started_at desc, position desc limit 1 offset %(most)s - 1;
+
+-- name: deliveries_before
+-- The newest that are asked for; no more than `most` records are looked at. A delivery stands where its first record does, and the
+-- newest one says how it is. `postponed` says least, whenever it was told: the attempt that went on alone began before. Of what a
+-- reused id has put together, no more is looked at than there may be of one delivery.
+select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
+       first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, told.status, told.reason, newest.attempts,
+       coalesce(letter.count, 0) as dead_letters, letter.position as dead_letter, letter.state as dead_letter_state
+from (
+    select * from attempts
+    where customer_id = %(customer_id)s
+      and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+      and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
+      and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
+    order by started_at desc, position desc limit %(most)s
+) as first
+cross join lateral (
+    select started_at as at, outcome, error_class, count(*) filter (where outcome is null) over () as attempts
+    from (
+        select started_at, position, outcome, error_class from attempts
+        where customer_id = %(customer_id)s and webhook_id = first.webhook_id
+        order by started_at desc, position desc limit %(most_of_one)s
+    ) as latest
+    order by outcome is not distinct from 'postponed', started_at desc, position desc limit 1
+) as newest
+left join lateral (
+    -- The letters of the newest attempt: of earlier ones, it was tried again since. Of what was accepted, a batch may have some.
+    select position, state, reason, count(*) over () as count
+    from (
+        select position, state, reason from dead_letters
+        where customer_id = %(customer_id)s and (webhook_id = first.webhook_id or batch_webhook_id = first.webhook_id)
+          -- By the day before, because the clock that made the days is not the one that gave the time.
+          and position >= first_position_of((newest.at at time zone 'UTC')::date - 1)
+          and (dead_lettered_at >= newest.at or newest.outcome is not distinct from 'dead_lettered')
+          and (newest.error_class is not null or first.subscription_id is null)
+        limit %(most_letters)s
+    ) as letters
+    order by position desc limit 1
+) as letter on true
+cross join lateral (
+    select case
+            when newest.outcome = 'postponed' then 'waiting'
+            when newest.outcome is not null then newest.outcome
+            when newest.error_class is null then 'delivered'
+            when letter.position is not null then 'dead_lettered'
+            else 'waiting'
+        end as status,
+        case when newest.error_class is not null then coalesce(letter.reason, newest.error_class) end as reason
+) as told
+where not exists (
+        select from attempts as earlier
+        where earlier.customer_id = %(customer_id)s and earlier.webhook_id = first.webhook_id
+          and earlier.started_at <= first.started_at
+          and (earlier.started_at, earlier.position) < (first.started_at, first.position)
+  )
+  and (%(event_type)s::text is null or event_type = %(event_type)s)
+  and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
+  and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+  and (%(status)s::text is null or told.status = %(status)s)
+  and (%(reason)s::text is null or told.reason = %(reason)s)
+order by first.started_at desc, first.position desc limit %(limit)s;
 
 -- name: lock_conditions
 -- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import msgspec
 import orjson
 
 from delivery import errors
+from delivery.model import OutcomeKind
 from subscriptions_db.archive.conditions import Seen
 from subscriptions_db.replays.progress import Ended
 
@@ -23,6 +25,10 @@ MAX_CHARS = 255
 """How much is kept of what is asked for: more than a subscription's pattern may have."""
 Row = TypeVar("Row")
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_ATTEMPTS = {"attempt", "batch_attempt"}
+_WITHOUT_ATTEMPT = (OutcomeKind.SKIPPED, OutcomeKind.POSTPONED, OutcomeKind.DEAD_LETTERED)
+_OUTCOMES = {f"{of}{kind.value}": kind.value for of in ("", "batch_") for kind in _WITHOUT_ATTEMPT}
+"""What the entries are called that tell of no attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +45,13 @@ class LetterRow:
     payload: bytes
     letter: bytes
     """The record as it was written, less the payload."""
+    batch_webhook_id: str | None = None
+    """Of the batch that it was sent in; None: it was sent alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """A request to an endpoint and what came of it, as its table has it."""
+    """A request to an endpoint and what came of it, as its table has it; or, without a request, what became of a delivery."""
 
     started_at: dt.datetime
     customer_id: str
@@ -55,10 +63,14 @@ class AttemptRow:
     subscription_id: str | None
     events: int
     attempt: int
+    """The first is 1. 0: there was none, see `outcome`."""
     duration_ms: float
     status: int | None
     error_class: str | None
+    """Of what was not attempted, why."""
     detail: str
+    outcome: str | None = None
+    """None: an attempt. Else how the delivery has ended without one, or that it is `postponed`; told at `started_at`."""
     topic: str | None = None
     """Where its event is in Kafka; None: of a batch, or archived by an older version."""
     partition: int | None = None
@@ -110,6 +122,7 @@ def letter_row(written: bytes) -> LetterRow:
             dead_lettered_at=_moment(document["dead_lettered_at_ms"]),
             payload=payload,
             letter=orjson.dumps(document),
+            batch_webhook_id=_text(document.get("batch_webhook_id") or "") or None,
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise errors.RecordUnreadable(f"is no dead letter ({type(exc).__name__})") from exc
@@ -120,9 +133,9 @@ def written(letter: bytes, payload: bytes) -> bytes:
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
 
-def attempt_rows(written: bytes) -> list[AttemptRow]:
-    """Return the attempts in a record of the attempts topic, which may tell of other things only."""
-    return _rows(written, b'attempt"', _attempts)
+def attempt_rows(written: bytes, at: dt.datetime) -> list[AttemptRow]:
+    """Return the attempts in a record of the attempts topic, written `at`, and what was not attempted."""
+    return _rows(written, b'"outcomes"', functools.partial(_attempts, at=at))
 
 
 def redriven_rows(written: bytes) -> list[RedrivenRow]:
@@ -146,11 +159,12 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     webhook_id: str = ""
-    started_at_ms: float = 0
+    started_at_ms: float = 0.0
     attempt: int = 0
-    duration_ms: float = 0
+    duration_ms: float = 0.0
     status: int | None = None
     error_class: str | None = None
+    reason: str | None = None
     detail: str = ""
     event_id: str | None = None
     event_type: str | None = None
@@ -160,7 +174,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None = None
     offset: int | None = None
     count: int = 1
-    dead_lettered_at_ms: float = 0
+    dead_lettered_at_ms: float = 0.0
     rejected: dict[str, dict[str, dict[str, list[int]]]] = {}
     replay: str | None = None
 
@@ -201,36 +215,41 @@ def _ended(row: _Outcomes) -> Iterator[Ended]:
     for entry in row.entries:
         if entry.replay is None:
             continue
-        if entry.kind in {"attempt", "batch_attempt"} and entry.error_class is None:
+        if entry.kind in _ATTEMPTS and entry.error_class is None:
             rejected = sum(len(at) for topics in entry.rejected.values() for parts in topics.values() for at in parts.values())
             yield Ended(_text(entry.replay), delivered=entry.count - rejected)
         elif entry.kind in {"skipped", "batch_skipped"}:
             yield Ended(_text(entry.replay), skipped=entry.count)
 
 
-def _attempts(row: _Outcomes) -> Iterator[AttemptRow]:
+def _attempts(row: _Outcomes, at: dt.datetime) -> Iterator[AttemptRow]:
     endpoint_id, customer_id = _registry_id(row.endpoint_id), _registry_id(row.customer_id)
     for entry in row.entries:
-        if entry.kind in {"attempt", "batch_attempt"}:
-            yield AttemptRow(
-                started_at=_moment(entry.started_at_ms),
-                customer_id=customer_id,
-                endpoint_id=endpoint_id,
-                webhook_id=_text(entry.webhook_id),
-                event_id=None if entry.event_id is None else _text(entry.event_id),
-                event_type=None if entry.event_type is None else _text(entry.event_type),
-                tenant_id=None if entry.tenant_id is None else _registry_id(entry.tenant_id),
-                subscription_id=None if entry.subscription_id is None else _registry_id(entry.subscription_id),
-                events=entry.count,
-                attempt=entry.attempt,
-                duration_ms=entry.duration_ms,
-                status=entry.status,
-                error_class=entry.error_class,
-                detail=_text(entry.detail),
-                topic=None if entry.topic is None else _text(entry.topic),
-                partition=entry.partition,
-                offset=entry.offset,
-            )
+        outcome = _OUTCOMES.get(entry.kind)
+        if outcome is None and entry.kind not in _ATTEMPTS:
+            continue
+        if outcome is not None and not entry.webhook_id:  # a batch that could not be made has none: its letters tell of it
+            continue
+        yield AttemptRow(
+            started_at=_moment(entry.started_at_ms) if outcome is None else at,
+            customer_id=customer_id,
+            endpoint_id=endpoint_id,
+            webhook_id=_text(entry.webhook_id),
+            event_id=None if entry.event_id is None else _text(entry.event_id),
+            event_type=None if entry.event_type is None else _text(entry.event_type),
+            tenant_id=None if entry.tenant_id is None else _registry_id(entry.tenant_id),
+            subscription_id=None if entry.subscription_id is None else _registry_id(entry.subscription_id),
+            events=entry.count,
+            attempt=entry.attempt,
+            duration_ms=entry.duration_ms,
+            status=entry.status,
+            error_class=entry.error_class if outcome is None else _text(entry.reason or "unknown"),
+            detail=_text(entry.detail),
+            outcome=outcome,
+            topic=None if entry.topic is None else _text(entry.topic),
+            partition=entry.partition,
+            offset=entry.offset,
+        )
 
 
 def _registry_id(value: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from delivery import settings
 from fanout.local import postgres
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, consumers, cursor, days, letters, rows, writer
+from subscriptions_db.archive import attempts, consumers, cursor, days, deliveries, letters, rows, writer
 from subscriptions_db.archive.rows import LetterRow, Taken
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
@@ -91,7 +91,7 @@ def fill_attempts(connection: connect.Connection) -> None:
         told = [
             dataclasses.replace(
                 template, customer_id=f"customer-{n % CUSTOMERS if n % 5 else 0}", endpoint_id=f"endpoint-{n % 7919}",
-                started_at=NOW - dt.timedelta(seconds=n),
+                webhook_id=f"msg_{n * 0x9E3779B97F4A7C15 % 2**128:032x}", started_at=NOW - dt.timedelta(seconds=n),
             )
             for n in range(first, first + TOGETHER)
         ]  # fmt: skip
@@ -170,6 +170,15 @@ def main(count: int) -> None:
                 measure(
                     "attempts: of an endpoint, where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
                     lambda customer_id: attempts.search(connection, customer_id, asked, limit=100),
+                )  # fmt: skip
+                measure(
+                    "deliveries: the newest 50", connection, anybody,
+                    lambda customer_id: deliveries.search(connection, customer_id, deliveries.Asked(), limit=50),
+                )  # fmt: skip
+                wanted = deliveries.Asked(reason="none-such")
+                measure(
+                    "deliveries: where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
+                    lambda customer_id: deliveries.search(connection, customer_id, wanted, limit=50),
                 )  # fmt: skip
                 stop = threading.Event()
                 thread = threading.Thread(target=write_on, args=(server.url, count, stop))

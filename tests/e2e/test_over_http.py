@@ -73,6 +73,9 @@ def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_i
     assert delivered_again(acme, acme.post(f"/v1/attempts/{attempt['id']}/resend"), 1)["webhook_id"] == attempt["webhook_id"]
     assert times_accepted(platform) == once | {"e2": 2}
 
+    statuses = {"e3": "dead_lettered"} | dict.fromkeys(once, "delivered")
+    assert_eventually(lambda: statuses_of(acme), lambda got: got == statuses)
+
     replay = acme.post("/v1/endpoints/ep1/replays", {"since": began.isoformat()})
     assert delivered_again(acme, replay, 6)["is_whole"]
     assert times_accepted(platform) == {"e0": 2, "e1": 2, "e2": 3, "e3": 1, "e4": 2, "e5": 2}
@@ -84,6 +87,11 @@ def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_i
     counts = account.lanes["direct"].counts
     assert account.holds, account.document()
     assert (counts.delivered, counts.dead_lettered, counts.repeated, counts.replayed) == (5, 1, 0, 7), account.document()
+
+
+def statuses_of(acme):
+    """What is told of deliveries, by the event."""
+    return {one["event_id"]: one["status"] for one in acme.get("/v1/deliveries").json["items"]}
 
 
 def delivered_again(acme, asked, count):

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from delivery import errors
+from delivery.model import OutcomeKind
 from fanout import archive_source, archiving, redriving
 from fanout import letters as topic_letters
 from subscriptions_db.archive import consumers, cursor, days, letters, rows
@@ -122,33 +123,68 @@ def test_a_record_that_is_no_dead_letter_is_said_to_be_none(written):
 
 def test_attempts_are_kept_one_a_request():
     [written] = archive.attempts(archive.outcome(event_id="e1"), archive.outcome(event_id="e2"))
-    first, second = rows.attempt_rows(written)
+    first, second = rows.attempt_rows(written, archive.NOW + dt.timedelta(seconds=1))
     assert (first.event_id, second.event_id) == ("e1", "e2")
     assert (first.customer_id, first.endpoint_id, first.status, first.error_class) == ("c1", "ep1", 500, "server_error")
     assert (first.started_at, first.attempt, first.events, first.detail) == (archive.NOW, 1, 1, "no\ufffdthing")
+    assert first.outcome is None
 
 
 def test_a_batch_is_one_attempt_that_says_how_many_events_it_had():
     entry = {"kind": "batch_attempt", "webhook_id": "msg_1", "left_by": "count", "count": 7, "offsets": {}, "attempt": 1,
              "started_at_ms": 1.5, "duration_ms": 2.0, "status": 200, "error_class": None}  # fmt: skip
     row = {"kind": "outcomes", "endpoint_id": "ep1", "customer_id": "c1", "mode": "batch", "entries": [entry]}
-    [only] = rows.attempt_rows(orjson.dumps(row))
+    [only] = rows.attempt_rows(orjson.dumps(row), archive.NOW)
     assert (only.events, only.event_id, only.event_type, only.status) == (7, None, None, 200)
 
 
-def test_what_is_no_attempt_is_passed_over():
-    skipped = {"kind": "skipped", "webhook_id": "msg_1", "reason": "subscription_paused"}
-    row = {"kind": "outcomes", "endpoint_id": "ep1", "customer_id": "c1", "entries": [skipped]}
-    assert rows.attempt_rows(orjson.dumps(row)) == []
-    assert rows.attempt_rows(b'{"kind":"receipt","lane":"direct"}') == []
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("skipped", "skipped"), ("postponed", "postponed"), ("dead_lettered", "dead_lettered"),
+        ("batch_skipped", "skipped"), ("batch_postponed", "postponed"), ("batch_dead_lettered", "dead_lettered"),
+    ],
+)  # fmt: skip
+def test_what_is_not_attempted_is_kept_with_its_reason_as_of_when_it_was_told(kind, outcome):
+    entry = {"kind": kind, "webhook_id": "msg_1", "tenant_id": "t1", "count": 7, "reason": "expired", "appended_at_ms": 1}
+    row = {"kind": "outcomes", "endpoint_id": "ep1", "customer_id": "c1", "entries": [entry]}
+    [only] = rows.attempt_rows(orjson.dumps(row), archive.NOW)
+    assert (only.outcome, only.error_class, only.started_at) == (outcome, "expired", archive.NOW)
+    assert (only.attempt, only.events, only.webhook_id, only.tenant_id, only.status) == (0, 7, "msg_1", "t1", None)
+
+
+def test_what_the_job_skips_postpones_and_gives_up_without_an_attempt_is_kept():
+    kinds = [OutcomeKind.SKIPPED, OutcomeKind.POSTPONED, OutcomeKind.DEAD_LETTERED]
+    [written] = archive.attempts(*(archive.without_attempt(kind, f"because-{kind}", event_id=kind) for kind in kinds))
+    kept = rows.attempt_rows(written, archive.NOW)
+    assert [(one.outcome, one.error_class, one.event_id) for one in kept] == [(kind, f"because-{kind}", kind) for kind in kinds]
+    batch = archive.batch_outcome(count=3)
+    skipped = batch._replace(outcome=batch.outcome._replace(kind=OutcomeKind.SKIPPED, attempts=(), reason="quarantined"))
+    [only] = rows.attempt_rows(archive.attempts(skipped)[0], archive.NOW)
+    assert (only.outcome, only.error_class, only.events) == ("skipped", "quarantined", 3)
+
+
+def test_what_is_neither_an_attempt_nor_a_delivery_is_passed_over():
+    nameless = {"kind": "batch_dead_lettered", "webhook_id": "", "reason": "unforeseen", "count": 7}
+    row = {"kind": "outcomes", "endpoint_id": "ep1", "customer_id": "c1", "entries": [nameless, {"kind": "of_a_later_version"}]}
+    assert rows.attempt_rows(orjson.dumps(row), archive.NOW) == []
+    assert rows.attempt_rows(b'{"kind":"receipt","lane":"direct"}', archive.NOW) == []
     with pytest.raises(errors.RecordUnreadable):
-        rows.attempt_rows(b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}')
+        rows.attempt_rows(b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}', archive.NOW)
+
+
+def test_the_letters_of_a_batch_say_which_it_was():
+    batch = archive.batch_outcome(count=2)
+    found = [one.letter for one in archive.taken_letters(0, batch, archive.outcome())]
+    assert [one.batch_webhook_id for one in found] == [None, *[batch.outcome.delivery.webhook_id] * 2]
+    nameless = orjson.dumps(orjson.loads(archive.letter()) | {"batch_webhook_id": ""})
+    assert rows.letter_row(nameless).batch_webhook_id is None
 
 
 def test_the_notes_of_a_redrive_are_kept_and_are_no_attempts():
     written = archive.letter(event_id="e1")
     [record] = redriving.records([[topic_letters.read(written)]], now_ms=0)
-    assert rows.attempt_rows(record.note) == []
+    assert rows.attempt_rows(record.note, archive.NOW) == []
     [noted] = rows.redriven_rows(record.note)
     letter = rows.letter_row(written)
     for name in ("customer_id", "endpoint_id", "webhook_id", "dead_lettered_at"):

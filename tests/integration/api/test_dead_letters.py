@@ -186,6 +186,6 @@ def test_the_operator_names_the_customer(served, operator):
 
 @pytest.mark.parametrize("cursor", ["bm8", "x", "bC4tMQ"])
 def test_a_cursor_that_was_never_given_is_refused(acme, cursor):
-    for path in ("/v1/dead-letters", "/v1/attempts"):
+    for path in ("/v1/dead-letters", "/v1/attempts", "/v1/deliveries"):
         assert acme.get(f"{path}?cursor={cursor}").fields == ["cursor"]
     assert acme.post(f"{CONSUMER}/ack", {"receipts": [cursor]}).fields == ["receipt"]

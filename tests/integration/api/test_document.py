@@ -66,15 +66,16 @@ def test_what_the_document_asks_is_answered_as_it_says(served, operator):
 def test_what_the_document_of_dead_letters_asks_is_answered_as_it_says(served, acme):
     with served.registry() as opened:
         opened.execute("delete from dead_letters")
-        world.letters(opened, 1, event_type="order.created")
-        outcome = archive.outcome(customer="acme", endpoint="acme-orders", event_type="order.created")
+        of = {"event_type": "order.created", "event_id": "e1"}
+        world.letters(opened, 1, **of)
+        outcome = archive.outcome(customer="acme", endpoint="acme-orders", **of)
         writer.write(opened, [archive.taken_attempts(0, outcome)], archive.KEPT, now=archive.NOW)
     made = {}
     for method, path, _, body, told in examples(LETTERS):
         answer = acme.ask(method, filled(path, made), json.loads(filled(body, made)) if body else None).json
         holds(json.loads(told), answer)
         for item in answer.get("items", []):
-            made |= {item[name][:4]: item[name] for name in ("id", "receipt") if name in item}
+            made |= {item[name][:4]: item[name] for name in ("id", "receipt", "webhook_id") if name in item}
 
 
 def test_the_document_names_every_scope_rule_and_path_that_there_is():

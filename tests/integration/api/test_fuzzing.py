@@ -29,7 +29,8 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "12"))
 SEED = int(os.environ.get("SEED", "1"))
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
          "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
-         "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
+         "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "webhook_id": world.WEBHOOK_ID,
+         "token": "0" * 64}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

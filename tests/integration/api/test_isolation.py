@@ -17,7 +17,8 @@ pytestmark = pytest.mark.integration
 
 OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
            "letter_id": world.LETTER, "consumer_id": world.CONSUMER, "event_type_id": "order.created",
-           "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "token": "0" * 64}  # fmt: skip
+           "replay_id": world.REPLAY, "attempt_id": world.ATTEMPT, "webhook_id": world.WEBHOOK_ID,
+           "token": "0" * 64}  # fmt: skip
 EVERYBODYS = {"getEventType"}
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
 RECEIPTS = {"receipts": [cursor.Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
@@ -257,7 +258,7 @@ def test_filters_of_a_list_lead_to_nobody_else(other):
 
 
 def test_a_customer_that_names_another_is_told_nothing_of_its_letters(acme, other):
-    for path in ("/v1/dead-letters", "/v1/dead-letter-consumers", "/v1/attempts"):
+    for path in ("/v1/dead-letters", "/v1/dead-letter-consumers", "/v1/attempts", "/v1/deliveries"):
         assert acme.get(f"{path}?customer=acme").status == 200
         assert b"acme" not in other.get(path).text
         assert world.CONSUMER.encode() not in other.get(path).text

@@ -58,6 +58,9 @@ LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
 CONSUMER = "billing"
 ATTEMPT = Moment(archive.NOW, 1).text()
 """The id of the attempt that acme has: the first of all."""
+_DELIVERY = archive.outcome(customer="acme", endpoint="acme-orders", event_id="first")
+WEBHOOK_ID = _DELIVERY.delivery.webhook_id
+"""Of the delivery that it is an attempt of."""
 REPLAY = f"rpl_{0:024x}"
 CONSUMER_PATH = f"/v1/dead-letter-consumers/{CONSUMER}"
 REPLAYS = """
@@ -175,7 +178,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
         opened.execute(GRANTS)
         letters(opened, 1)
-        first = archive.taken_attempts(0, archive.outcome(customer="acme", endpoint="acme-orders"))
+        first = archive.taken_attempts(0, _DELIVERY)
         writer.write(opened, [dataclasses.replace(first, topic="first-attempts")], archive.KEPT, now=archive.NOW)
         consumers.create(opened, "acme", CONSUMER, Selection())
         opened.execute(REPLAYS, {"replay_id": REPLAY})

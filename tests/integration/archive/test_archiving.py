@@ -1,6 +1,7 @@
 """`fanout archive` on a real Kafka and a real Postgres: everything once, whatever is away and whenever it dies."""
 
 import contextlib
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -15,13 +16,14 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from delivery import errors, kafka_options, metrics, settings
+from delivery.model import OutcomeKind
 from delivery.stages import topics
 from delivery.webhooks import parcel, segment
 from fanout import archive_source, archiving, dead_letters, handing, publishing, redriving, scanning
 from fanout import letters as topic_letters
 from fanout.local import stack
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, days, letters, writer
+from subscriptions_db.archive import attempts, days, deliveries, letters, writer
 from subscriptions_db.archive import redriving as archive_turns
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
@@ -158,6 +160,23 @@ def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
     platform.archive_once()
     with platform.connected() as connection:
         assert len(attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts) == 1
+
+
+def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform):
+    began = archiving._now() - dt.timedelta(milliseconds=1)
+    platform.publish_attempts(
+        archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused", event_id="e1"),
+        archive.without_attempt(OutcomeKind.POSTPONED, "endpoint_paused", event_id="e2"),
+    )
+    ended = archiving._now()
+    for _ in range(2):
+        platform.archive_once()
+    with platform.connected() as connection:
+        found = deliveries.search(connection, "c1", deliveries.Asked(), limit=10).deliveries
+    assert {(one.event_id, one.status, one.reason) for one in found} == {
+        ("e1", "skipped", "subscription_paused"), ("e2", "waiting", "endpoint_paused"),
+    }  # fmt: skip
+    assert all(began <= one.began_at <= ended for one in found)
 
 
 def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplog):

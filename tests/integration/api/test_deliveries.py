@@ -1,0 +1,112 @@
+"""Customers search their deliveries of the last days over HTTP, the newest first, and see what has become of each."""
+
+import datetime as dt
+
+import pytest
+
+from delivery.model import OutcomeKind
+from subscriptions_db.archive import writer
+from tests import archive
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+
+def after(seconds):
+    return archive.NOW + dt.timedelta(seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres) as made, made.registry() as opened:
+        own = {"customer": "acme", "endpoint": "ep1"}
+        given_up = archive.outcome(**own, event_id="e0", event_type="order.t0", at=after(0))
+        failed = archive.outcome(**own, event_id="e1", event_type="order.t1", at=after(1))
+        [first] = failed.attempts
+        accepted = failed._replace(
+            attempts=(first._replace(status=200, error_class=None, started_at_ms=first.started_at_ms + 500),)
+        )
+        skipped = archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused", **own, event_id="e2", tenant_id="t2")
+        held = archive.without_attempt(OutcomeKind.POSTPONED, "circuit_open", customer="acme", endpoint="ep2", event_id="e3")
+        batch = archive.batch_outcome(customer="acme", endpoint="ep2", rejected=[1], at=after(4))
+        theirs = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
+        opened.execute("delete from attempts")
+        opened.execute("delete from dead_letters")
+        taken = [
+            archive.taken_attempts(0, given_up, failed, accepted, theirs),
+            archive.taken_attempts(1, skipped, at=after(2)),
+            archive.taken_attempts(2, held, at=after(3)),
+            archive.taken_attempts(3, batch),
+            *archive.taken_letters(100, given_up, batch, at=after(9)),
+        ]
+        writer.write(opened, taken, archive.KEPT, now=archive.NOW)
+        yield made
+
+
+def names(answer):
+    assert answer.status == 200, answer.text
+    return [item["event_id"] or "batch" for item in answer.json["items"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("", ["batch", "e3", "e2", "e1", "e0"]),
+        ("endpoint=ep2", ["batch", "e3"]),
+        ("event_type=order.t1", ["e1"]),
+        ("event_type=order.t*", ["e1", "e0"]),
+        ("event_type=user.*", []),
+        ("tenant=t2", ["e2"]),
+        ("status=delivered", ["batch", "e1"]),
+        ("status=waiting", ["e3"]),
+        ("status=skipped&reason=subscription_paused", ["e2"]),
+        ("status=dead_lettered", ["e0"]),
+        ("reason=circuit_open&limit=1", ["e3"]),
+        (f"since={after(3):%Y-%m-%dT%H:%M:%SZ}", ["batch", "e3"]),
+        (f"until={after(1):%Y-%m-%dT%H:%M:%SZ}", ["e0"]),
+    ],
+)
+def test_deliveries_are_found_by_what_is_asked_for(acme, asked, wanted):
+    assert names(acme.get(f"/v1/deliveries?{asked}")) == wanted
+
+
+def test_a_cursor_goes_on_with_older_ones(acme):
+    found, cursor = [], ""
+    while cursor is not None:
+        page = acme.get(f"/v1/deliveries?limit=2{cursor and f'&cursor={cursor}'}")
+        found += names(page)
+        cursor = page.json["next_cursor"]
+    assert found == ["batch", "e3", "e2", "e1", "e0"]
+
+
+def test_what_is_no_status_is_refused(acme):
+    assert acme.get("/v1/deliveries?status=postponed").fields == ["status"]
+
+
+def test_a_delivery_says_what_has_become_of_it_and_leads_to_its_letter(acme):
+    batch, held, skipped, accepted, given_up = acme.get("/v1/deliveries").json["items"]
+    assert (batch["status"], batch["events"], batch["dead_letters"], batch["subscription"]) == ("delivered", 3, 1, None)
+    assert (held["status"], held["attempts"], held["began_at"]) == ("waiting", 0, "2026-05-10T12:00:03Z")
+    assert (skipped["status"], skipped["reason"], skipped["tenant"]) == ("skipped", "subscription_paused", "t2")
+    assert (accepted["attempts"], accepted["reason"], accepted["newest_at"]) == (2, None, "2026-05-10T12:00:01.500000Z")
+    assert (given_up["reason"], given_up["dead_letters"], given_up["dead_letter_state"]) == ("timeout", 1, "waiting")
+    letter = acme.get(f"/v1/dead-letters/{given_up['dead_letter']}").json
+    assert letter["record"]["webhook_id"] == given_up["webhook_id"]
+
+
+def test_one_delivery_has_its_attempts(acme, other):
+    [one] = acme.get("/v1/deliveries?event_type=order.t1").json["items"]
+    story = acme.get(f"/v1/deliveries/{one['webhook_id']}").json
+    assert story | one == story
+    assert [(attempt["status"], attempt["error_class"]) for attempt in story["history"]] == [(200, None), (500, "server_error")]
+    assert story["history"] == acme.get(f"/v1/attempts?webhook_id={one['webhook_id']}").json["items"]
+    assert acme.get(f"/v1/deliveries?webhook_id={one['webhook_id']}").json == {"items": [one], "next_cursor": None}
+    assert other.get(f"/v1/deliveries/{one['webhook_id']}").status == 404
+    assert names(other.get(f"/v1/deliveries?webhook_id={one['webhook_id']}")) == []
+
+
+def test_one_that_was_not_attempted_has_none_and_others_see_only_their_own(acme, other):
+    [held] = acme.get("/v1/deliveries?status=waiting").json["items"]
+    assert acme.get(f"/v1/deliveries/{held['webhook_id']}").json["history"] == []
+    assert names(acme.get("/v1/attempts")) == ["batch", "e1", "e1", "e0"]
+    assert names(other.get("/v1/deliveries")) == ["theirs"]

@@ -1,0 +1,220 @@
+"""A delivery is found once, with what has become of it, whatever was told of it and in which order."""
+
+import datetime as dt
+
+import pytest
+
+from delivery.model import OutcomeKind
+from subscriptions_db import migrate
+from subscriptions_db.archive import attempts, deliveries, letters, writer
+from subscriptions_db.archive.deliveries import Asked, Status
+from subscriptions_db.archive.letters import State
+from tests import archive
+
+pytestmark = pytest.mark.integration
+
+
+def after(seconds):
+    return archive.NOW + dt.timedelta(seconds=seconds)
+
+
+def failed(seconds=0, number=1, event_id="e1", **fields):
+    made = archive.outcome(at=after(seconds), event_id=event_id, **fields)
+    attempt = made.attempts[0]._replace(number=number)
+    return made._replace(kind=OutcomeKind.POSTPONED, attempts=(attempt,), reason=attempt.error_class)
+
+
+def accepted(seconds=0, number=1, **fields):
+    made = failed(seconds, number, **fields)
+    return made._replace(
+        kind=OutcomeKind.DELIVERED, attempts=(made.attempts[0]._replace(status=200, error_class=None),), reason=None
+    )
+
+
+def told(kind, reason, event_id="e1", **fields):
+    return archive.without_attempt(kind, reason, event_id=event_id, **fields)
+
+
+SKIPPED = told(OutcomeKind.SKIPPED, "subscription_paused")
+POSTPONED = told(OutcomeKind.POSTPONED, "circuit_open")
+EXPIRED = told(OutcomeKind.DEAD_LETTERED, "expired")
+GIVEN_UP = archive.outcome(event_id="e1")
+
+
+@pytest.fixture
+def keep(connection):
+    """Archive what came of deliveries, each as told so many seconds later; those that were given up have their letters."""
+    offsets = iter(range(0, 1_000_000, 1000))
+
+    def kept(*outcomes, at_s=0, given_up_s=None):
+        taken = [archive.taken_attempts(next(offsets), *outcomes, at=after(at_s))]
+        taken += archive.taken_letters(next(offsets), *outcomes, at=after(at_s if given_up_s is None else given_up_s))
+        writer.write(connection, taken, archive.KEPT, now=archive.NOW)
+
+    return kept
+
+
+@pytest.fixture
+def found(connection):
+    def deliveries_of(customer="c1", limit=100, before=None, **asked):
+        return deliveries.search(connection, customer, Asked(**asked), before=before, limit=limit).deliveries
+
+    return deliveries_of
+
+
+@pytest.mark.parametrize(
+    ("story", "status", "expected"),
+    [
+        ([(0, accepted())], Status.DELIVERED, (None, 1, 0)),
+        ([(0, failed())], Status.WAITING, ("server_error", 1, 0)),
+        ([(0, failed()), (5, accepted(5, 2))], Status.DELIVERED, (None, 2, 0)),
+        ([(0, SKIPPED)], Status.SKIPPED, ("subscription_paused", 0, 0)),
+        ([(0, POSTPONED)], Status.WAITING, ("circuit_open", 0, 0)),
+        ([(0, POSTPONED), (5, accepted(5))], Status.DELIVERED, (None, 1, 0)),
+        # It went on alone: what it waits for was told when it had begun, and what came of it later.
+        ([(1, POSTPONED), (2, accepted(0))], Status.DELIVERED, (None, 1, 0)),
+        ([(1, POSTPONED), (2, failed(0))], Status.WAITING, ("server_error", 1, 0)),
+        ([(0, failed()), (9, SKIPPED)], Status.SKIPPED, ("subscription_paused", 1, 0)),
+        # Somebody had it made again.
+        ([(0, SKIPPED), (9, accepted(9))], Status.DELIVERED, (None, 1, 0)),
+        ([(0, accepted()), (9, failed(9))], Status.WAITING, ("server_error", 2, 0)),
+        ([(0, GIVEN_UP)], Status.DEAD_LETTERED, ("timeout", 1, 1)),
+        ([(0, POSTPONED), (9, EXPIRED)], Status.DEAD_LETTERED, ("expired", 0, 1)),
+        ([(0, failed()), (9, EXPIRED)], Status.DEAD_LETTERED, ("expired", 1, 1)),
+        # Given up, redriven, and …
+        ([(0, GIVEN_UP), (9, failed(9, 2))], Status.WAITING, ("server_error", 2, 0)),
+        ([(0, GIVEN_UP), (9, accepted(9, 2))], Status.DELIVERED, (None, 2, 0)),
+        ([(0, GIVEN_UP), (9, archive.outcome(event_id="e1", at=after(8)))], Status.DEAD_LETTERED, ("timeout", 2, 1)),
+    ],
+)  # fmt: skip
+def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, expected):
+    for at_s, outcome in story:
+        keep(outcome, at_s=at_s)
+    [only] = found()
+    assert (only.status, only.reason, only.attempts, only.dead_letters) == (status, *expected)
+    assert (only.event_id, only.event_type, only.tenant_id, only.subscription_id) == ("e1", "order.created", "t1", "s1")
+    assert found(status=status, webhook_id=only.webhook_id) == [only]
+    assert [found(status=other) for other in Status if other is not status] == [[]] * 3
+
+
+def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(connection, keep, found):
+    keep(archive.outcome(event_id="e1"))
+    [only] = found()
+    [letter] = letters.browse(connection, "c1", letters.Selection(), after=0, limit=10).letters
+    assert (only.dead_letter, only.dead_letter_state) == (letter.position, State.WAITING)
+    letters.redrive(connection, "c1", [letter.position], now=archive.NOW)
+    assert found()[0].dead_letter_state is State.REDRIVING
+
+
+def test_a_letter_is_written_before_it_is_told_that_there_was_no_attempt(keep, found):
+    keep(POSTPONED)
+    keep(EXPIRED, at_s=9, given_up_s=8.9)
+    [only] = found(status=Status.DEAD_LETTERED)
+    assert (only.dead_letters, only.dead_letter_state) == (1, State.WAITING)
+
+
+def test_a_batch_is_one_delivery_and_its_letters_are_counted(keep, found):
+    keep(archive.batch_outcome(count=4), at_s=1)
+    keep(archive.batch_outcome(count=5, rejected=[1, 3], endpoint="ep2", at=after(2)), at_s=3)
+    taken, given_up = found()
+    assert (given_up.status, given_up.events, given_up.dead_letters, given_up.reason) == (Status.DEAD_LETTERED, 4, 4, "timeout")
+    assert (given_up.event_id, given_up.event_type, given_up.subscription_id) == (None, None, None)
+    assert (taken.status, taken.events, taken.dead_letters, taken.reason) == (Status.DELIVERED, 5, 2, None)
+
+
+def test_records_that_came_twice_make_one_delivery(keep, found):
+    for _ in range(3):
+        keep(failed(), POSTPONED)
+    [only] = found()
+    assert only.attempts == 3
+
+
+def test_a_delivery_stands_where_its_first_record_does_and_later_ones_leave_it_there(keep, found):
+    for number in range(4):
+        keep(failed(number, event_id=f"e{number}"), at_s=number)
+    keep(accepted(60, 2, event_id="e1"), at_s=60)
+    assert [one.event_id for one in found()] == ["e3", "e2", "e1", "e0"]
+    assert [(one.event_id, one.began_at, one.newest_at) for one in found(status=Status.DELIVERED)] == [
+        ("e1", after(1), after(60))
+    ]
+    assert [one.event_id for one in found(since=after(1), until=after(3))] == ["e2", "e1"]
+    assert found(since=after(4)) == []
+
+
+def test_deliveries_are_found_by_what_is_asked_for(keep, found):
+    keep(
+        accepted(0, event_id="a", event_type="order.made"),
+        failed(1, event_id="b", endpoint="ep2", tenant_id="t2"),
+        failed(2, event_id="c", event_type="user.made"),
+        accepted(3, event_id="theirs", customer="c2", endpoint="ep9"),
+    )
+
+    def ids(**asked):
+        return [one.event_id for one in found(**asked)]
+
+    assert ids() == ["c", "b", "a"]
+    assert ids(endpoint_id="ep1") == ["c", "a"]
+    assert (ids(event_type="order.*"), ids(event_type="user.made"), ids(event_type="user")) == (["b", "a"], ["c"], [])
+    assert (ids(tenant_id="t2"), ids(tenant_id="t3")) == (["b"], [])
+    assert (ids(reason="server_error"), ids(reason="timeout")) == (["c", "b"], [])
+    assert ids(customer="c2") == ["theirs"]
+    [theirs] = found(customer="c2")
+    assert found(webhook_id=theirs.webhook_id) == []
+
+
+def test_pages_of_deliveries_have_each_of_them_once(connection, keep):
+    for number in range(9):
+        keep(failed(number, event_id=f"e{number}"), at_s=number)
+        keep(accepted(number + 20, 2, event_id=f"e{number}"), at_s=number + 20)
+    paged, before = [], None
+    while (page := deliveries.search(connection, "c1", Asked(), before=before, limit=2)).before:
+        assert len(page.deliveries) == 2
+        paged += page.deliveries
+        before = page.before
+        keep(failed(100, 3, event_id="e0"), at_s=100)  # what comes meanwhile moves nothing
+    assert [one.event_id for one in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
+
+
+def test_a_rare_delivery_is_found_although_only_so_many_records_are_looked_at(connection, keep, monkeypatch):
+    monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 10)
+    keep(*(accepted(-number, event_id=f"e{number}") for number in range(34)), failed(-34, event_id="rare"))
+    pages, before = 0, None
+    while not (page := deliveries.search(connection, "c1", Asked(status=Status.WAITING), before=before, limit=5)).deliveries:
+        pages, before = pages + 1, page.before
+    assert (pages, [one.event_id for one in page.deliveries]) == (3, ["rare"])
+    [rare] = page.deliveries
+    assert deliveries.get(connection, "c1", rare.webhook_id) == rare
+    assert deliveries.get(connection, "c2", rare.webhook_id) is None
+
+
+def test_events_with_one_id_are_one_delivery_of_which_only_the_newest_records_are_looked_at(keep, found, monkeypatch):
+    monkeypatch.setattr(deliveries, "MAX_OF_ONE", 3)
+    monkeypatch.setattr(deliveries, "MAX_LETTERS", 2)
+    for number in range(5):
+        keep(failed(number), at_s=number)
+    assert [(one.began_at, one.newest_at, one.attempts) for one in found()] == [(archive.NOW, after(4), 3)]
+    keep(archive.batch_outcome(count=5), at_s=1)
+    assert [one.dead_letters for one in found(status=Status.DEAD_LETTERED)] == [2]
+
+
+def test_what_was_not_attempted_is_no_attempt(connection, keep):
+    keep(SKIPPED, failed(1, event_id="e2"))
+    found = attempts.search(connection, "c1", attempts.Asked(), limit=10)
+    assert [one.event_id for one in found.attempts] == ["e2"]
+    [row] = connection.execute("select started_at, position from attempts where outcome is not null").fetchall()
+    assert attempts.get(connection, "c1", attempts.Moment(**row)) is None
+
+
+def test_what_was_archived_before_there_were_deliveries_is_found_as_far_as_it_was_told(opened):
+    connection = opened()
+    migrate.migrate(connection, [migration for migration in migrate.migrations() if migration.name < "0013"])
+    connection.execute("insert into customers values ('c1')")
+    connection.execute("select make_archive_day('attempts', %s)", [archive.NOW.date()])
+    connection.execute(
+        "insert into attempts (started_at, customer_id, endpoint_id, webhook_id, attempt, duration_ms, error_class)"
+        " values (%(at)s, 'c1', 'ep1', 'msg_1', 1, 1.5, 'timeout'), (%(later)s, 'c1', 'ep1', 'msg_1', 2, 1.5, null)",
+        {"at": archive.NOW, "later": after(5)},
+    )
+    migrate.migrate(connection)
+    [only] = deliveries.search(connection, "c1", Asked(), limit=10).deliveries
+    assert (only.webhook_id, only.status, only.attempts) == ("msg_1", Status.DELIVERED, 2)
