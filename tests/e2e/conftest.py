@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 
 import orjson
@@ -37,6 +39,16 @@ def assert_eventually(value, holds, *, within_s=60.0):
         time.sleep(0.05)
 
 
+def metric(port, name):
+    """What the job that serves on this port says of a metric; None while it says nothing."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            found = re.search(rf"^fanout_{re.escape(name)} (\S+)", answer.read().decode(), re.MULTILINE)
+    except OSError:
+        return None
+    return float(found[1]) if found else None
+
+
 def children(pid):
     return [
         int(child) for threads in pathlib.Path(f"/proc/{pid}/task").glob("*/children") for child in threads.read_text().split()
@@ -50,8 +62,8 @@ def command_of(pid):
 class Platform:
     """One test's own topics, database and folder on the shared servers."""
 
-    def __init__(self, kafka, database, folder):
-        self.name = uuid.uuid4().hex[:8]
+    def __init__(self, kafka, database, folder, name=None):
+        self.name = name or uuid.uuid4().hex[:8]
         self.folder = folder
         self.received = []
         self.statuses = {}
@@ -60,6 +72,16 @@ class Platform:
         self._kafka, self._database = kafka, database
         self.keys = {"ring": {"test": stack.new_key()}}
         self._jobs = []
+
+    @contextlib.contextmanager
+    def receiving(self):
+        """Run the endpoints' receiver."""
+        with receiver.Receiver(
+            secrets_of=lambda _: self.secrets,
+            on_received=self.received.append,
+            answer=lambda path: self.statuses.get(path.strip("/"), 200),
+        ) as self.receiver:
+            yield
 
     def settings(self, **overrides):
         document = {
@@ -163,11 +185,16 @@ class Platform:
 
     def configure(self, **overrides):
         """Write the settings for the commands that are started from now on."""
+        self.write_settings(self.settings(**overrides))
+
+    def write_settings(self, document):
         lines = []
-        for area, fields in self.settings(**overrides).items():
+        for area, fields in document.items():
             lines.append(f"[{area}]")
             lines += [f"{name} = {stack.toml(value)}" for name, value in fields.items()]
-        (self.folder / "fanout.toml").write_text("\n".join(lines))
+        path = self.folder / "fanout.toml"
+        path.write_text("\n".join(lines))
+        return path
 
     def beside(self, *words):
         """Start a command by the settings that were written last."""
@@ -256,11 +283,6 @@ class Platform:
 @pytest.fixture
 def platform(kafka, database, tmp_path):
     platform = Platform(kafka, database, tmp_path)
-    with receiver.Receiver(
-        secrets_of=lambda _: platform.secrets,
-        on_received=platform.received.append,
-        answer=lambda path: platform.statuses.get(path.strip("/"), 200),
-    ) as receivers:
-        platform.receiver = receivers
+    with platform.receiving():
         yield platform
         platform.close()

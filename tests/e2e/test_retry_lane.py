@@ -4,10 +4,8 @@ import asyncio
 import collections
 import contextlib
 import itertools
-import re
 import socket
 import time
-import urllib.request
 
 import orjson
 import pytest
@@ -21,7 +19,7 @@ from delivery.webhooks import message, parcel, retry, rows
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect
 from tests import builders
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import assert_eventually, metric
 from tests.e2e.test_batch_lane import log
 from tests.integration.customers import Customers
 from tests.turns import waiting
@@ -65,12 +63,7 @@ class Job:
         self.process = platform.start(*chosen, metrics={"port": self.port}, retry=SOON, **overrides)
 
     def metric(self, name):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
-                found = re.search(rf"^fanout_{name} (\S+)", answer.read().decode(), re.MULTILINE)
-        except OSError:
-            return None
-        return float(found[1]) if found else None
+        return metric(self.port, name)
 
     def pending(self):
         return self.metric('pending_events{lane="retry"}')

@@ -1,0 +1,57 @@
+"""What an earlier version of the platform has left behind, this one goes on with."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from delivery import plan
+from fanout import registering
+from fanout.local import kafka as local_kafka
+from subscriptions_db import connect, manifest
+from tests import golden
+from tests.e2e.conftest import assert_eventually, metric
+from tests.unit.test_documents import blocks
+
+pytestmark = pytest.mark.e2e
+ARCHIVES = sorted((Path(__file__).parent / "data").glob("*.zip"))
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.removesuffix(".zip"))
+def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_version(platform, path):
+    left = golden.Golden(path)
+    platform.name = golden.NAME
+    platform.migrate()
+    at_this_receiver = [one | {"url": f"{platform.receiver.url}/{one['id']}"} for one in left.registry["endpoints"]]
+    registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, plan.guard_of(platform.config.delivery))
+    registering.apply_manifest(platform.config, registry)
+    with connect.connect(platform.config.database) as connection:
+        connection.execute("update endpoints set status = 'active'")
+    left.restore(platform)
+    [moved] = [block for block in blocks("docs/operations.md", "sh") if "_metadata" in block]
+    subprocess.run(["/bin/sh", "-ec", moved.replace("/mnt/fanout", str(platform.folder))], check=True)
+
+    port = local_kafka.free_port()
+    job = platform.start(metrics={"port": port}, **golden.SHARDS)
+
+    def delivered():
+        assert job.poll() in {None, 0}, platform.log()
+        return list(map(golden.taken, platform.received))
+
+    assert_eventually(delivered, lambda got: len(got) >= len(left.delivered), within_s=200)
+    for lane in ("batch", "retry"):
+        waits = f'pending_events{{lane="{lane}"}}'
+        assert_eventually(lambda waits=waits: metric(port, waits), lambda count: count == 0)
+    platform.publish(1, first=100, account="a")
+    assert_eventually(delivered, lambda got: any(one.endpoint == "well" for one in got))
+    assert platform.stop(job) == 0, platform.log()
+
+    of_then = [one for one in delivered() if one.events != ["e100"]]
+    assert sorted(of_then) == sorted(left.delivered)
+    assert in_order(of_then) == in_order(left.delivered)
+    assert all(one.is_verified for one in platform.received)
+    platform.assert_adds_up()
+
+
+def in_order(delivered):
+    return [one.events for one in delivered if one.endpoint == "in-order"]
