@@ -34,7 +34,7 @@ def _take(folder: Path, lane: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closed, it would be free. No child inherits it
     except OSError as exc:
-        raise errors.SettingsError(f"{path} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
+        raise _unwritable(path, exc) from exc
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
@@ -48,5 +48,13 @@ def _take(folder: Path, lane: str) -> None:
         os.close(file)
         log.warning("%s cannot be locked (%s): see to it that no second job runs on this checkpoint", path, exc.strerror)
         return
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except OSError as exc:
+        os.close(file)
+        raise _unwritable(path, exc) from exc
+
+
+def _unwritable(path: Path, exc: OSError) -> errors.SettingsError:
+    return errors.SettingsError(f"{path} cannot be written ({exc.strerror}): set spark.checkpoint, or mend that")

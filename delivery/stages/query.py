@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from pyspark.sql import DataFrame
@@ -17,13 +17,13 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors, health, metrics, settings
-from delivery.stages import rerun, session
+from delivery.stages import full_disk, rerun, session
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 REASON = "Reason: "
-_SAYS_NOTHING = re.compile(r"\s*(at |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
+_SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
@@ -94,6 +94,7 @@ class Lane(Generic[Registry]):
             self._watched.entered(health.Phase.RUNNING)
         try:
             self._watch(query)
+            self._require_well(query, lambda: full_disk.folders(rows.sparkSession, config.checkpoint))
         finally:
             query.stop()
             rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
@@ -141,13 +142,19 @@ class Lane(Generic[Registry]):
                 metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
             self._watched.reached(_positions(newest))
+
+    def _require_well(self, query: StreamingQuery, written: Callable[[], Iterable[full_disk.Folder]]) -> None:
+        """Raise LaneFailed where the query has ended by itself. `written` are the folders that it writes."""
         failure = query.exception()
-        if failure is not None and self._handed_back is None:
-            self._watched.entered(health.Phase.ENDED)
-            raise errors.LaneFailed(
-                f"lane {self._name} ended: {cause_of(str(failure)) or type(failure).__name__}. "
-                "What was committed is kept: mend the cause, and start again"
-            ) from failure
+        if failure is None or self._handed_back is not None:
+            return
+        self._watched.entered(health.Phase.ENDED)
+        text = str(failure)
+        space = full_disk.told(written()) if full_disk.is_meant(text) else ""
+        raise errors.LaneFailed(
+            f"lane {self._name} ended: {cause_of(text) or type(failure).__name__}{space}. "
+            "What was committed is kept: mend the cause, and start again"
+        ) from failure
 
     def _is_at_rest(self, query: StreamingQuery) -> bool:
         """Tell whether the last batch that began is committed: progress is reported after the commit."""

@@ -47,6 +47,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         claim.take(str(tmp_path / "file"), ["direct"])
 
 
+def test_a_folder_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", refused)
+    with pytest.raises(errors.SettingsError, match=r"direct\.lock cannot be written \(No space left on device\)"):
+        claim.take(str(tmp_path), ["direct"])
+
+
 def test_a_folder_without_locks_is_used_and_the_log_says_so(tmp_path, monkeypatch, caplog):
     def refused(*_):
         raise OSError(37, "No locks available")

@@ -15,6 +15,12 @@ Caused by: java.lang.ArithmeticException: long overflow
 \t... 3 more
 """
 WITH_CODES = JVM + "\n SQLSTATE: 39000 SQLSTATE: XXKST\n=== Streaming Query ===\n"
+SUPPRESSED = """[STREAM_FAILED] it ended: Task failed
+Caused by: java.io.IOException: No space left on device
+\tat a.b.C(D.java:1)
+\tSuppressed: java.io.IOException: No file to close
+\t\tat a.b.C(D.java:2)
+"""
 PYTHON = """[STREAM_FAILED] it ended
 Traceback (most recent call last):
   File "a.py", line 1
@@ -29,6 +35,7 @@ ValueError: no
         ("[STREAM_FAILED] terminated: boom\n=== Streaming Query ===\nId: 1", "[STREAM_FAILED] terminated: boom"),
         (JVM, "Caused by: java.lang.ArithmeticException: long overflow"),
         (WITH_CODES, "Caused by: java.lang.ArithmeticException: long overflow"),
+        (SUPPRESSED, "Caused by: java.io.IOException: No space left on device"),
         (PYTHON, "ValueError: no"),
         ("", ""),
     ],
