@@ -39,11 +39,14 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 prepare: setup
 	@$(BIN)/fanout prepare
 
-# Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index.
+# Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
+# deploy/jars/ivy.xml. Look at what has changed before it is committed.
 lock:
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
 	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --extra local --extra dev pyproject.toml -o requirements.lock
+	$(MAKE) setup
+	$(BIN)/python -m fanout.local.jars
 
 # Write the documents that are generated from the code.
 docs: setup

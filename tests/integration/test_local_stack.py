@@ -14,9 +14,9 @@ from confluent_kafka.admin import AdminClient
 
 from delivery import configuration, errors, settings
 from delivery.stages import topics
+from fanout.local import jar_lock, stack
 from fanout.local import jars as local_jars
 from fanout.local import kafka as local_kafka
-from fanout.local import stack
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.integration
@@ -167,13 +167,14 @@ def test_the_written_settings_are_ours_alone_to_read_and_keep_their_key(tmp_path
 
 @pytest.fixture
 def fetched(tmp_path):
-    """An ivy.xml beside the jars that it stands for."""
+    """An ivy.xml beside the jars that it stands for, and their lock."""
     ivy_file = tmp_path / "ivy.xml"
     ivy_file.write_bytes(local_jars.IVY_FILE.read_bytes())
     for name in ("connector/a-1.jar", "broker/kafka_2.13-1.jar"):
         jar = tmp_path / "lib" / name
         jar.parent.mkdir(parents=True)
         jar.touch()
+    (tmp_path / "jars.lock").write_text(jar_lock.written(tmp_path / "lib"))
     marker = tmp_path / "lib" / local_jars.MARKER
     marker.write_text(hashlib.sha256(ivy_file.read_bytes()).hexdigest())
     return ivy_file
@@ -195,5 +196,12 @@ def test_a_changed_declaration_is_fetched_and_a_failure_is_one_line_that_leaves_
         local_jars.ensure(fetched, say=said.append)
     assert "\n" not in str(failed.value)
     assert len(said) == 1
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["ivy.xml", "lib"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["ivy.xml", "jars.lock", "lib"]
     assert (tmp_path / "lib" / "broker" / "kafka_2.13-1.jar").is_file()
+
+
+def test_the_lock_names_exactly_the_jars_that_ivy_xml_leads_to(jars):
+    """The fetched folder is of this very ivy.xml: its marker says so, or it would have been fetched anew."""
+    library = jars.broker[0].parents[1]
+    assert (library / local_jars.MARKER).read_text() == hashlib.sha256(local_jars.IVY_FILE.read_bytes()).hexdigest()
+    assert jar_lock.written(library) == (local_jars.IVY_FILE.parent / "jars.lock").read_text()

@@ -1,0 +1,43 @@
+"""Hold jars against a lock with the SHA-256 of each: Ivy fetches them by version only.
+
+Runs in the command and on the driver. `sha256sum --check` reads the lock as well, in the folder of the jars.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from delivery import errors
+
+
+def written(folder: Path) -> str:
+    """Return the lock of the jars that are in the folders of `folder`: a line for each, by name."""
+    return "".join(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
+
+
+def check(folder: Path, lock_file: Path) -> None:
+    """Raise LocalStackError, with their names, when jars in the folders of `folder` are not exactly those of the lock."""
+    lines = (line.partition("  ") for line in lock_file.read_text().splitlines())
+    locked = {name: digest for digest, _, name in lines}
+    found = _digests(folder)
+    if found == locked:
+        return
+    problems = (
+        *(f"{name} is changed" for name in sorted(found.keys() & locked.keys()) if found[name] != locked[name]),
+        *(f"{name} is missing" for name in sorted(locked.keys() - found.keys())),
+        *(f"{name} is extra" for name in sorted(found.keys() - locked.keys())),
+    )
+    raise errors.LocalStackError(
+        f"jars are not those of {lock_file}: {', '.join(problems)}. Remove {lock_file.parent / 'lib'} and Ivy's own copies, "
+        "~/.ivy2/cache, to have them fetched anew; after a change of ivy.xml, write the lock anew: make lock"
+    )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {jar.relative_to(folder).as_posix(): _digest(jar) for jar in sorted(folder.glob("*/*.jar"))}
+
+
+def _digest(jar: Path) -> str:
+    with jar.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
