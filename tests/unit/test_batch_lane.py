@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import collections
 import dataclasses
 import datetime as dt
 import gzip
@@ -249,6 +250,38 @@ def test_bodies_that_wait_are_bounded_and_all_are_sent(monkeypatch):
     results, posted = deliver(registry(), *(lot(*events(5)) for _ in range(30)), network=network)
     assert (len(posted), len(results.batches)) == (30, 30)
     assert 1 < max(waiting) < 6  # of some 700 bytes each
+
+
+@pytest.mark.parametrize(
+    ("events_each", "data_bytes", "fewest", "most"),
+    [
+        (10, 100, 12, 24),  # some 3 KB, and 4 for the request: were it after each one, those would take a fifth more CPU
+        (10, 2_000, 4, 7),
+        (1, 300_000, 1, 1),
+    ],
+)
+def test_answers_are_read_while_batches_are_made_about_each_millisecond_and_not_after_each_one(
+    events_each, data_bytes, fewest, most
+):
+    made = left(lot(*events(events_each, data=b'"%s"' % (b"x" * data_bytes))))
+    network, answered_by = fakes.FakeTransport(200), []
+
+    def written():
+        for _ in range(50):
+            answered_by.append(len(network.posted))
+            yield made
+
+    async def main():
+        clock = fakes.Clock()
+        dispatcher, hand_over = fast_lane(sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock), clock)
+        lane = batch_lane.BatchLane(routing.WholeRegistry("base", registry()), dispatcher, hand_over)
+        await lane.take(written())
+        await lane.finish()
+
+    asyncio.run(main())
+    *made_in_a_turn, _ = collections.Counter(answered_by).values()
+    assert made_in_a_turn
+    assert all(fewest <= count <= most for count in made_in_a_turn), made_in_a_turn
 
 
 def test_a_batch_survives_the_way_through_its_bytes():
