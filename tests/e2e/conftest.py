@@ -59,6 +59,17 @@ def command_of(pid):
     return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
+def login(broker, user, password):
+    """The settings of a client that logs in at a broker with passwords."""
+    return {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": user,
+        "sasl_password": password,
+    }
+
+
 class Platform:
     """One test's own topics, database and folder on the shared servers."""
 

@@ -15,7 +15,7 @@ from delivery import errors, settings
 from delivery.stages import topics
 from fanout import publishing, receiver, registering
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import assert_eventually, login
 
 pytestmark = pytest.mark.e2e
 README = Path(__file__).parents[2] / "README.md"
@@ -114,13 +114,7 @@ def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars,
     broker.start()
     try:
         platform._kafka = broker
-        sasl = {
-            "bootstrap_servers": broker.bootstrap_servers,
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_username": "fanout",
-            "sasl_password": "hunter2",
-        }
+        sasl = login(broker, "fanout", "hunter2")
         platform.migrate()
         platform.register([{}])
         config = settings.Settings(kafka=settings.Kafka(**sasl))

@@ -11,7 +11,7 @@ import pytest
 
 from delivery.stages import topics
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, assert_eventually, login
 
 pytestmark = pytest.mark.e2e
 
@@ -53,13 +53,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         platform._kafka = broker
         platform._database = platform._database.replace(":@", f":{secrets['database']}@")
         assert secrets["database"] in platform._database
-        kafka = {
-            "bootstrap_servers": broker.bootstrap_servers,
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_username": "fanout",
-            "sasl_password": secrets["sasl"],
-        }
+        kafka = login(broker, "fanout", secrets["sasl"])
         usual = platform.settings
         platform.settings = lambda **overrides: usual(**{"kafka": kafka} | overrides)
         platform.migrate()
