@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 
+from load_tests import away as away_scenario
 from load_tests import batch as batch_scenario
 from load_tests import beside as beside_scenario
 from load_tests import crash as crash_scenario
@@ -27,6 +28,7 @@ app = typer.Typer(help="Load tests: the whole platform on this machine, and what
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Folder = Annotated[Path | None, typer.Option(help="Keep data and logs here; it is emptied first.")]
 Replaced = Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")]
+_AWAY = away_scenario.Scenario()
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
 _BESIDE = beside_scenario.Scenario(what=beside_scenario.What.POISON)
@@ -130,6 +132,22 @@ def beside(
         flood=flood.Flood(polls_per_s=polls_per_s, greedy_per_s=greedy_per_s, nice=nice),
     )
     _run(beside_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def away(
+    json_file: JsonFile = None,
+    bounces: Annotated[int, typer.Option(min=0, help="How often the broker is killed and started again.")] = _AWAY.bounces,
+    away_s: Annotated[int, typer.Option(help="Seconds for which it is away, once.")] = _AWAY.away_s,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _AWAY.endpoints,
+    per_s: Annotated[int, typer.Option(help="Events a second.")] = _AWAY.per_s,
+    seed: Annotated[int, typer.Option(help="Of the moments.")] = _AWAY.seed,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Kill the broker again and again under load, and have it away for long: what is lost, and does the job go on by itself?"""
+    scenario = away_scenario.Scenario(bounces=bounces, away_s=away_s, endpoints=endpoints, per_s=per_s, seed=seed)
+    _run(away_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from prometheus_client import parser
 from delivery import configuration, errors, plan
 from fanout import proving, reconciling, registering, scanning
 from fanout.local import job as local_job
+from fanout.local import kafka as local_kafka
 from fanout.local import process as local_process
 from fanout.local import stack
 from load_tests import figures, receiver, usage
@@ -88,6 +89,11 @@ class Platform:
     def postgres_pid(self) -> int:
         """Return the pid of the server, which has the others as its children."""
         return self._servers.postgres.pid
+
+    @property
+    def kafka(self) -> local_kafka.EmbeddedKafka:
+        """Return the broker."""
+        return self._servers.kafka
 
     @property
     def kafka_pid(self) -> int:
