@@ -87,12 +87,13 @@ def _away(away_s: int, at: Scene) -> float:
     """Have the broker away for long; return after how many seconds the job said so."""
     job = at.job
     at.say(f"the broker is away for {away_s} s")
-    at.servers.kafka.kill()
-    began_s = job.elapsed_s()
 
     def is_told() -> bool:
         return job.metric("fanout_source_up") == 0
 
+    job.wait_until(lambda: not is_told(), within_s=NOTICED_S, what="word that the source is back")
+    at.servers.kafka.kill()
+    began_s = job.elapsed_s()
     told_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
     while job.elapsed_s() - began_s < away_s:
         if job.has_ended() or not is_told():

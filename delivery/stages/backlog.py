@@ -25,19 +25,20 @@ def watch(config: settings.Settings, lane: str, told: health.Watch, stop: thread
 
 
 def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
-    admin = AdminClient(kafka_options.for_librdkafka(config.kafka))
+    admin: AdminClient | None = None
     while not stop.is_set():
         # Ticks are no events: nobody waits for one.
         ticks = {config.batch.ticks_topic, config.retry.ticks_topic}
         positions = {topic: at for topic, at in told.positions.items() if topic not in ticks}
         try:
+            admin = admin or AdminClient(kafka_options.for_librdkafka(config.kafka))
             waiting = by_topic(positions, _ends(admin, positions))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning("Kafka did not say how far behind lane %s is: %s", lane, exc)
             metrics.SOURCE_UP.set(0)
             told.observed(None)
             # This one asks as if nobody else led since, and is refused, until it forgets who did: after 15 minutes.
-            admin = AdminClient(kafka_options.for_librdkafka(config.kafka))
+            admin = None
         else:
             metrics.SOURCE_UP.set(1)
             for topic, lag in waiting.items():

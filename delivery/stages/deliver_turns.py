@@ -1,8 +1,8 @@
 """Deliver the turns that leave, on the executors, and write what came of them.
 
 Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once. A micro-batch that runs
-again leaves out what its journal tells of. A turn whose report is lost with its process leaves its shard again after a while,
-less what was accepted and written. What repeats has the same `webhook-id`.
+again leaves out what its journal tells of. A turn of an earlier one, whose report is lost with its process, leaves its shard
+again after a while, and what was accepted of it repeats, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame
 
 from delivery.stages import state, tasks
 from delivery.stages.journal import Journal
-from delivery.webhooks import parcel, routing
-from delivery.webhooks.journal import Key
+from delivery.webhooks import routing
 
 
 def deliver_turns(
@@ -41,18 +40,7 @@ class DeliverTurnsPartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
-        known = set(tasks.ended_before(self.journal))
-        turns = self._learning(state.left(batches), known)
-        for ended in task.worker.retry(turns, self.source, self.settle_s, known):
+        known = tasks.ended_before(self.journal)
+        for ended in task.worker.retry(state.left(batches), self.source, self.settle_s, known):
             task.write_turns(ended)
         return task.finish()
-
-    def _learning(self, turns: Iterable[bytes], known: set[Key]) -> Iterator[bytes]:
-        """Yield the turns; before one whose parcels were in a turn that was lost, learn what that had delivered."""
-        read_since_ms = None
-        for written in turns:
-            lost_ms = parcel.lost_ms(written)
-            if lost_ms and self.journal is not None and (read_since_ms is None or lost_ms < read_since_ms):
-                known |= self.journal.since(lost_ms)
-                read_since_ms = lost_ms
-            yield written

@@ -34,7 +34,10 @@ def is_meant(failure: str) -> bool:
 
 def told(folders: Iterable[Folder]) -> str:
     """Return how much is free in each folder, to be added to the failure."""
-    free = (f"{shutil.disk_usage(one.path).free // 2**20} MiB of {one.path} ({one.setting})" for one in folders)
+    try:
+        free = [f"{shutil.disk_usage(one.path).free // 2**20} MiB of {one.path} ({one.setting})" for one in folders]
+    except Exception as exc:  # noqa: BLE001  # a folder that is gone, or a JVM: what the lane ended for must be told
+        return f"; how much is free is not known ({exc})"
     return f"; free now are {', '.join(free)}; of executors elsewhere nothing is known here"
 
 

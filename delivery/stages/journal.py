@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delivery.webhooks import journal, rows
@@ -48,10 +48,6 @@ class Journal:
         and what that has written is in `known`.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
-
-    def since(self, since_ms: int) -> frozenset[journal.Key]:
-        """Return what has ended since then, in earlier micro-batches."""
-        return read(replace(self, since_ms=since_ms))
 
 
 def read(of: Journal) -> frozenset[journal.Key]:

@@ -37,10 +37,6 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
     not_before_ms: int = 0
     """The first parcel waits until then, and the others behind it."""
     pieces: list[shelf.Piece] = []
-    lost: int = 0
-    """So many of the first parcels may have been delivered in turns of which nothing was heard."""
-    lost_ms: int = 0
-    """When the first of those turns left."""
 
     @property
     def expires_ms(self) -> int:
@@ -60,15 +56,8 @@ class Flow(msgspec.Struct, array_like=True, gc=False):
         """Take out the parcels of the turn that is away."""
         parcels = list(itertools.islice(self._parcels(kept), self.away))
         kept.cut(self.pieces, self.away)
-        self.lost = max(0, self.lost - self.away)
         self.away = 0
         return parcels
-
-    def give_up_turn(self) -> None:
-        """Wait no longer for the turn that is away: its parcels may leave again."""
-        self.lost_ms = self.lost_ms if self.lost else self.left_ms
-        self.lost = max(self.lost, self.away)
-        self.away = 0
 
     def expired(self, kept: shelf.Shelf, max_bytes: int, now_ms: int) -> list[Parcel]:
         """Take out what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""

@@ -50,9 +50,9 @@ def of(event: Event, subscription_id: SubscriptionId) -> Key:
     return key(subscription_id, Place(record.topic, record.partition, record.offset))
 
 
-def of_turn(endpoint_id: str, number: int) -> Key:
+def of_turn(endpoint_id: str, number: int, parcels: int) -> Key:
     """Return the key of a turn of the retry lane. A shard counts its turns, and an endpoint is always in the same one."""
-    return hashlib.blake2b(f"turn {number} {endpoint_id}".encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"turn {number} of {parcels} {endpoint_id}".encode(), digest_size=16).digest()
 
 
 def of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
@@ -126,7 +126,7 @@ class OfRetryLane(Journal):
     def _reported(self, value: bytes) -> None:
         told = parcel.message(value)
         if isinstance(told, parcel.Report):
-            self.ended.add(of_turn(told.endpoint_id, told.turn))
+            self.ended.add(of_turn(told.endpoint_id, told.turn, told.parcels))
 
 
 def _of_entry(entry: dict[str, Any]) -> Key:

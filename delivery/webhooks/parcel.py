@@ -128,6 +128,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     back: list[Back]
     refused: int = 0
     """Answers that accepted nothing and yet came from an endpoint that is alive: what circuit.FAILED leaves."""
+    parcels: int = 0
+    """How many the turn had; 0: an older version did not say. By other settings a turn of this number may be another one."""
 
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -144,27 +146,11 @@ class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     parcels: list[Parcel]
     is_probe: bool = False
     """Whether the endpoint was failing when it was last heard of: that there is no way to it says nothing new."""
-    lost_ms: int = 0
-    """When a turn left that had some of these, and of which nothing was heard: the journal has what it delivered. 0: none."""
-
-
-class _Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A turn without its parcels."""
-
-    endpoint_id: EndpointId
-    customer_id: CustomerId
-    order_key: str | None
-    number: int
-    given_up: str | None
-    parcels: msgspec.Raw
-    is_probe: bool = False
-    lost_ms: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Postponed | Report] = msgspec.msgpack.Decoder(Postponed | Report)
 _turns = msgspec.msgpack.Decoder(Turn)
-_heads = msgspec.msgpack.Decoder(_Head)
 
 
 def of(outcome: Outcome[Delivery], *, now_ms: int) -> Parcel:
@@ -229,8 +215,3 @@ def message(written: bytes) -> Postponed | Report:
 def turn(written: bytes) -> Turn:
     """Return a turn that left its shard."""
     return _turns.decode(versioned.read(written, VERSION, "a turn of the retry lane"))
-
-
-def lost_ms(turn: bytes) -> int:
-    """Return that of a turn, without reading its parcels."""
-    return _heads.decode(versioned.read(turn, VERSION, "a turn of the retry lane")).lost_ms

@@ -102,7 +102,7 @@ class RetryLane:
         """
         for written in turns:
             turn = parcel.turn(written)
-            if turn.number and journal.of_turn(turn.endpoint_id, turn.number) in ended:
+            if turn.number and journal.of_turn(turn.endpoint_id, turn.number, len(turn.parcels)) in ended:
                 continue
             known, task = self._under_way.get(_flow(turn), (None, None))
             if turn.number and known is not None and known.turn.number == turn.number:
@@ -142,9 +142,8 @@ class RetryLane:
 
     def ended(self) -> Ended | None:
         """Return what has ended since anything was told; None: nothing has. Waits for nothing."""
-        told = self._told()
-        has_ended = told.reports or told.results.outcomes or told.results.batches or told.results.rejections
-        return told if has_ended or told.results.gone else None
+        accepted = any(one.accepted.outcomes or one.accepted.batches for one, _ in self._under_way.values())
+        return self._told() if self._ended or self._gone or accepted else None
 
     async def close(self) -> None:
         """Break off what is under way."""

@@ -210,7 +210,7 @@ class _Deciding:
         key = waiting.key(report.customer_id, report.endpoint_id)
         one = self._of(key)
         line = one.flows.get(report.order_key)
-        if line is None or not line.away or line.turn != report.turn:
+        if line is None or not line.away or line.turn != report.turn or report.parcels not in {0, line.away}:
             return
         one.window.reported(report, self._policy, self._now_ms)
         if report.hold is not None:
@@ -232,7 +232,7 @@ class _Deciding:
         lost_ms = self._now_ms - round(self._policy.away_s * 1000)
         for order_key, line in one.flows.items():
             if line.away and line.left_ms <= lost_ms:
-                line.give_up_turn()
+                line.away = 0
                 self._decision.changed = True
             if line.pieces and not line.away and line.expires_ms <= self._now_ms and self._room > 0:
                 expired = line.expired(self._shelf, self._room, self._now_ms)
@@ -266,9 +266,8 @@ class _Deciding:
             self._index.turns += 1
             line.turn, line.away, line.left_ms = self._index.turns, len(leaving), self._now_ms
             self._room -= sum(each.size for each in leaving)
-            lost_ms = line.lost_ms if line.lost else 0
-            about = {"order_key": order_key, "number": line.turn, "is_probe": one.window.is_ill, "lost_ms": lost_ms}
-            self._leave(key, leaving, given_up=None, **about)
+            is_probe = one.window.is_ill
+            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None, is_probe=is_probe)
         return len(leaving)
 
     def _leave_for_good(self, key: str, order_key: str | None, parcels: list[Parcel], reason: str) -> None:

@@ -210,6 +210,7 @@ class TurnUnderWay:
             hold=self._hold,
             retry_after_s=self._retry_after_s,
             back=sorted(self._back, key=lambda back: back.place),
+            parcels=len(turn.parcels),
         )
 
     def _comes_back(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:

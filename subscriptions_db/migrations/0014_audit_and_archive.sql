@@ -1,10 +1,6 @@
 -- The audit log has what the commands and the job change, too; and Postgres itself refuses a letter that is archived twice. The version
 -- before works on, and notes what it noted before.
 
--- By which login to Postgres it was written. Null: before this migration.
-alter table audit_log add column login text;
-alter table audit_log alter column login set default session_user;
-
 -- The job may set two columns of endpoints, and has no right on the log. So what it disables is noted here, in its transaction, with
 -- the owner's rights, as log_revision does. Everybody else notes by themselves what they change.
 create function note_what_the_job_disables() returns trigger language plpgsql security definer as $$
@@ -21,6 +17,10 @@ $$;
 create trigger endpoints_disabled_by_the_job after update of status on endpoints for each row
     when (new.status = 'disabled' and old.status <> 'disabled' and current_setting('fanout.actor', true) = 'job')
     execute function note_what_the_job_disables();
+
+-- By which login to Postgres it was written. Null: before this migration.
+alter table audit_log add column login text;
+alter table audit_log alter column login set default session_user;
 
 -- How often the topic was made anew: its offsets begin at zero again then, and the same ones may come on the same day.
 alter table archive_offsets add column incarnation integer not null default 0;

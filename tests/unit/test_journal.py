@@ -153,10 +153,14 @@ def test_no_more_is_remembered_than_its_bound():
 
 def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_of_it_when_it_was_accepted():
     accepted = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
-    report = parcel.Report("ep1", "c1", None, turn=7, delivered=0, failed=3, hold=None, retry_after_s=None, back=[])
+    report = parcel.Report("ep1", "c1", None, turn=7, delivered=0, failed=3, hold=None, retry_after_s=None, back=[], parcels=4)
     log = [*written(accepted), ("retries", parcel.encoded(report))]
-    assert read_back(*log, lane=journal.OfRetryLane) == {key_of(accepted), journal.of_turn("ep1", 7)}
-    assert journal.of_turn("ep1", 7) not in {journal.of_turn("ep1", 8), journal.of_turn("ep2", 7)}
+    assert read_back(*log, lane=journal.OfRetryLane) == {key_of(accepted), journal.of_turn("ep1", 7, 4)}
+    assert journal.of_turn("ep1", 7, 4) not in {
+        journal.of_turn("ep1", 8, 4),
+        journal.of_turn("ep2", 7, 4),
+        journal.of_turn("ep1", 7, 5),
+    }
 
 
 def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter_that_may_be_redriven_has_ended():

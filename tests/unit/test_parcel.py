@@ -78,9 +78,3 @@ def test_a_turn_is_read_as_it_was_written():
 def test_an_older_parcel_without_the_newest_fields_can_be_read():
     old = msgspec.msgpack.encode([[b"e"], ["s1"], [], None, 1, 2, 3, "timeout"])
     assert msgspec.msgpack.decode(old, type=parcel.Parcel).order_key is None
-
-
-@pytest.mark.parametrize("lost_ms", [0, 1_700_000_000_000])
-def test_a_turn_says_without_its_parcels_whether_one_with_some_of_them_was_lost(lost_ms):
-    turn = parcel.Turn(EndpointId("ep1"), CustomerId("c1"), None, 3, None, [waiting(), waiting()], lost_ms=lost_ms)
-    assert parcel.lost_ms(parcel.encoded(turn)) == lost_ms

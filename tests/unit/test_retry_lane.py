@@ -318,7 +318,7 @@ def test_a_turn_that_was_reported_is_left_out_when_its_micro_batch_runs_again_an
     async def main():
         lane, known = lane_of(sender := Sender()), routing.WholeRegistry("base", registry())
         turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
-        ended = {journal.of_turn("ep1", 5)}
+        ended = {journal.of_turn("ep1", 5, 1)}
         told = together(await lane.take(map(parcel.encoded, turns), known, 5, ended), await lane.settle(5))
         assert [report.turn for report in told.reports] == [6]
         assert sender.ids() == ["left"]

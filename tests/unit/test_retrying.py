@@ -69,26 +69,14 @@ def test_a_turn_whose_report_never_comes_is_repeated_and_its_late_report_changes
     assert shard.is_empty()
 
 
-def test_what_was_in_a_turn_that_was_lost_says_since_when_until_all_of_it_is_reported():
-    shard = Shard(away_s=120)
-    [lost] = shard.step(postponed(*[waiting() for _ in range(8)]), now_ms=NOW)
-    shard.step(postponed(waiting()), now_ms=NOW + 1)
-    [again] = shard.step(now_ms=NOW + 120_000)
-    [a_third_time] = shard.step(now_ms=NOW + 240_000)
-    assert (lost.lost_ms, again.lost_ms, a_third_time.lost_ms) == (0, NOW, NOW)
-    [last] = shard.step(accepted(a_third_time), now_ms=NOW + 240_001)
-    assert (len(last.parcels), last.lost_ms) == (1, 0)
-
-
-def test_a_turn_after_one_that_was_lost_and_was_larger_says_so_too():
-    shard = Shard(away_s=120)
-    [lost] = shard.step(postponed(*[waiting() for _ in range(8)]), now_ms=NOW)
-    [smaller] = shard.step(postponed(waiting(reason=retry.CIRCUIT_OPEN)), now_ms=NOW + 120_000) or shard.step(
-        now_ms=NOW + 180_000
-    )
-    assert (len(lost.parcels), len(smaller.parcels), smaller.lost_ms) == (8, 1, NOW)
-    [rest] = shard.step(accepted(smaller), now_ms=NOW + 180_001)
-    assert rest.lost_ms == NOW
+def test_a_report_of_a_turn_of_the_same_number_that_had_other_parcels_ends_nothing():
+    """A job that was killed, and is started again with another `retry.max_turn`, makes another turn of the same records."""
+    shard = Shard()
+    [turn] = shard.step(postponed(*[waiting() for _ in range(3)]), now_ms=NOW)
+    assert shard.step(accepted(turn, parcels=2), now_ms=NOW + 1) == []
+    assert shard.told.events == 3
+    shard.step(accepted(turn, parcels=3), now_ms=NOW + 2)
+    assert shard.is_empty()
 
 
 def test_a_report_of_an_earlier_life_of_a_flow_ends_nothing():
