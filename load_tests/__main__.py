@@ -21,8 +21,10 @@ from load_tests import pending as pending_scenario
 from load_tests import retries as retries_scenario
 
 S = TypeVar("S")
-WRONG = ("lost", "unexpected", "unverified", "not_rejected")
+WRONG = ("lost", "unexpected", "unverified", "not_rejected", "polls_failed")
 """Figures that are to be zero."""
+MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01}
+"""Figures that have a bound."""
 
 app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
@@ -210,7 +212,8 @@ def _run(
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
         json_file.write_bytes(document)
-    if any(figures.get(name) for name in WRONG) or not figures["reconciled"]["holds"]:
+    is_beyond = any(figures.get(name, 0) > most for name, most in MOST.items())
+    if is_beyond or any(figures.get(name) for name in WRONG) or not figures["reconciled"]["holds"]:
         raise typer.Exit(1)
 
 

@@ -2,8 +2,9 @@
 
 1. Events come at a steady pace, and at moments of a seed the broker is killed and started again. The job is at work when
    it happens, and before the next time it has to be at work again.
-2. The broker is away for long. The job lives, and says that it is not up to its source.
-3. It is back: what is published then arrives, and all that came before. Nothing may be lost; it is still the first process.
+2. The broker is away for long. The job lives, and says that its source is away and that it is not ready.
+3. It is back, and much is published at once, far more than a micro-batch may have. All of it arrives, and all that came before.
+   Nothing may be lost; it is still the first process; no micro-batch was larger than it may be.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,8 @@ class Scenario:
     bounces: int = 5
     away_s: int = 600
     """How long the broker is away, once."""
+    backlog: int = 100_000
+    """Events when it is back."""
     endpoints: int = 100
     per_s: int = 1000
     seed: int = 1
@@ -49,8 +53,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             _wait_for_all(at, "what came while the broker was killed")
             told_s = _away(scenario.away_s, at)
             began_s = job.elapsed_s()
-            sent.publish(scenario.per_s)
+            sent.publish(scenario.backlog)
             back_s = _wait_for_all(at, "what came when the broker was back") - began_s
+            largest = max(one.records for one in job.micro_batches("direct"))
+            job.meter.read()
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
     return {
@@ -58,7 +64,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         "bounces": scenario.bounces,
         "away_s": scenario.away_s,
         "told_after_s": round(told_s, 1),
+        "backlog": scenario.backlog,
         "back_after_s": round(back_s, 1),
+        "largest_micro_batch": largest,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
         "deliveries": len(report.numbers),
         **figures.delivered(report, sent.due),
         "reconciled": reconciled,
@@ -69,18 +78,22 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 def _bounce(scenario: Scenario, at: Scene) -> None:
     rng, enough = random.Random(scenario.seed), threading.Event()
-    publisher = threading.Thread(target=at.sent.publish_until, args=(enough, scenario.per_s), name="publisher")
-    publisher.start()
-    try:
-        for number in range(1, scenario.bounces + 1):
-            _wait_until_at_work(at)
-            time.sleep(rng.uniform(0, MOMENT_S))
-            at.say(f"killing the broker, {number} of {scenario.bounces}, after {at.customers.count:,} deliveries")
-            at.servers.kafka.kill()
-            at.servers.kafka.start()
-    finally:
-        enough.set()
-        publisher.join()
+    with futures.ThreadPoolExecutor(max_workers=1) as pool:
+        publishing = pool.submit(at.sent.publish_until, enough, scenario.per_s)
+        try:
+            _kill_again_and_again(scenario.bounces, rng, at)
+        finally:
+            enough.set()
+        publishing.result()  # or raise what it failed by
+
+
+def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
+    for number in range(1, bounces + 1):
+        _wait_until_at_work(at)
+        time.sleep(rng.uniform(0, MOMENT_S))
+        at.say(f"killing the broker, {number} of {bounces}, after {at.customers.count:,} deliveries")
+        at.servers.kafka.kill()
+        at.servers.kafka.start()
 
 
 def _away(away_s: int, at: Scene) -> float:
@@ -89,7 +102,7 @@ def _away(away_s: int, at: Scene) -> float:
     at.say(f"the broker is away for {away_s} s")
 
     def is_told() -> bool:
-        return job.metric("fanout_source_up") == 0
+        return job.metric("fanout_source_up") == 0 and not job.is_ready()
 
     job.wait_until(lambda: not is_told(), within_s=NOTICED_S, what="word that the source is back")
     at.servers.kafka.kill()

@@ -4,6 +4,7 @@ Events come at a steady pace, first alone, then beside
 
 * `poison`: as many records that are no events, in a topic of nothing else. All of them must be rejected.
 * `hot`: one tenant that has 80 % of all events then, all due to one endpoint and in one partition. It is the others that count.
+  So that they wait for the one and not for more work, there are as many events before, of all tenants alike.
 * `archive`: `fanout archive`, `fanout serve` and a flood of polls (`flood.py`).
 """
 
@@ -44,16 +45,24 @@ class Scenario:
     seed: int = 1
 
 
+def first(scenario: Scenario) -> phases.Phase:
+    """Return the first phase: what is measured, and what makes up for a hot tenant."""
+    return phases.Phase(per_s=_together(scenario), settle_s=scenario.settle_s)
+
+
 def second(scenario: Scenario) -> phases.Phase:
     """Return the second phase: the same events for those that are measured, and what is beside them."""
     match scenario.what:
         case What.POISON:
             return phases.Phase(per_s=scenario.per_s, poison_per_s=scenario.per_s, settle_s=scenario.settle_s)
         case What.HOT:
-            together = round(scenario.per_s / (1 - scenario.hot))
-            return phases.Phase(per_s=together, hot=scenario.hot, settle_s=scenario.settle_s)
+            return phases.Phase(per_s=_together(scenario), hot=scenario.hot, settle_s=scenario.settle_s)
         case What.ARCHIVE:
             return phases.Phase(per_s=scenario.per_s, around=scenario.flood.around, settle_s=scenario.settle_s)
+
+
+def _together(scenario: Scenario) -> int:
+    return round(scenario.per_s / (1 - scenario.hot)) if scenario.what is What.HOT else scenario.per_s
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
@@ -61,7 +70,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     is_hot = scenario.what is What.HOT
     plan = phases.Plan(
         customers=traffic.Customers(endpoints=scenario.endpoints),
-        first=phases.Phase(per_s=scenario.per_s, settle_s=scenario.settle_s),
+        first=first(scenario),
         second=second(scenario),
         seconds=scenario.seconds,
         warm_up=scenario.warm_up,
@@ -77,6 +86,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         "at_per_s": scenario.per_s,
         "latency_ratio": figures.ratios(alone["latency_ms"], beside["latency_ms"], "p50", "p99"),
         "cpu_ratio": figures.ratios(alone["cpu_s_per_million"], beside["cpu_s_per_million"], "total")["total"],
+        **({"polls_failed": beside["polls"]["failed"]} if "polls" in beside else {}),
         "alone": alone,
         "beside": beside,
         **found.outcome,

@@ -61,13 +61,15 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             publisher.join()
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
+    outcome = figures.delivered(report, sent.due)
     return {
         "scenario": "crash",
         "kills": scenario.kills,
         "killed": kinds,
         "repeated_after": _repeated_after(killed_at, report.numbers),
         "deliveries": len(report.numbers),
-        **figures.delivered(report, sent.due),
+        **outcome,
+        "duplicates_share": round(outcome["duplicates"] / len(report.numbers), 5),
         "reconciled": reconciled,
         "settings": chosen,
         "seed": scenario.seed,

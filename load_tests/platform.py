@@ -127,7 +127,7 @@ class Command:
 
     def wait_until_ready(self) -> float:
         """Wait until `/readyz` says that it would do its work now; return the seconds since the start."""
-        return self.wait_until(self._is_ready, within_s=START_TIMEOUT_S, what="readiness")
+        return self.wait_until(self.is_ready, within_s=START_TIMEOUT_S, what="readiness")
 
     def has_ended(self) -> bool:
         """Tell whether it is gone."""
@@ -139,7 +139,8 @@ class Command:
         samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Tell whether `/readyz` says so now."""
         try:
             return self._got("/readyz")[0] == http.HTTPStatus.OK
         except OSError:

@@ -34,7 +34,7 @@ BIG = "customer-0"
 COPY = """
 insert into dead_letters
 select first_position_of(%(day)s) + nextval('dead_letter_positions'), archived_at, customer_id, endpoint_id, tenant_id,
-       event_type, reason, webhook_id, dead_lettered_at, payload, letter,
+       event_type, reason, 'msg_' || md5((letter_offset + %(moved)s)::text), dead_lettered_at, payload, letter,
        letter_topic, letter_partition, letter_offset + %(moved)s
 from (select * from written order by random()) as shuffled
 """
@@ -51,6 +51,7 @@ def taken(rng: random.Random, template: LetterRow, count: int) -> Iterator[Taken
             endpoint_id=f"endpoint-{number}-{rng.randrange(5)}",
             event_type="rare.type" if offset % 10_000 == 9_990 else f"type.{rng.randrange(50)}",
             reason=rng.choice(("timeout", "server_error", "gone")),
+            webhook_id=f"msg_{offset:032x}",
         )
         yield Taken(topic="dead-letters", partition=0, offset=offset, letter=row)
 

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--letters", type=int, default=dead_letters.LETTERS)
     parser.add_argument("--polls-per-s", type=float, default=100)
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--limit", type=int, default=100, help="letters of a poll")
+    parser.add_argument("--limit", type=int, default=20, help="letters of a poll; the API's default")
     parser.add_argument("--leases", type=float, default=0.5, help="share of the polls")
     parser.add_argument("--warm-up", type=float, default=10, help="seconds before those that are measured")
     parser.add_argument("--seconds", type=float, default=30)

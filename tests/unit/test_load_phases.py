@@ -1,6 +1,7 @@
 """Load tests of two phases: what comes in the second, what polls report, and what is compared."""
 
 import collections
+import dataclasses
 import itertools
 import pickle
 
@@ -41,9 +42,11 @@ def test_poison_that_was_not_rejected_is_missed_by_its_reason():
 
 
 @pytest.mark.parametrize("hot", [0.5, 0.8, 0.9])
-def test_beside_a_hot_tenant_the_others_keep_their_pace(hot):
-    phase = beside.second(beside.Scenario(what=What.HOT, per_s=1000, hot=hot))
+def test_beside_a_hot_tenant_the_others_keep_their_pace_and_there_were_as_many_events_before(hot):
+    scenario = beside.Scenario(what=What.HOT, per_s=1000, hot=hot)
+    phase = beside.second(scenario)
     assert phase.per_s * (1 - phase.hot) == pytest.approx(1000)
+    assert beside.first(scenario) == dataclasses.replace(phase, hot=0.0)
 
 
 def test_poison_comes_as_often_as_events():
@@ -87,6 +90,30 @@ def test_polls_report_by_their_kind_what_was_answered():
     seen.broken["slow"] += 1
     document = pickle.loads(pickle.dumps(seen)).document()  # it comes from another process
     assert document["answers"] == {"page": {"200": 1, "503": 1}, "lease": {"200": 1, "500": 1}, "greedy": {"429": 2}}
-    assert document["answers_5xx"] == 2
     assert document["latency_ms"] == {"page": {"p50": 2.0, "p90": 2.8, "p99": 3.0, "max": 3.0}}
     assert document["unanswered"] == {"slow": 1}
+    assert document["failed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "failed"),
+    [
+        ("page", 200, 0),
+        ("page", 429, 1),
+        ("lease", 404, 1),
+        ("ack", 500, 1),
+        ("greedy", 429, 0),
+        ("greedy", 500, 1),
+        ("slow", 503, 1),
+    ],
+)
+def test_who_asks_no_more_than_it_may_is_to_be_answered_and_the_others_are_to_see_no_fault_of_ours(kind, status, failed):
+    seen = polling.Report()
+    seen.statuses[kind, status] += 1
+    assert seen.failed == failed
+
+
+def test_a_poll_without_an_answer_has_failed_but_for_one_that_reads_slowly():
+    seen = polling.Report()
+    seen.broken.update(["page", "slow"])
+    assert seen.failed == 1
