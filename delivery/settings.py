@@ -97,7 +97,8 @@ class Source(Area):
     starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
     """Where a first start begins. A topic found later always begins at its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
-    """At most so many events in a micro-batch: bounds memory, and the time until a change is in effect."""
+    """At most so many events in a micro-batch of the direct lane, and so many records in one of the retry lane: bounds memory,
+    and the time until a change is in effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """A larger record is rejected to the operator's topic. A dead letter carries the event in base64, which takes a third
     more, and must itself fit into Kafka's 1 MiB."""
@@ -198,6 +199,10 @@ class Batch(Area):
     leaves with each, so by up to its whole wait early; any other by up to twice this early, and by its endpoint's own part of a
     tenth of `max_wait_s`. A batch is late by as much as two micro-batches take longer than that: the one in which it becomes
     due, and the one that sends it."""
+    max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
+    """At most so many events in a micro-batch of this lane. It matters when the lane is behind: more of them leave in fewer and
+    larger batches, for less CPU, but they take memory, and a change is in effect later by as long as they take: 0.4 GB a worker
+    for 100,000 events of 450 bytes and two tasks, 0.9 GB for 400,000 (docs/adr/0030-more-at-a-time.md)."""
     ticks_topic: str = "fanout.ticks"
     """Topic of one partition in which the job wakes itself when a batch is due and no event comes, and each quiet 45 s. Must
     match no `source.topic_pattern`."""
@@ -320,7 +325,7 @@ class Api(Area):
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
     """At most so many connections to Postgres, and so many requests at work at once."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """At most so many requests under way, those that wait included; beyond it the answer is 503."""
+    """At most so many requests under way, less polls that wait; beyond it the answer is 503."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """A larger request body is refused with 413."""
     request_timeout_s: Seconds = 10
@@ -334,12 +339,11 @@ class Api(Area):
     max_poll_s: Seconds = 30
     """A poll that finds no dead letter is answered after so long at the latest, however long it would wait."""
     max_polls: Annotated[int, Field(gt=0)] = 200
-    """At most so many polls wait at once; beyond it the answer is 503. They count among `max_waiting`."""
+    """At most so many polls wait at once; beyond it the answer is 503."""
     max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
     """At most so many polls of one customer wait at once; beyond it the answer is 429."""
     max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
-    """At most so many readers of the registry (`GET /v1/snapshot`) wait at once; beyond it the answer is 503. They count among
-    `max_waiting`."""
+    """At most so many readers of the registry (`GET /v1/snapshot`) wait at once; beyond it the answer is 503."""
     max_requests_per_s: Seconds = 100
     """At most so many requests a second of one API key, in each process: a fifth of them at once, the rest evenly."""
 

@@ -105,7 +105,8 @@ class Direct:
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
     def _planned(self) -> DataFrame:
-        return source.read(self._spark, self._config.kafka, self._config.source)
+        config = self._config.source
+        return source.read(self._spark, self._config.kafka, config, at_most=config.max_events_per_batch)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
@@ -204,8 +205,8 @@ class Batch(_Stateful):
         if known is None:
             return None
         self._carrier = carried.Carrier(self._spark.sparkContext, known)
-        ticks_topic = self._config.batch.ticks_topic
-        records = source.read(self._spark, self._config.kafka, self._config.source, beside=ticks_topic)
+        ticks_topic, at_most = self._config.batch.ticks_topic, self._config.batch.max_events_per_micro_batch
+        records = source.read(self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic)
         return self._routed(records.where(records.topic != ticks_topic))
 
     def _routed(self, records: DataFrame) -> DataFrame:

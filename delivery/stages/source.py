@@ -24,12 +24,15 @@ the lane went on. No shorter: in the tasks the same time has to last until other
 as by the defaults, 3 minutes."""
 
 
-def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, beside: str = "") -> DataFrame:
-    """Return the stream of records on all topics that match, those created later included, and on the topic `beside`."""
+def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, at_most: int, beside: str = "") -> DataFrame:
+    """Return the stream of records on all topics that match, those created later included, and on the topic `beside`.
+
+    A micro-batch has no more than `at_most` of them.
+    """
     options = {
         "subscribePattern": whole(source.topic_pattern, *([re.escape(beside)] if beside else [])),
         "startingOffsets": source.starting_offsets,
-        "maxOffsetsPerTrigger": str(source.max_events_per_batch),
+        "maxOffsetsPerTrigger": str(at_most),
         "includeHeaders": "true",
     }
     return _stream(spark, kafka, options).select(

@@ -9,6 +9,7 @@ shard. In a batch the events of one Kafka partition stand in their order; a full
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,15 +35,6 @@ class _Due(NamedTuple):
     item: segment.Item
     collected: list[matching.Match]
     skipped: list[Outcome[Delivery]]
-
-
-@dataclass(slots=True)
-class _Lots:
-    """What was collected for one endpoint."""
-
-    open: segment.Lot
-    full: int = 0
-    """How many batches it has filled."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +64,9 @@ class Collector:
         self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_packed, now_ms))
         self._shards = shards
         self._pass_through_ms = pass_through_s * 1000
-        self._lots: dict[EndpointId, _Lots] = {}
+        self._open: dict[EndpointId, segment.Lot] = {}
+        self._filled: collections.Counter[EndpointId] = collections.Counter()
+        """How many batches of each endpoint are full."""
         self._full: dict[int, list[segment.Lot]] = {}
         self._full_size = 0
 
@@ -93,40 +87,41 @@ class Collector:
     def finish(self) -> Collected:
         """Return what is left, with the receipts."""
         lots = self._full
-        for endpoint_id, collected in self._lots.items():
-            if collected.open.items:
-                lots.setdefault(_home_of(endpoint_id, self._shards), []).append(collected.open)
+        for endpoint_id, lot in self._open.items():
+            if lot.items:
+                lots.setdefault(_home_of(endpoint_id, self._shards), []).append(lot)
         return Collected(rows=list(self._rows(lots)), results=Results(receipts=self._intake.receipts()))
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:
         endpoint = match.endpoint
-        lots = self._lots.get(endpoint.endpoint_id)
-        if lots is None:
-            lots = self._lots[endpoint.endpoint_id] = _Lots(self._lot(endpoint))
-        bounds = lots.open.bounds
-        if lots.open.items and lots.open.size + item.size > bounds.max_bytes:
-            self._leave(lots, endpoint)
-        lots.open.add(item, match.subscription.subscription_id)
-        if len(lots.open.items) >= bounds.max_events or lots.open.size >= bounds.max_bytes:
-            self._leave(lots, endpoint)
+        lot = self._open.get(endpoint.endpoint_id) or self._lot(endpoint)
+        bounds = lot.bounds
+        if lot.items and lot.size + item.size > bounds.max_bytes:
+            lot = self._left(lot, endpoint)
+        lot.add(item, match.subscription.subscription_id)
+        if len(lot.items) >= bounds.max_events or lot.size >= bounds.max_bytes:
+            self._left(lot, endpoint)
 
-    def _leave(self, lots: _Lots, endpoint: Endpoint) -> None:
-        lots.open.mark = segment.Mark.FULL
-        shard = segment.shard_of(endpoint.endpoint_id, self._shards, lots.full)
-        self._full.setdefault(shard, []).append(lots.open)
-        self._full_size += lots.open.size
-        lots.full += 1
-        lots.open = self._lot(endpoint)
+    def _left(self, lot: segment.Lot, endpoint: Endpoint) -> segment.Lot:
+        """Let a full batch leave; return the next one."""
+        endpoint_id = endpoint.endpoint_id
+        lot.mark = segment.Mark.FULL
+        shard = segment.shard_of(endpoint_id, self._shards, self._filled[endpoint_id])
+        self._full.setdefault(shard, []).append(lot)
+        self._full_size += lot.size
+        self._filled[endpoint_id] += 1
+        return self._lot(endpoint)
 
     def _lot(self, endpoint: Endpoint) -> segment.Lot:
         assert endpoint.batching is not None, "the registry gives it to each endpoint in batch mode"  # noqa: S101
         passes = endpoint.batching.max_wait_s * 1000 <= self._pass_through_ms
-        return segment.Lot(
+        lot = self._open[endpoint.endpoint_id] = segment.Lot(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
             mark=segment.Mark.PASSES if passes else segment.Mark.WAITS,
         )
+        return lot
 
     @staticmethod
     def _rows(lots: dict[int, list[segment.Lot]]) -> Iterator[Row]:

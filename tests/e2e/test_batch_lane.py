@@ -130,7 +130,7 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     platform.migrate()
     platform.register([{}])
     platform.register([{"id": "b0", "endpoint": "ep2"}], endpoints=("ep2",), **in_batches(max_events=10, max_wait_s=1))
-    job = platform.start()
+    job = platform.start(source={"max_events_per_batch": 6}, batch={"max_events_per_micro_batch": 12})
     platform.publish_raw("order", b"not JSON")
     ids = platform.publish(20)
     assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=150)
@@ -147,5 +147,8 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     assert sorted(platform.accepted()) == sorted(events(platform, "ep2")) == sorted(ids)
     assert "lane batch is planned anew" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
+    committed = re.findall(r"micro-batch committed lane=(\w+) batch=\d+ records=(\d+)", platform.log(whole=True))
+    most = {lane: max(int(records) for of, records in committed if of == lane) for lane in ("direct", "batch")}
+    assert most["direct"] <= 8 < most["batch"] <= 14  # Spark rounds each partition's share
     assert len(platform.ledger().rejected) == 1
     platform.assert_adds_up()

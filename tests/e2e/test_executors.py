@@ -48,7 +48,9 @@ def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not
     platform.migrate()
     platform.register([{}], **fields)
     ids = platform.publish(count)
-    job = platform.start("--lanes", mode, spark=cluster, source={"max_events_per_batch": count})
+    job = platform.start(
+        "--lanes", mode, spark=cluster, source={"max_events_per_batch": count}, batch={"max_events_per_micro_batch": count}
+    )
     assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=200)
     executors = executors_of(job)
     assert len(executors) == 2

@@ -85,7 +85,7 @@ class Topic:
         config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
         lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch)
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
-        lane.run(lambda: source.read(self._spark, self.kafka, config), spark, 0, once=True)
+        lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
     def _take(self, batch, _):
         self.taken += [bytes(row.value) for row in batch.collect()]

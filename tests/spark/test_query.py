@@ -32,7 +32,8 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
 
     lane = query.Lane("batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_woken=True)
     topic.publish(b"tick")
-    records = source.read(spark, topic.kafka, settings.Source(topic_pattern=topic.name, starting_offsets="earliest"))
+    wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
+    records = source.read(spark, topic.kafka, wanted, at_most=1_000)
     config = settings.Spark(checkpoint=str(tmp_path))
     run = threading.Thread(target=lane.run, args=(lambda: records, config, 0.1), kwargs={"once": False})
     run.start()
