@@ -34,6 +34,8 @@ class Facts:
     """Records that wait in Kafka; None when it is not known."""
     quiet_s: float
     """For how long nothing has come on, of the time in which something should have."""
+    is_source_up: bool = True
+    """Whether Kafka answered when it was asked last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,11 @@ def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
 
 
 def readiness(facts: Facts) -> Verdict:
-    """Return whether an event would be delivered now: the registry is read, and the lane has told that it works."""
+    """Return whether an event would be delivered now: the registry is there, Kafka answers, and the lane works, as it says."""
     if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.hold:
         return Verdict(ok=False, reason=f"holding: {facts.hold}")
+    if facts.phase is Phase.RUNNING and not facts.is_source_up:
+        return Verdict(ok=False, reason="Kafka does not answer")
     return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)
 
 
@@ -86,6 +90,7 @@ class Watch:
         self._clock = clock
         self._entered = Phase.STARTING
         self._lag: int | None = None
+        self._is_source_up = True
         self._came_on_at = clock()
         self.positions: Positions = {}
         """Up to where everything is committed; empty until the query has told."""
@@ -100,15 +105,21 @@ class Watch:
         if positions != self.positions:
             self.positions, self._came_on_at = positions, self._clock()
 
-    def observed(self, lag: int | None) -> None:
+    def observed(self, lag: int | None, *, is_source_up: bool = True) -> None:
         """Take note of how much waits. Called every few seconds: waiting that is right is not counted as quiet."""
-        self._lag = lag
+        self._lag, self._is_source_up = lag, is_source_up
         if not should_come_on(self._phase(), self._hold(), lag):
             self._came_on_at = self._clock()
 
     def facts(self) -> Facts:
         """Return what is known now."""
-        return Facts(phase=self._phase(), hold=self._hold(), lag=self._lag, quiet_s=self._clock() - self._came_on_at)
+        return Facts(
+            phase=self._phase(),
+            hold=self._hold(),
+            lag=self._lag,
+            quiet_s=self._clock() - self._came_on_at,
+            is_source_up=self._is_source_up,
+        )
 
     def _phase(self) -> Phase:
         return Phase.STOPPING if self._stop.is_set() and self._entered is not Phase.ENDED else self._entered

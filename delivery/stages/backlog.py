@@ -36,7 +36,7 @@ def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threadi
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning("Kafka did not say how far behind lane %s is: %s", lane, exc)
             metrics.SOURCE_UP.set(0)
-            told.observed(None)
+            told.observed(None, is_source_up=False)
             # This one asks as if nobody else led since, and is refused, until it forgets who did: after 15 minutes.
             admin = None
         else:

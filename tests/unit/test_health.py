@@ -12,8 +12,8 @@ from tests import fakes
 STALLED_AFTER_S = 300
 
 
-def facts(phase=Phase.RUNNING, *, hold=None, lag=0, quiet_s=0.0):
-    return Facts(phase=phase, hold=hold, lag=lag, quiet_s=quiet_s)
+def facts(phase=Phase.RUNNING, *, hold=None, lag=0, quiet_s=0.0, is_source_up=True):
+    return Facts(phase=phase, hold=hold, lag=lag, quiet_s=quiet_s, is_source_up=is_source_up)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def facts(phase=Phase.RUNNING, *, hold=None, lag=0, quiet_s=0.0):
         pytest.param(facts(lag=5, quiet_s=300), True, id="work, and something was committed in time"),
         pytest.param(facts(lag=5, quiet_s=301), False, id="work, and nothing was committed in time"),
         pytest.param(facts(lag=5, quiet_s=301, hold="Postgres"), True, id="work, held on purpose"),
-        pytest.param(facts(lag=None, quiet_s=301), True, id="Kafka does not answer"),
+        pytest.param(facts(lag=None, quiet_s=301, is_source_up=False), True, id="Kafka does not answer"),
         pytest.param(facts(Phase.STARTING, lag=None, quiet_s=300), True, id="starting"),
         pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301), False, id="starting for too long"),
         pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301, hold="Postgres"), True, id="waiting for the first registry"),
@@ -43,6 +43,9 @@ def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
         (facts(), True, "running"),
         (facts(lag=10_000, quiet_s=1e6), True, "running"),
         (facts(hold="the registry was last confirmed 9 s ago"), False, "holding: the registry was last confirmed 9 s ago"),
+        (facts(lag=None), True, "running"),
+        (facts(lag=None, is_source_up=False), False, "Kafka does not answer"),
+        (facts(Phase.STARTING, is_source_up=False), False, "starting"),
         (facts(Phase.STARTING), False, "starting"),
         (facts(Phase.STARTING, hold="the registry was not read yet"), False, "holding: the registry was not read yet"),
         (facts(Phase.STOPPING, hold="Postgres"), False, "stopping"),
