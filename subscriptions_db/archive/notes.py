@@ -5,11 +5,12 @@ Runs in `fanout archive`, in the transaction that writes what was read. A note m
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Sequence
 
-from subscriptions_db import connect
+from subscriptions_db import auditing, connect
 from subscriptions_db.archive.rows import LetterRow, RedrivenRow
 from subscriptions_db.sql import query
 
@@ -31,7 +32,19 @@ def settle(
         return
     found = connection.execute(query("noted_dead_letters"), {"webhook_ids": noted}).fetchall()
     connection.execute(query("redriven_dead_letters"), {"positions": [row["position"] for row in found], "now": now})
+    _tell_audit_log(connection, collections.Counter(row["customer_id"] for row in found))
     connection.execute(query("forget_settled_notes"), {"webhook_ids": noted})
+
+
+def _tell_audit_log(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
+    """Note how many letters of whom a command redrove. What was asked for over HTTP was noted then, and is no news here."""
+    told = [
+        auditing.entry(
+            auditing.COMMAND, "redrive", "dead_letters", customer_id, customer_id=customer_id, after={"count": count}
+        )
+        for customer_id, count in redriven.items()
+    ]
+    auditing.note_all(connection, told)
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:

@@ -56,6 +56,18 @@ def test_a_letter_is_redriven_whether_its_note_comes_first_or_last(connection, i
     assert count_notes(connection) == 0
 
 
+def test_the_audit_log_says_how_many_letters_a_command_redrove_and_nothing_of_what_was_asked_for_over_http(connection):
+    e3 = archive.letter(event_id="e3")
+    write(connection, taken(0, E1), taken(1, E2), taken(2, e3))
+    [position] = [row["position"] for row in connection.execute("select min(position) as position from dead_letters")]
+    letters.redrive(connection, "c1", [position], now=archive.NOW)
+    connection.execute("update dead_letters set state = 'redriven' where state = 'redriving'")
+    write(connection, note(E1, E2, e3))
+    noted = connection.execute("select key_id, customer_id, action, entity, entity_id, after from audit_log").fetchall()
+    told = {"key_id": "command", "customer_id": "c1", "action": "redrive", "entity": "dead_letters", "entity_id": "c1"}
+    assert noted == [told | {"after": {"count": 2}}]
+
+
 def test_a_letter_and_its_note_may_be_read_together(connection):
     write(connection, taken(0, E1), note(E1))
     assert states(connection) == [("e1", "redriven")]
