@@ -136,7 +136,7 @@ select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_
 
 -- name: noted_dead_letters
 -- A note is of a letter, and of the older ones of the same delivery.
-select position from dead_letters l
+select position, customer_id from dead_letters l
 where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
     select from redrive_notes n
     where (n.webhook_id, n.customer_id, n.endpoint_id) = (l.webhook_id, l.customer_id, l.endpoint_id)
@@ -281,8 +281,15 @@ left join lateral (
     -- The letters of the newest attempt: of earlier ones, it was tried again since. Of what was accepted, a batch may have some.
     select position, state, reason, count(*) over () as count
     from (
-        select position, state, reason from dead_letters
-        where customer_id = %(customer_id)s and (webhook_id = first.webhook_id or batch_webhook_id = first.webhook_id)
+        -- One after the other: where either may hold, Postgres takes the order of positions, and reads days of letters.
+        select * from (
+            select position, state, reason, customer_id, dead_lettered_at from dead_letters
+            where webhook_id = first.webhook_id
+            union all
+            select position, state, reason, customer_id, dead_lettered_at from dead_letters
+            where batch_webhook_id = first.webhook_id
+        ) as named
+        where customer_id = %(customer_id)s
           -- By the day before, because the clock that made the days is not the one that gave the time.
           and position >= first_position_of((newest.at at time zone 'UTC')::date - 1)
           and (dead_lettered_at >= newest.at or newest.outcome is not distinct from 'dead_lettered')
@@ -313,6 +320,11 @@ where not exists (
   and (%(status)s::text is null or told.status = %(status)s)
   and (%(reason)s::text is null or told.reason = %(reason)s)
 order by first.started_at desc, first.position desc limit %(limit)s;
+
+-- name: first_of_delivery
+select started_at, position from attempts
+where customer_id = %(customer_id)s and webhook_id = %(webhook_id)s
+order by started_at, position limit 1;
 
 -- name: lock_conditions
 -- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.

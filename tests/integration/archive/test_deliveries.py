@@ -187,6 +187,13 @@ def test_a_rare_delivery_is_found_although_only_so_many_records_are_looked_at(co
     assert deliveries.get(connection, "c2", rare.webhook_id) is None
 
 
+def test_a_delivery_of_very_many_records_is_found_by_its_id(connection, keep, monkeypatch):
+    monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 3)
+    keep(*(failed(number, number + 1) for number in range(10)))
+    assert deliveries.get(connection, "c1", archive.outcome(event_id="e1").delivery.webhook_id).attempts == 10
+    assert deliveries.get(connection, "c1", "msg_nobodys") is None
+
+
 def test_events_with_one_id_are_one_delivery_of_which_only_the_newest_records_are_looked_at(keep, found, monkeypatch):
     monkeypatch.setattr(deliveries, "MAX_OF_ONE", 3)
     monkeypatch.setattr(deliveries, "MAX_LETTERS", 2)
