@@ -97,6 +97,7 @@ def _bring(
     wanted = _with_statuses(wanted, still_disabled)
     changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
     _require_possible(changes, wanted, current)
+    _require_new(connection, wanted, current)
     _write(connection, changes, wanted, secrets)
     return Result(
         changes=changes,
@@ -330,6 +331,21 @@ def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, curr
         if before in modes and modes[before] != modes[subscription.endpoint]:
             problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
             raise errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+
+
+def _require_new(connection: connect.Connection, wanted: manifest.Manifest, current: registry.Rows) -> None:
+    """Raise RegistrationError where an id was that of a customer who was deleted.
+
+    What archive and audit log still have of that one would be another's to read.
+    """
+    numbers = {row.id: number for number, row in enumerate(wanted.customers) if row.id not in current["customer"]}
+    if not numbers:
+        return
+    for row in connection.execute(query("deleted_customers"), {"ids": list(numbers)}):
+        problem = (
+            f"{row['id']} was a customer that was deleted, of whom dead letters and the audit log may tell: take another id"
+        )
+        raise errors.RegistrationError(f"customers[{numbers[row['id']]}].id", problem)
 
 
 def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets) -> None:

@@ -122,6 +122,11 @@ where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 select tenant_id, sub_tenant_id as id, name from sub_tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
+-- name: deleted_customers
+-- Those who have been customers, of these ids.
+select distinct customer_id as id from audit_log
+where customer_id = any (%(ids)s) and entity = 'customer' and entity_id = customer_id and action = 'delete';
+
 -- name: document_customers
 select customer_id as id, name from customers
 where %(ids)s::text[] is null or customer_id = any (%(ids)s);

@@ -95,7 +95,10 @@ def _grant(call: Call, customer_id: str, wanted: Granted) -> None:
 
 
 def delete(call: Call) -> None:
-    """Delete a customer with all that is its own: endpoints, secrets, subscriptions, keys."""
+    """Delete a customer with its endpoints, secrets, subscriptions and keys.
+
+    Archive and audit log keep what they have of it, each for its time. So nobody is given its id again, as `put` sees to.
+    """
     customer_id = call.path["customer_id"]
     rows.delete(call, "customer", customer_id, lambda _: customer_id)
 
@@ -115,7 +118,7 @@ ROUTES = (
     ),
     Route(
         method="DELETE", path="/v1/customers/{customer_id}", name="deleteCustomer",
-        summary="Delete a customer with all that is its own.",
+        summary="Delete a customer with its endpoints, subscriptions and keys. Its id is nobody's from then on.",
         scopes=routes.OPERATOR, handler=delete, status=204, is_change=True,
     ),
 )  # fmt: skip

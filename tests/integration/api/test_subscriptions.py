@@ -119,12 +119,22 @@ def test_tenants_are_registered_by_the_operator(operator, served):
     assert [entry["action"] for entry in served.audit("t7")] == ["create", "update", "delete"]
 
 
-def test_a_customer_is_deleted_with_all_that_is_its_own(operator):
+def test_a_customer_is_deleted_with_its_endpoints(operator):
     operator.put("/v1/customers/leaving", {"may_subscribe_to": {"everything": True}})
     endpoint = operator.post("/v1/endpoints", {"customer": "leaving", "url": "https://hooks.example.com/"}).json["id"]
     assert operator.delete("/v1/customers/leaving").status == 204
     assert operator.get(f"/v1/endpoints/{endpoint}").status == 404
     assert operator.get("/v1/customers/leaving").status == 404
+
+
+def test_the_id_of_a_customer_that_was_deleted_is_given_to_nobody_who_could_read_what_is_left_of_it(operator):
+    operator.put("/v1/customers/left", {})
+    assert operator.put("/v1/customers/left", {"name": "Still there"}).status == 200
+    assert operator.delete("/v1/customers/left").status == 204
+    refused = operator.put("/v1/customers/left", {"name": "Another"})
+    assert (refused.status, refused.fields) == (422, ["id"])
+    assert "take another id" in refused.json["detail"]
+    assert operator.get("/v1/customers/left").status == 404
 
 
 @pytest.mark.parametrize("row_id", ["a%20b", "%C3%A4", "%00", "x" * 129, "-a"])
