@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 CALLBACK = "callback"
 """What stands for a key where a receiver answers by its token: in the audit log, and for how often."""
+MAX_SENDING_S = 60.0
+"""Who takes longer to read an answer is cut off. A page of the largest letters has some 35 MB; most answers leave at once."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -54,8 +57,8 @@ class Api:
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
-        self._polls = polls.Polls(config.api, self._asked, self._admission.who)
-        self._followers = following.Followers(config.api, opened, self._in_thread, self._admission.who)
+        self._polls = polls.Polls(config.api, self._asked, self._admission.who, self._aside)
+        self._followers = following.Followers(config.api, opened, self._in_thread, self._admission.who, self._aside)
         self._under_way = 0
 
     def application(self) -> web.Application:
@@ -121,6 +124,8 @@ class Api:
     async def _ready(self, _: web.Request) -> web.Response:
         try:
             await self._in_thread(self._store.require_ready)
+        except errors.SettingsError as exc:
+            raise problems.of_error(exc) from exc
         except errors.FanoutError as exc:
             log.warning("not ready: %s", exc)
             raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` has to be run") from exc
@@ -138,11 +143,28 @@ class Api:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have a request that waits not count among those under way: such ones have bounds of their own."""
+        self._under_way -= 1
+        try:
+            yield
+        finally:
+            self._under_way += 1
+
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer whatever happens, in time, with a problem document; write the log line."""
-        began = time.monotonic()
         self._under_way += 1
+        try:
+            response = await self._answered(request, handler)
+            await _send(request, response)
+        finally:
+            self._under_way -= 1
+        return response
+
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._config.request_timeout_s) as request[polls.BOUND]:
                 response = await (handler if self._under_way <= self._config.max_waiting else _full)(request)
@@ -157,10 +179,22 @@ class Api:
             # One request must not end the server. No word of what went wrong leaves it.
             log.exception("api.failed")
             response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it is in our log"))
-        finally:
-            self._under_way -= 1
         _tell(request, response.status, time.monotonic() - began)
         return response
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
+    """Send an answer while its time lasts. aiohttp would, without end, to who reads nothing of it; what is sent it leaves."""
+    try:
+        async with asyncio.timeout(MAX_SENDING_S):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        log.info("api.cut_off", extra={"after_s": MAX_SENDING_S})
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:  # nobody is there any more
+        pass
 
 
 def _tell(request: web.Request, status: int, took_s: float) -> None:

@@ -48,8 +48,11 @@ class Packed(NamedTuple):
 class Followers:
     """The readers of the registry. Lives on the event loop."""
 
-    def __init__(self, config: settings.Api, opened: store.Store, in_thread: InThread, who: polls.Who) -> None:
+    def __init__(
+        self, config: settings.Api, opened: store.Store, in_thread: InThread, who: polls.Who, aside: polls.Aside
+    ) -> None:
         self._config = config
+        self._aside = aside
         self._store = opened
         self._in_thread = in_thread
         self._who = who
@@ -147,7 +150,8 @@ class Followers:
             raise problems.unavailable("too many readers of the registry are waiting")
         self._waiting += 1
         try:
-            yield
+            with self._aside():
+                yield
         finally:
             self._waiting -= 1
 

@@ -26,15 +26,18 @@ BOUND: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeout
 
 Ask = Callable[[Route, Request], Awaitable[Answer]]
 Who = Callable[[str | None], Awaitable[Principal]]
+Aside = Callable[[], contextlib.AbstractContextManager[None]]
+"""Inside, a request does not count among those under way."""
 
 
 class Polls:
     """The polls that wait. Lives on the event loop."""
 
-    def __init__(self, config: settings.Api, ask: Ask, who: Who) -> None:
+    def __init__(self, config: settings.Api, ask: Ask, who: Who, aside: Aside) -> None:
         self._config = config
         self._ask = ask
         self._who = who
+        self._aside = aside
         self._waiting: collections.Counter[str | None] = collections.Counter()
         self._ending = asyncio.Event()
 
@@ -73,7 +76,7 @@ class Polls:
             raise problems.unavailable("too many polls are waiting")
         self._waiting[customer_id] += 1
         try:
-            with metrics.API_POLLS_WAITING.track_inprogress():
+            with metrics.API_POLLS_WAITING.track_inprogress(), self._aside():
                 yield
         finally:
             self._waiting[customer_id] -= 1

@@ -5,6 +5,7 @@ Runs in the API.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -12,6 +13,8 @@ import pydantic
 
 from delivery import errors
 from subscriptions_db import manifest
+
+log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
@@ -94,5 +97,8 @@ def of_error(exc: errors.FanoutError) -> Refused:
         return invalid((_ROW.sub("", exc.path), exc.problem))
     if isinstance(exc, errors.SealError):
         return Refused(409, "a secret of the endpoint does not open any more: send auth and tls whole, or ask the operator")
+    if isinstance(exc, errors.SettingsError):
+        log.error("nothing is served: %s", exc)
+        return unavailable("the service is not set up for its registry: the operator finds in its log what to change")
     # Whatever Postgres says is for the log: it may name hosts and roles.
     return unavailable("the registry cannot be reached now")

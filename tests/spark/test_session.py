@@ -56,6 +56,11 @@ def test_sparks_processes_ask_each_other_for_the_secret_and_encrypt(spark):
     assert spark.conf.get("spark.network.crypto.enabled") == "true"
 
 
+def test_spark_shows_no_pages_unless_asked_to(spark):
+    assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark.sparkContext.uiWebUrl is None
+
+
 def test_what_is_written_on_a_local_disk_is_written_by_the_jvm_itself(spark, tmp_path):
     """Hadoop's own starts `chmod` for each file (docs/adr/0026). As a lane's session sees it."""
     jvm, lane = spark._jvm, spark.newSession()

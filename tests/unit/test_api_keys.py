@@ -1,6 +1,7 @@
 """A key is recognised by its digest, in constant time, while it holds; and asks no more often than it may."""
 
 import asyncio
+import collections
 import datetime as dt
 import re
 from dataclasses import dataclass, field
@@ -120,3 +121,20 @@ def test_who_asks_too_often_is_told_when_to_come_again():
     with pytest.raises(problems.Refused) as refused:
         asyncio.run(admitted.admit(f"Bearer {TEXT}", READ))
     assert refused.value.headers == {"retry-after": "10"}
+
+
+def test_made_up_keys_are_looked_up_so_often_and_keep_no_known_one_out():
+    registry, clock = Registry(), Clock()
+    admitted = admission.Admission(registry.read, max_per_s=1000, clock=clock)
+    admit(admitted)
+
+    def made_up(count):
+        texts = ("fk_" + "".join("abcdefgh"[(number >> 3 * place) & 7] for place in range(12)) for number in range(count))
+        return collections.Counter(admit(admitted, text=f"Bearer {text}_{'x' * 43}") for text in texts)
+
+    answers = made_up(1000)
+    assert answers.keys() == {401, 429}
+    assert registry.asked == 1 + answers[401] < admission.MAX_STRANGERS_PER_S
+    clock.now += admission.KNOWN_FOR_S  # it has to be looked up again
+    made_up(1000)
+    assert admit(admitted).key_id == "fk_abcdefghijkl"

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import socket
+import threading
 import time
 
 import pytest
 
+from subscriptions_db.api import app
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -63,6 +65,22 @@ def test_who_sends_a_request_slowly_is_cut_off(served, first, drip):
     assert cut_off_after_s(served, first, drip) < 5
 
 
+def test_who_does_not_read_what_it_asked_for_is_cut_off(served, monkeypatch):
+    monkeypatch.setattr(app, "MAX_SENDING_S", 0.2)
+    is_cut_off, answers = threading.Event(), 500
+    monkeypatch.setattr(app.log, "info", lambda event, **_: event == "api.cut_off" and is_cut_off.set())
+    request = b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+    whole = answers * len(served.client(None).get("/v1/openapi.json").text)
+    with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
+        client.sendall(request * answers)
+        assert is_cut_off.wait(20)
+        with contextlib.suppress(ConnectionError):
+            while part := client.recv(1024 * 1024):
+                whole -= len(part)
+    assert whole > 0
+    assert served.client(None).get("/healthz").status == 200
+
+
 def test_a_body_of_a_byte_at_a_time_is_cut_off(served):
     head = f"POST /v1/endpoints HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {served.keys['acme']}\r\n"
     head += "content-type: application/json\r\ncontent-length: 4000\r\n\r\n"
@@ -80,6 +98,16 @@ def test_a_large_body_is_refused(served, acme, chunked):
     with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
         client.sendall(head.encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(document), document))
         assert client.recv(65_536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_filter_of_a_megabyte_is_refused_by_its_size_and_one_below_by_its_rules(postgres):
+    with world.served(postgres) as served:
+        acme = served.client(served.keys["acme"])
+        wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}
+        values = ["x" * 1000] * 1100
+        assert acme.post("/v1/subscriptions", wanted | {"filter": {"data": {"a": values}}}).status == 413
+        answer = acme.post("/v1/subscriptions", wanted | {"filter": {"data": {"a": values[:900]}}})
+        assert (answer.status, answer.fields) == (422, ["filter"])
 
 
 @pytest.mark.parametrize(

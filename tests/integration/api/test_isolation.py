@@ -7,7 +7,9 @@ import uuid
 import pytest
 from psycopg import sql
 
-from subscriptions_db.api import openapi
+from delivery import errors
+from subscriptions_db.api import admission, openapi, store
+from subscriptions_db.api.principals import Principal, Scope
 from subscriptions_db.api.routes import Whose
 from subscriptions_db.api.table import ROUTES
 from subscriptions_db.archive import cursor
@@ -274,3 +276,32 @@ def test_a_customer_that_asks_after_another_on_the_same_connection_sees_its_own(
     for _ in range(10):  # more often than there are connections
         assert {row["customer"] for row in acme.get("/v1/endpoints").json["items"]} == {"acme"}
         assert {row["customer"] for row in other.get("/v1/endpoints").json["items"]} <= {"other"}
+
+
+@pytest.mark.parametrize("fails", [lambda opened: opened.execute("select 1 / 0"), lambda _: 1 / 0], ids=["in Postgres", "here"])
+def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error(served, fails):
+    config = served.config.model_copy(update={"api": served.config.api.model_copy(update={"max_connections": 1})})
+    acme, other = (Principal(name, name, Scope.CUSTOMER_ADMIN) for name in ("acme", "other"))
+    with store.Store(config) as opened:
+        with opened.transaction(other) as connection:
+            used = connection.info.backend_pid
+        with pytest.raises((ZeroDivisionError, errors.RegistrationError)), opened.transaction(acme) as connection:  # noqa: PT012
+            assert {row["customer_id"] for row in connection.execute("select customer_id from endpoints")} == {"acme"}
+            fails(connection)
+        with opened.transaction(other) as connection:
+            assert connection.info.backend_pid == used
+            assert {row["customer_id"] for row in connection.execute("select customer_id from endpoints")} == {"other"}
+
+
+def test_while_postgres_is_away_no_route_says_anything_else(own_postgres, monkeypatch):
+    monkeypatch.setattr(store, "WAIT_S", 0.05)
+    monkeypatch.setattr(admission, "KNOWN_FOR_S", 3600)
+    with world.served(own_postgres, max_poll_s=1) as served:
+        operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))
+        assert [client.get("/v1/endpoints").status for client in (operator, acme)] == [200, 200]
+        own_postgres.kill()
+        for case in OPERATIONS:
+            method, path, operation = case.values
+            answer = ask(operator if "operator" in scopes_of(operation) else acme, method, path, operation, OF_ACME)
+            assert (case.id, answer.status) == (case.id, 503)
+            assert int(answer.headers["retry-after"]) > 0

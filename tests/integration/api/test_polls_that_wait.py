@@ -90,6 +90,15 @@ def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
     assert ids(one()) == []  # a server that stops answers the polls that wait
 
 
+def test_polls_that_wait_keep_nobody_out(postgres, waits):
+    with world.served(postgres, max_waiting=1, max_poll_s=60) as served:
+        acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
+        both = [in_background(lambda: other.get("/v1/dead-letters?wait_s=60")) for _ in range(2)]
+        assert happens(waits.begun, 2)
+        assert acme.get("/v1/endpoints").status == 200
+    assert [ids(one()) for one in both] == [[], []]
+
+
 def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, monkeypatch):
     monkeypatch.setattr(admission, "KNOWN_FOR_S", 0)
     with world.served(postgres) as served, served.registry() as opened:

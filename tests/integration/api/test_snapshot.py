@@ -194,6 +194,16 @@ def test_no_more_than_a_bound_wait(postgres):
         assert sorted(poll().status for poll in polls) == [304, 503]
 
 
+def test_readers_that_wait_keep_nobody_out(postgres):
+    with world.served(postgres, max_waiting=1, max_poll_s=60) as served:
+        operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))
+        tag = operator.get(PATH).headers["etag"]
+        poll = world.in_background(lambda: operator.get(f"{PATH}?wait_s=60", if_none_match=tag))
+        waited_for(served)
+        assert acme.get("/v1/endpoints").status == 200
+    assert poll().status == 503
+
+
 def test_while_postgres_is_away_who_waits_is_told_so_and_not_that_nothing_changed(served, reader, monkeypatch):
     tag = reader.get(PATH).headers["etag"]
 
