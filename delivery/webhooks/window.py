@@ -26,6 +26,11 @@ ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED,
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
 
 
+MOST_SILENCE = 0.5
+"""Of the time after which an endpoint that has only failed is disabled. After a longer silence, as when the job did not run,
+that time begins anew: nobody asked the endpoint meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The settings of the area `retry`, in plain numbers."""
@@ -90,9 +95,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.delivered:
             self.failing_since_ms = None
         elif report.hold is None and (report.failed or report.refused):
-            self.failed_ms = now_ms
-            if self.failing_since_ms is None:
+            was_silent = now_ms - self.failed_ms > policy.disable_after_s * 1000 * MOST_SILENCE
+            if self.failing_since_ms is None or was_silent:
                 self.failing_since_ms = now_ms
+            self.failed_ms = now_ms
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)

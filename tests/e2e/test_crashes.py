@@ -104,7 +104,7 @@ class Holding(Customers):
         return web.Response()
 
 
-@pytest.mark.parametrize("kill", [kill_driver, kill_workers])
+@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
 def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delivered_again(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}
@@ -119,7 +119,7 @@ def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delive
         before = list(customers.came)
         kill(platform, job)
         customers.end()
-        if kill is kill_driver:
+        if kill is not kill_workers:
             job = platform.start("--lanes", "retry", **waits_for_all)
         assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=200)
         assert_eventually(lambda: {entry["webhook_id"] for entry in log(platform)}, lambda told: len(told) == len(ids))

@@ -201,3 +201,61 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
     # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
     assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()
+
+
+def test_an_endpoint_that_has_only_failed_for_so_long_is_disabled_and_another_is_not(platform):
+    platform.migrate()
+    platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry=OFTEN)
+    platform.statuses["ep1"] = 500
+    first = platform.publish(3)
+    job = platform.start("--lanes", "direct,retry", retry=SOON | {"disable_after_s": 4})
+
+    def statuses():
+        with connect.connect(platform.config.database) as connection:
+            rows = connection.execute("select endpoint_id, status, disabled_reason from endpoints order by endpoint_id")
+            return [(row["endpoint_id"], row["status"], row["disabled_reason"]) for row in rows]
+
+    expected = [("ep1", "disabled", "failing"), ("ep2", "active", None)]
+    assert_eventually(statuses, lambda got: got == expected, within_s=START_S)
+    assert sorted(platform.accepted("ep2")) == sorted(first)
+
+    platform.statuses["ep1"] = 200
+    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
+    assert_eventually(lambda: platform.accepted("ep1"), lambda got: sorted(got) == sorted(first), within_s=60)
+    assert platform.stop(job) == 0, platform.log()
+    platform.assert_adds_up()
+
+
+class Picky(Customers):
+    """Refuses the events of one key, so many times, and takes all others."""
+
+    def __init__(self, key, times):
+        super().__init__()
+        self.taken = []
+        self._key, self._times = key, times
+
+    async def answer(self, request):
+        event = orjson.loads(await request.read())["data"]
+        if event["key"] == self._key and self._times:
+            self._times -= 1
+            return web.Response(status=500)
+        self.taken.append((event["key"], event["number"]))
+        return web.Response()
+
+
+def test_in_order_only_the_key_that_fails_waits_and_each_key_keeps_its_order(platform):
+    platform.migrate()
+    platform.create_topic("order", partitions=1)  # in which the events have one order
+    platform.register([{}], retry=OFTEN, order_by="key")
+    with Picky("a", times=8) as customers:
+        update(platform, "update endpoints set url = %s", f"{customers.url}/")
+        sent = [(key, number) for number in range(6) for key in ("a", "b", "c")]
+        for key, number in sent:
+            platform.publish(1, first=next(_numbers), key=key, number=number)
+        job = platform.start("--lanes", "direct,retry", retry=SOON)
+        assert_eventually(lambda: customers.taken, lambda got: len(got) == len(sent), within_s=START_S)
+        assert platform.stop(job) == 0, platform.log()
+    for key in ("a", "b", "c"):
+        assert [one for one in customers.taken if one[0] == key] == [one for one in sent if one[0] == key]
+    assert {key for key, _ in customers.taken[:12]} == {"b", "c"}  # "a" came last, and kept nobody waiting
+    platform.assert_adds_up()

@@ -26,6 +26,13 @@ def test_a_seed_is_one_history():
     assert [one.accepted for one in first.world.customers.values()] == [one.accepted for one in again.world.customers.values()]
 
 
+def test_whatever_ends_a_history_says_how_to_see_it_again(monkeypatch):
+    monkeypatch.setattr(history.History, "_check", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as failure:
+        history.History(7, deaths=0.25, events=3).run()
+    assert failure.value.__notes__ == ["replay: python -m tests.simulation --seed 7 --deaths 0.25"]
+
+
 def test_customers_go_through_all_moods():
     moods = {mood for seed in range(20) for one in history.History(seed).world.customers.values() for _, mood in one.moods}
     assert moods == set(Mood)

@@ -143,16 +143,20 @@ def test_it_is_open_again_when_its_window_is():
     ("reports", "is_failing"),
     [
         ([(0, FAILED)], False),
-        ([(0, FAILED), (3599, FAILED)], False),
-        ([(0, FAILED), (3600, FAILED)], True),
-        ([(0, FAILED), (3600, report())], False),  # no failure has been reported for so long
-        ([(0, FAILED), (3600, FAILED), (3700, report())], False),  # nor is it said again later: somebody may have enabled it
-        ([(0, report(refused=1)), (3600, report(refused=1))], True),
+        ([(0, FAILED), (1800, FAILED), (3599, FAILED)], False),
+        ([(0, FAILED), (1800, FAILED), (3600, FAILED)], True),
+        ([(0, FAILED), (3600, FAILED)], False),  # nobody has asked for so long
+        ([(0, FAILED), (1801, FAILED), (3600, FAILED), (5400, FAILED)], False),
+        ([(0, FAILED), (1801, FAILED), (3600, FAILED), (5400, FAILED), (5401, FAILED)], True),  # from the second one on
+        ([(0, FAILED), (1800, FAILED), (3600, report())], False),  # no failure has been reported for so long
+        # Nor is it said again later: somebody may have enabled it.
+        ([(0, FAILED), (1800, FAILED), (3600, FAILED), (3700, report())], False),
+        ([(0, report(refused=1)), (1800, report(refused=1)), (3600, report(refused=1))], True),
         ([(0, FAILED), (1800, BOTH), (3600, FAILED)], False),
         ([(0, FAILED), (1800, ACCEPTED), (3600, FAILED)], False),
         ([(0, FAILED), (1800, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
         ([(0, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
-        ([(0, report(failed=1, order_key="a")), (3600, report(failed=1, order_key="b"))], True),
+        ([(at_s, report(failed=1, order_key=key)) for at_s, key in ((0, "a"), (1800, "b"), (3600, "a"))], True),
     ],
 )
 def test_failing_is_who_has_only_failed_from_a_report_to_another_for_so_long(reports, is_failing):
