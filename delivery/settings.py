@@ -229,8 +229,8 @@ class Retry(Area):
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes the lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
-    """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting. After half of this time in which
-    it was not asked, as when the job did not run, the time begins anew."""
+    """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting. After half of this time
+    without a failure, as when the job did not run, it begins anew."""
 
 
 class Archive(Area):

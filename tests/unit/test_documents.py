@@ -149,8 +149,8 @@ def test_every_test_that_a_document_names_exists(path):
     assert named <= defined
 
 
-def test_every_fault_is_listed_once_with_a_test():
+def test_every_fault_is_listed_once_with_a_test_or_a_longer_run():
     rows = re.findall(r"^\| (\d+) \|(.+)$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
     numbers = [int(number) for number, _ in rows]
     assert numbers == sorted(set(numbers))
-    assert [number for number, row in rows if "`test_" not in row] == []
+    assert [number for number, row in rows if not re.search(r"`(test_|python -m load_tests )", row)] == []
