@@ -60,7 +60,7 @@ def taken(platform):
 
 @pytest.mark.parametrize(
     ("mode", "count", "fields"),
-    [("direct", 6_000, {}), ("batch", 20_000, {"mode": "batch", "batch": {"max_events": 10}})],  # what takes a second or more
+    [("direct", 6_000, {}), ("batch", 40_000, {"mode": "batch", "batch": {"max_events": 10}})],  # what takes some seconds
     ids=["direct", "batch"],
 )
 @pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from py4j import java_gateway, protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -71,8 +72,10 @@ def let_acme_read(client, *resources):
 
 
 @pytest.fixture
-def java_classes(jars):
+def java_classes(jars, monkeypatch):
     """The classes of Kafka's own client. librdkafka waits for a group's coordinator instead of saying that it may not ask."""
+    # A Spark that ran in this process before has errors of every JVM told by its own.
+    monkeypatch.setattr(java_gateway, "get_return_value", protocol.get_return_value)
     [py4j] = (pathlib.Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
     port, process = launch_gateway(
         jarpath=str(py4j),
