@@ -45,7 +45,7 @@ class Scenario:
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     """Run it and return the figures."""
-    chosen = dict(terms.overrides)
+    chosen = {"logs.format": "json", **terms.overrides}
     with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         with servers.job(LANES, chosen) as job:
             at = Scene(servers, customers, sent, job, terms.say)
