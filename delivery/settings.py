@@ -230,7 +230,7 @@ class Retry(Area):
     """Topic in which the job wakes the lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting. After half of this time
-    without a failure, as when the job did not run, it begins anew."""
+    without a failure, or a probe's interval and two minutes where that is longer, it begins anew: the job did not run."""
 
 
 class Archive(Area):

@@ -7,6 +7,7 @@ starts it again: a process that delivers a part of what it should would look wel
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ from delivery.stages import (
     deliver_batches,
     deliver_turns,
     ending,
+    kafka_away,
     observer,
     query,
     rerun,
@@ -96,15 +98,22 @@ class Direct:
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        self._reruns.read()
         if not once and (known := self._hold()) is not None:
             self._handle(deliver.no_records(self._spark, self._config.spark.parallelism), known)
-        began = self._reruns.began
-        lane = query.Lane("direct", hold=self._hold, handle=self._handle, stop=self._stop, watch=watch, began=began)
+        lane = query.Lane(
+            "direct",
+            hold=self._hold,
+            handle=self._handle,
+            stop=self._stop,
+            watch=watch,
+            is_kafka_back=functools.partial(kafka_away.is_over, self._config.kafka),
+            began=self._reruns.began,
+        )
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
     def _planned(self) -> DataFrame:
+        self._reruns.read()
         config = self._config.source
         return source.read(self._spark, self._config.kafka, config, at_most=config.max_events_per_batch)
 
@@ -149,9 +158,21 @@ class _Stateful:
             self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
             self._ticker.start()
-        began = self._reruns.began
-        lane = query.Lane(self.NAME, hold=self._hold, handle=handle, stop=self._stop, watch=watch, began=began, is_woken=True)
+        lane = query.Lane(
+            self.NAME,
+            hold=self._hold,
+            handle=handle,
+            stop=self._stop,
+            watch=watch,
+            is_kafka_back=functools.partial(kafka_away.is_over, self._config.kafka),
+            began=self._reruns.began,
+            is_woken=True,
+        )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
+
+    def _begin_anew(self) -> None:
+        self._reruns.read()
+        self._pending.value = Pending()  # which a micro-batch that was broken off has told a part of
 
     def _deliver(self, due: DataFrame) -> None:
         """Run the tasks that deliver. Raise StartAgain where an executor ended with rows that they were to read."""
@@ -163,7 +184,6 @@ class _Stateful:
                 raise
             log.warning("an executor has ended: lane %s starts again with what it had not done", self.NAME)
             self._stop.wait(LAST_TASKS_S)
-            self._pending.value = Pending()
             raise query.StartAgain from None
         self._starts = 0
 
@@ -200,7 +220,7 @@ class Batch(_Stateful):
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame | None:
-        self._reruns.read()
+        self._begin_anew()
         known = self._hold()
         if known is None:
             return None
@@ -245,7 +265,7 @@ class Retry(_Stateful):
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame:
-        self._reruns.read()
+        self._begin_anew()
         records = source.read_retries(self._spark, self._config)
         return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
 

@@ -17,11 +17,16 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors, health, metrics, settings
-from delivery.stages import full_disk, rerun, session
+from delivery.stages import full_disk, kafka_away, rerun, session
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+ASK_S = 3.0
+"""How often to ask whether Kafka is back, and the wait before it is asked first: tasks of a job that has failed may go on for
+`spark.python.task.killTimeout`, 2 s."""
+MOST_ABSENCES = 3
+"""So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go."""
 REASON = "Reason: "
 _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
@@ -34,6 +39,10 @@ class StartAgain(Exception):
     """
 
 
+class _KafkaAway(StartAgain):
+    """The query has ended because Kafka did not answer for too long."""
+
+
 class _StopRequested(Exception):  # not an error either: the micro-batch is handed back, and the next start handles it
     pass
 
@@ -44,6 +53,7 @@ class Lane(Generic[Registry]):
     `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop. `began` is told the
     number of each before it is handled. `is_woken` says that a micro-batch comes at the start whether there are records or not:
     the lane is ready when that is committed, and the seconds that the first of a process takes are nobody's waiting.
+    `is_kafka_back` is asked, where the query ended because Kafka was away, until it says so.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class Lane(Generic[Registry]):
         handle: Callable[[DataFrame, Registry], None],
         stop: threading.Event,
         watch: health.Watch,
+        is_kafka_back: Callable[[], bool],
         began: Callable[[int], None] = lambda _: None,
         is_woken: bool = False,
     ) -> None:
@@ -62,23 +73,36 @@ class Lane(Generic[Registry]):
         self._handle = handle
         self._stop = stop
         self._watched = watch
+        self._is_kafka_back = is_kafka_back
         self._began = began
         self._is_woken = is_woken
         self._handed_back: type[Exception] | None = None
         self._last_begun = self._handled = -1
+        self._absences = 0
+        """Of Kafka, since the query has told of anything."""
         self._begins = threading.Event()
 
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
         """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled.
 
-        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain. None: the job is to stop.
+        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain, and when Kafka is back after an
+        absence that has ended the query. None: the job is to stop.
         """
         while (rows := planned()) is not None:
             self._run_query(rows, config, interval_s, once=once)
-            if self._handed_back is not StartAgain or self._stop.is_set():
+            handed_back, self._handed_back = self._handed_back, None
+            if handed_back not in {StartAgain, _KafkaAway} or self._stop.is_set():
                 return
-            self._handed_back = None
+            if handed_back is _KafkaAway and not self._await_kafka():
+                return
             log.info("lane %s is planned anew", self._name)
+
+    def _await_kafka(self) -> bool:
+        """Wait until Kafka answers; return False when the job is to stop."""
+        while not self._stop.wait(ASK_S):
+            if self._is_kafka_back():
+                return True
+        return False
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
@@ -132,7 +156,7 @@ class Lane(Generic[Registry]):
                 continue
             if (last := query.lastProgress) is None or last == newest:
                 continue
-            newest = last
+            newest, self._absences = last, 0
             self._watched.entered(health.Phase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
@@ -144,12 +168,20 @@ class Lane(Generic[Registry]):
             self._watched.reached(_positions(newest))
 
     def _require_well(self, query: StreamingQuery, written: Callable[[], Iterable[full_disk.Folder]]) -> None:
-        """Raise LaneFailed where the query has ended by itself. `written` are the folders that it writes."""
+        """Raise LaneFailed where the query has ended by itself, and not because Kafka was away.
+
+        `written` are the folders that it writes.
+        """
         failure = query.exception()
         if failure is None or self._handed_back is not None:
             return
-        self._watched.entered(health.Phase.ENDED)
         text = str(failure)
+        if kafka_away.is_meant(text) and self._absences < MOST_ABSENCES:
+            self._absences += 1
+            self._handed_back = _KafkaAway
+            log.warning("lane %s waits for Kafka: %s", self._name, cause_of(text))
+            return
+        self._watched.entered(health.Phase.ENDED)
         space = full_disk.told(written()) if full_disk.is_meant(text) else ""
         raise errors.LaneFailed(
             f"lane {self._name} ended: {cause_of(text) or type(failure).__name__}{space}. "

@@ -28,7 +28,8 @@ ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED,
 
 MOST_SILENCE = 0.5
 """Of the time after which an endpoint that has only failed is disabled. After a longer silence, as when the job did not run,
-that time begins anew: nobody asked the endpoint meanwhile."""
+that time begins anew: nobody asked the endpoint meanwhile. Two probes and their reports may be as far apart as the retry lane
+takes at most: that is no silence, however short the time is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.delivered:
             self.failing_since_ms = None
         elif report.hold is None and (report.failed or report.refused):
-            was_silent = now_ms - self.failed_ms > policy.disable_after_s * 1000 * MOST_SILENCE
+            most_s = max(policy.disable_after_s * MOST_SILENCE, policy.max_probe_interval_s + policy.away_s)
+            was_silent = now_ms - self.failed_ms > most_s * 1000
             if self.failing_since_ms is None or was_silent:
                 self.failing_since_ms = now_ms
             self.failed_ms = now_ms

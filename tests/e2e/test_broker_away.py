@@ -1,14 +1,26 @@
 """The broker is killed, and restarted in order, in the middle of a micro-batch: the job waits for it, and goes on by itself."""
 
 import collections
+import functools
 
+import orjson
 import pytest
 
-from tests.e2e.conftest import assert_eventually
+from fanout.local import kafka as local_kafka
+from tests.e2e.conftest import assert_eventually, metric
+from tests.e2e.test_batch_lane import in_batches
 
 pytestmark = pytest.mark.e2e
 EACH = 3000
+ASKS_SHORTLY = {"request.timeout.ms": "1000", "default.api.timeout.ms": "1000"}
+"""By default Spark asks for minutes how far the topics go."""
 ONE_BATCH = {"source": {"max_events_per_batch": EACH}}
+
+
+def events(platform, endpoint):
+    """The ids of the events that the endpoint took, alone or in batches."""
+    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.path == f"/{endpoint}" and one.status == 200]
+    return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
 def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_or_sent_twice(platform, own_kafka):
@@ -34,3 +46,35 @@ def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_
     assert platform.stop(job) == 0, platform.log()
     assert collections.Counter(platform.accepted()) == collections.Counter(ids)
     assert platform.ledger().pending() == 0
+
+
+def test_one_process_lives_through_a_kafka_that_is_away_for_longer_than_spark_asks_for_it(platform, own_kafka):
+    """The endpoints take events, batches, and nothing until Kafka is back. It goes while no lane has a task: one would wait."""
+    platform._kafka = own_kafka
+    platform.migrate()
+    platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry={"schedule_s": [45] * 20})
+    platform.register([{"id": "b", "endpoint": "ep3"}], endpoints=("ep3",), **in_batches(max_wait_s=2))
+    platform.statuses["ep2"] = 500
+    port = local_kafka.free_port()
+    job = platform.start(metrics={"port": port}, kafka={"spark_options": ASKS_SHORTLY}, retry={"max_probe_interval_s": 5})
+    ids = platform.publish(20)
+
+    def assert_all_arrive(*endpoints):
+        for endpoint in endpoints:
+            taken = functools.partial(events, platform, endpoint)
+            assert_eventually(taken, lambda got: set(got) == set(ids), within_s=150)
+
+    assert_all_arrive("ep1", "ep3")
+    assert_eventually(lambda: metric(port, 'pending_events{lane="retry"}'), lambda waiting: waiting == len(ids), within_s=150)
+    own_kafka.kill()
+    for given_up in ("lane direct waits for Kafka", "lane batch waits for Kafka", "lane retry waits for Kafka"):
+        assert_eventually(lambda: platform.log(whole=True), lambda log, given_up=given_up: given_up in log, within_s=150)
+    assert job.poll() is None
+    platform.statuses["ep2"] = 200
+    own_kafka.start()
+    ids += platform.publish(20, first=len(ids))
+    assert_all_arrive("ep1", "ep2", "ep3")
+    assert platform.stop(job) == 0, platform.log()
+    for endpoint in ("ep1", "ep2", "ep3"):
+        assert collections.Counter(events(platform, endpoint)) == collections.Counter(ids)
+    platform.assert_adds_up()

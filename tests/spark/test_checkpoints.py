@@ -83,7 +83,7 @@ class Topic:
         watch = health.Watch(hold=lambda: None, stop=stop)
         pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
         config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
-        lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch)
+        lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail)
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 

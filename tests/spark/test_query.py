@@ -30,7 +30,7 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
     def handle(*_):
         phases.append((watch.facts().phase, watch.has_entered.wait(1)))
 
-    lane = query.Lane("batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_woken=True)
+    lane = query.Lane("batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True)
     topic.publish(b"tick")
     wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
     records = source.read(spark, topic.kafka, wanted, at_most=1_000)

@@ -1,4 +1,4 @@
-"""Why a lane ended, in one line; and what is noticed of the micro-batches that it has committed, in whatever order it comes."""
+"""Why a lane ended, in one line; whether it starts again; and what is noticed of what it has committed, in whatever order."""
 
 import json
 import threading
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from delivery.stages import query
+from delivery import errors
+from delivery.stages import kafka_away, query
 
 JVM = """[STREAM_FAILED] it ended: Task failed
 \tat a.b.C(D.java:1)
@@ -85,7 +86,9 @@ class Query:
 def lane():
     watch = SimpleNamespace(entered=lambda _: None, reached=lambda positions: reached.append(positions["events"][0]))
     reached = []
-    lane = query.Lane("direct", hold=lambda: (), handle=lambda *_: None, stop=threading.Event(), watch=watch)
+    lane = query.Lane(
+        "direct", hold=lambda: (), handle=lambda *_: None, stop=threading.Event(), watch=watch, is_kafka_back=pytest.fail
+    )
     lane.reached = reached
     return lane
 
@@ -116,3 +119,100 @@ def test_a_lane_is_not_at_rest_while_a_micro_batch_runs_that_follows_an_idle_tim
     assert not lane._is_at_rest(running)
     running.recentProgress.append(committed(8))
     assert lane._is_at_rest(running)
+
+
+AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listOffsets"
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_meant"),
+    [
+        (AWAY, True),
+        ("Caused by: org.apache.kafka.common.errors.DisconnectException", True),
+        ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 120000 milliseconds", True),
+        ("delivery.errors.KafkaUnavailable: topic attempts could not be written: Local: Message timed out", True),
+        ("delivery.errors.KafkaUnavailable: topic attempts does not take a row of 20000000 bytes", False),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", False),
+        ("org.apache.kafka.common.errors.UnknownTopicOrPartitionException", False),
+        ("java.util.concurrent.TimeoutException: Futures timed out after [300 seconds]", False),
+        (JVM, False),
+    ],
+)
+def test_a_kafka_that_did_not_answer_is_no_fault_of_the_lane(failure, is_meant):
+    assert kafka_away.is_meant(failure) is is_meant
+
+
+class Failed(Query):
+    """A query that has told of so much and has then ended by itself."""
+
+    def __init__(self, lane, failure, steps=()):
+        super().__init__(lane, steps)
+        self._failure = RuntimeError(failure)
+
+    def exception(self):
+        return self._failure
+
+
+class Run:
+    """A lane that is planned for one query after another; the last one ends in order."""
+
+    def __init__(self, lane, monkeypatch, *queries, answers=()):
+        self.planned, self.asked = 0, 0
+        self._lane, self._queries, self._answers = lane, queries, iter(answers)
+        monkeypatch.setattr(query, "ASK_S", 0)
+        monkeypatch.setattr(lane, "_run_query", self._run_query)
+        lane._is_kafka_back = self._ask
+
+    def __call__(self):
+        self._lane.run(self._plan, None, 0, once=False)
+        return self.planned, self.asked
+
+    def _plan(self):
+        self.planned += 1
+        return self.planned
+
+    def _ask(self):
+        self.asked += 1
+        return next(self._answers)
+
+    def _run_query(self, number, *_, **__):
+        if number <= len(self._queries):
+            one = self._queries[number - 1]
+            self._lane._watch(one)
+            self._lane._require_well(one, list)
+
+
+def test_a_lane_is_planned_anew_when_kafka_is_back_and_not_before(lane, monkeypatch):
+    run = Run(lane, monkeypatch, Failed(lane, AWAY), answers=[False, False, True])
+    assert run() == (2, 3)
+
+
+def test_a_lane_that_waits_for_kafka_ends_when_the_job_is_to_stop(lane, monkeypatch):
+    def answers():
+        yield False
+        lane._stop.set()
+        yield False
+
+    assert Run(lane, monkeypatch, Failed(lane, AWAY), answers=answers())() == (1, 2)
+
+
+def test_a_lane_gives_up_where_kafka_answers_and_its_query_gets_nowhere(lane, monkeypatch):
+    gets_nowhere = [Failed(lane, AWAY) for _ in range(query.MOST_ABSENCES + 1)]
+    run = Run(lane, monkeypatch, *gets_nowhere, answers=[True] * query.MOST_ABSENCES)
+    with pytest.raises(errors.LaneFailed, match="node assignment"):
+        run()
+    assert run.planned == query.MOST_ABSENCES + 1
+
+
+def test_absences_of_kafka_between_which_a_lane_came_on_do_not_add_up(lane, monkeypatch):
+    monkeypatch.setattr(query, "_report", lambda *_: None)
+    count = 3 * query.MOST_ABSENCES
+    comes_on = [Failed(lane, AWAY, steps=[(number, [committed(number)])]) for number in range(count)]
+    assert Run(lane, monkeypatch, *comes_on, answers=[True] * count)() == (count + 1, count)
+
+
+def test_a_lane_with_a_fault_of_its_own_is_not_started_again(lane, monkeypatch):
+    run = Run(lane, monkeypatch, Failed(lane, PYTHON))
+    with pytest.raises(errors.LaneFailed, match="ValueError: no"):
+        run()
+    assert (run.planned, run.asked) == (1, 0)

@@ -182,3 +182,11 @@ def test_the_window_stays_within_its_bounds(history, max_turn):
         made.reported(report(delivered, failed), policy, now_ms)
         assert 1 <= made.size <= max(max_turn, window.FRESH)
         assert made.hold_until_ms <= now_ms + policy.max_probe_interval_s * 1000
+
+
+@pytest.mark.parametrize(("between_s", "is_failing"), [(180, True), (181, False)])
+def test_two_probes_as_far_apart_as_the_retry_lane_takes_at_most_have_no_silence_between_them(between_s, is_failing):
+    made, policy = window.Window(), window.Policy(disable_after_s=4, max_probe_interval_s=60, away_s=120)
+    for at_s in (0, between_s):
+        made.reported(FAILED, policy, NOW + at_s * 1000)
+    assert made.is_failing(policy, NOW + between_s * 1000) is is_failing
