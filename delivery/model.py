@@ -301,6 +301,7 @@ class SkipReason(enum.StrEnum):
     ENDPOINT_DELETED = "endpoint_deleted"
     """While the event waited for its batch; as the next."""
     SUBSCRIPTION_DELETED = "subscription_deleted"
+    TENANT_DELETED = "tenant_deleted"
 
 
 class LeaveReason(enum.StrEnum):

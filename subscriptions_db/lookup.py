@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from delivery import errors, settings
 from delivery.model import EndpointId, TenantId
@@ -40,6 +40,10 @@ class PostgresReader:
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
         """Return an endpoint and the subscriptions that lead to it, and wait as long."""
         return self._patiently(self._read, functools.partial(snapshot.read_endpoint, endpoint_id=endpoint_id))
+
+    def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
+        """Return those of the tenants that are registered, and wait as long."""
+        return self._patiently(self._read, lambda connection, *_: snapshot.read_tenants(connection, tenant_ids))
 
     def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:
         if self._connection is None:

@@ -7,7 +7,7 @@ read only). A row that cannot be used is quarantined: it is returned with its fa
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -124,6 +124,12 @@ def read_endpoint(
             endpoints=dict(_endpoints(connection, [endpoint_id], ring, address_guard)),
             subscriptions=dict(_subscriptions(connection, found["subscription_ids"])),
         )
+
+
+def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId]) -> Snapshot:
+    """Return those of the tenants that are registered, as of one moment."""
+    with connect.one_moment(connection):
+        return Snapshot(revision=revisions(connection).newest, tenants=dict(_tenants(connection, list(tenant_ids))))
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:

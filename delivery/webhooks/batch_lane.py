@@ -53,7 +53,7 @@ class BatchLane:
         since_io = 0
         for one in written:
             batch = segment.batch(one)
-            destination = await self._registry.destination(batch.endpoint_id)
+            destination = await self._registry.destination(batch.endpoint_id, parting.tenants(batch.packed))
             parts = parting.parted(batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination)
             for reason, places in parts.items():
                 self._begin(batch, destination.endpoint, reason, places)

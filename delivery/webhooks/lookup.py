@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import cachetools
 
-from delivery.model import Endpoint, EndpointId, Event, Revision, TenantId, TenantStatus
+from delivery.model import PLATFORM, Endpoint, EndpointId, Event, Revision, TenantId, TenantStatus
 from delivery.webhooks import matching, routing
 from delivery.webhooks.snapshot import Snapshot
 
@@ -37,6 +37,9 @@ class Reader(Protocol):
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
         """Return the endpoint, if it is registered, and the subscriptions that lead to it. Waits as well."""
+
+    def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
+        """Return those of the tenants that are registered. Waits as well."""
 
 
 class _Answer(NamedTuple):
@@ -71,6 +74,7 @@ class LookedUpRegistry:
         self._destinations: cachetools.TTLCache[EndpointId, routing.Destination] = cachetools.TTLCache(
             maxsize=MAX_SHARED_ENDPOINTS, ttl=ttl_s, timer=clock
         )
+        self._registered: cachetools.TTLCache[TenantId, bool] = cachetools.TTLCache(maxsize=max_answers, ttl=ttl_s, timer=clock)
         self._endpoints: cachetools.LRUCache[EndpointId, Endpoint] = cachetools.LRUCache(maxsize=MAX_SHARED_ENDPOINTS)
         self._seen: deque[tuple[float, Revision]] = deque()
 
@@ -91,8 +95,8 @@ class LookedUpRegistry:
         """Return a router made of answers that are younger than the TTL; those that are missing are looked up."""
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
-    async def destination(self, endpoint_id: EndpointId) -> routing.Destination:
-        """Return the endpoint and its subscriptions, no older than the TTL."""
+    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> routing.Destination:
+        """Return the endpoint and its subscriptions, and which tenants are gone, no older than the TTL."""
         known = self._destinations.get(endpoint_id)
         if known is None:
             found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
@@ -100,7 +104,17 @@ class LookedUpRegistry:
             row = found.endpoints.get(endpoint_id)
             known = routing.Destination(row and self._shared(row), found.subscriptions)
             self._destinations[endpoint_id] = known
-        return known
+        return known._replace(deleted_tenants=await self._deleted(tenants))
+
+    async def _deleted(self, tenants: Collection[TenantId]) -> list[TenantId]:
+        known = {one: self._registered.get(one) for one in tenants if one != PLATFORM}
+        if unknown := [one for one, is_registered in known.items() if is_registered is None]:
+            found = await asyncio.to_thread(self._reader.tenants, unknown)
+            self.confirm(found.revision)
+            answered = {one: one in found.tenants for one in unknown}
+            self._registered.update(answered)
+            known.update(answered)
+        return [one for one, is_registered in known.items() if not is_registered]
 
     async def _answer(self, event_type: str, tenant_id: TenantId | None) -> _Answer:
         key = (event_type, tenant_id)

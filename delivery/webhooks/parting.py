@@ -5,10 +5,12 @@ Runs in the executors. Must not import pyspark or psycopg. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from delivery.model import CustomerId, DeliveryMode, EndpointId, SkipReason, SubscriptionId
+import msgspec
+
+from delivery.model import CustomerId, DeliveryMode, EndpointId, SkipReason, SubscriptionId, TenantId
 from delivery.webhooks import matching, routing
 
 
@@ -25,6 +27,30 @@ class Leaving(Protocol):
     def packed(self) -> Sequence[bytes]: ...
 
 
+class _Head(msgspec.Struct, array_like=True, gc=False):
+    """The first fields of segment.Packed."""
+
+    event_id: str
+    event_type: str
+    source: str
+    tenant_id: TenantId
+
+
+_head = msgspec.msgpack.Decoder(_Head).decode
+
+
+def tenants(packed: Iterable[bytes]) -> set[TenantId]:
+    """Return whose these events are, of those that can be read."""
+    return {tenant_id for one in packed if (tenant_id := _tenant_of(one)) is not None}
+
+
+def _tenant_of(packed: bytes) -> TenantId | None:
+    try:
+        return _head(packed).tenant_id
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # whoever unpacks it whole says what becomes of it
+        return None
+
+
 def parted(
     leaving: Leaving, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode, destination: routing.Destination
 ) -> dict[SkipReason | None, Sequence[int]]:
@@ -33,6 +59,7 @@ def parted(
     1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
     2. A subscription is gone, or leads elsewhere now.
     3. As in the direct lane: quarantined, or the subscription is paused.
+    4. The event's tenant is gone.
     """
     endpoint = destination.endpoint
     reasons: list[SkipReason | None] = []
@@ -45,11 +72,15 @@ def parted(
         else:
             reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
     everything = range(len(leaving.packed))
-    if len(set(reasons)) == 1:
+    gone = destination.deleted_tenants
+    if len(set(reasons)) == 1 and not gone:
         return {reasons[0]: everything}
     by_reason: dict[SkipReason | None, list[int]] = {}
     for place in everything:
-        by_reason.setdefault(reasons[leaving.through[place]], []).append(place)
+        reason = reasons[leaving.through[place] if leaving.through else 0]
+        if reason is None and gone and _tenant_of(leaving.packed[place]) in gone:
+            reason = SkipReason.TENANT_DELETED
+        by_reason.setdefault(reason, []).append(place)
     return dict(by_reason)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import weakref
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, EndpointId, Sendable
-from delivery.webhooks import egress, journal, limits, parcel, retry, routing
+from delivery.webhooks import egress, journal, limits, parcel, parting, retry, routing
 from delivery.webhooks.results import Results
 from delivery.webhooks.turn_under_way import TurnUnderWay
 
@@ -110,7 +111,9 @@ class RetryLane:
                     self._begun.add(task)
                 continue
             has_room = not turn.number or await self._has_room(turn, settle_s)
-            one = TurnUnderWay(turn, await registry.destination(turn.endpoint_id), self._clock() + TURN_S, ended)
+            tenants = parting.tenants(itertools.chain.from_iterable(waits.packed for waits in turn.parcels))
+            to = await registry.destination(turn.endpoint_id, tenants)
+            one = TurnUnderWay(turn, to, self._clock() + TURN_S, ended)
             if not turn.number:
                 one.begin(self._now_ms())
                 self._ended.append(one)

@@ -7,11 +7,11 @@ Runs in the executors. Must not import pyspark or psycopg. The other registry is
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from delivery.model import Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
+from delivery.model import PLATFORM, Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
 from delivery.webhooks import matching, packing
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
@@ -27,12 +27,13 @@ class Router(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint as it is now, and the subscriptions that may lead to it."""
+    """An endpoint as it is now, the subscriptions that may lead to it, and which of the tenants asked for there is no more."""
 
     endpoint: Endpoint | None
     """None: it is not registered."""
     subscriptions: Mapping[SubscriptionId, Subscription]
     """Each that leads to it is in here; others may be."""
+    deleted_tenants: Collection[TenantId] = ()
 
 
 class Registry(Protocol):
@@ -45,8 +46,8 @@ class Registry(Protocol):
     async def router_for(self, event: Event) -> Router:
         """Return a router that knows all that `event` can be due to. May wait for Postgres; deliveries go on meanwhile."""
 
-    async def destination(self, endpoint_id: EndpointId) -> Destination:
-        """Return what a batch for an endpoint is sent by. May wait for Postgres as well."""
+    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
+        """Return what events of these tenants that have waited for an endpoint are sent by. May wait for Postgres as well."""
 
 
 class Source(Protocol):
@@ -79,9 +80,11 @@ class WholeRegistry:
         """Return the one router, at once."""
         return self._router
 
-    async def destination(self, endpoint_id: EndpointId) -> Destination:
+    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
         """Return the endpoint and all subscriptions, at once."""
-        return Destination(self._router.endpoints.get(endpoint_id), self._router.subscriptions)
+        router = self._router
+        deleted = [one for one in tenants if router.tenant_status(one) is None and one != PLATFORM]
+        return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Take all that has changed since the base.

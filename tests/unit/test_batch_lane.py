@@ -13,7 +13,16 @@ import pytest
 from cloudevents.v1.http import from_json
 from standardwebhooks import Webhook
 
-from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus, OutcomeKind, SigningKey, SubscriptionStatus
+from delivery.model import (
+    PLATFORM,
+    Batching,
+    ContentMode,
+    DeliveryMode,
+    EndpointStatus,
+    OutcomeKind,
+    SigningKey,
+    SubscriptionStatus,
+)
 from delivery.secret import Secret
 from delivery.webhooks import batch_lane, batch_message, guard, retry, routing, rows, segment, sender, tally
 from delivery.webhooks.transport import Response
@@ -126,9 +135,16 @@ def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(snapsho
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
 
 
-def test_what_waits_of_a_tenant_that_was_deleted_goes_to_those_who_are_still_subscribed():
+def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
+    of = [builders.event(event_id=tenant, tenant_id=tenant) for tenant in ("t1", "deleted", PLATFORM)]
+    results, [sent] = deliver(registry(), lot(*of))
+    assert [event["id"] for event in orjson.loads(sent[2])] == ["t1", PLATFORM]
+    assert tally.of(results, cpu_s=0).deliveries == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
+
+
+def test_nothing_is_sent_where_every_tenant_was_deleted():
     results, posted = deliver(builders.snapshot(endpoint(), builders.subscription(), tenants=()), lot(*events(3)))
-    assert (len(posted), tally.of(results, cpu_s=0).deliveries) == (1, {("delivered", "none"): 3})
+    assert (posted, tally.of(results, cpu_s=0).deliveries) == ([], {("skipped", "tenant_deleted"): 3})
 
 
 def test_only_the_events_of_the_subscription_that_is_gone_are_skipped():

@@ -1,5 +1,6 @@
 """What the registry says now, and the answers, decide what becomes of each parcel of a turn; the report says it all."""
 
+import asyncio
 import base64
 import itertools
 
@@ -8,7 +9,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks import journal, message, parting, retry, routing, rows, segment, tally
 from delivery.webhooks.turn_under_way import TurnUnderWay
 from tests import builders, fakes
@@ -22,7 +23,8 @@ class Carried:
     """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
-        to = routing.Destination(snapshot.endpoints.get(of.endpoint_id), snapshot.subscriptions)
+        tenants = parting.tenants(packed for waits in of.parcels for packed in waits.packed)
+        to = asyncio.run(routing.WholeRegistry("", snapshot).destination(of.endpoint_id, tenants))
         one = TurnUnderWay(of, to, until=0.0, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
@@ -130,11 +132,19 @@ def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, sna
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
 
-def test_what_waits_of_a_tenant_that_was_deleted_goes_to_those_who_are_still_subscribed():
-    known = registry()
-    without = builders.snapshot(*known.endpoints.values(), *known.subscriptions.values(), tenants=())
-    carried = Carried(without, turn(waiting(), waiting()))
-    assert (len(carried.sent), carried.deliveries()) == (2, {("delivered", "none"): 2})
+def of_tenants(*tenants):
+    return [builders.event(tenant_id=tenant) for tenant in tenants]
+
+
+def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
+    alone = turn(*(waiting(event) for event in of_tenants("t1", "deleted", PLATFORM)))
+    carried = Carried(registry(), alone)
+    assert [made.delivery.event.tenant_id for made in carried.sent] == ["t1", PLATFORM]
+    assert carried.deliveries() == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
+
+    in_batch = Carried(batch_registry(), turn(waiting(*of_tenants("deleted", "t1", "deleted"))))
+    assert [event.tenant_id for made in in_batch.sent for event in made.delivery.events] == ["t1"]
+    assert in_batch.deliveries() == {("delivered", "none"): 1, ("skipped", "tenant_deleted"): 2}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from delivery import settings
-from delivery.model import Retrying, SkipReason, TenantStatus
+from delivery.model import PLATFORM, Retrying, SkipReason, TenantStatus
 from delivery.webhooks import guard, lookup, matching, routing
 from fanout.local import stack
 from subscriptions_db import apply, connect, keyring, manifest, migrate, snapshot
@@ -181,7 +181,7 @@ def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(conne
     opened = source(database)
 
     def destination(endpoint_id):
-        found = asyncio.run(opened.registry.destination(endpoint_id))
+        found = asyncio.run(opened.registry.destination(endpoint_id, ()))
         leading = {key for key, row in found.subscriptions.items() if row.endpoint_id == endpoint_id}
         return found.endpoint and found.endpoint.url, leading
 
@@ -194,6 +194,22 @@ def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(conne
     connection.execute("delete from endpoints where endpoint_id = 'ep1'")
     opened.catch_up()
     assert destination("ep1") == (None, set())
+
+
+def test_which_tenants_of_what_waits_are_gone_is_known_from_both(connection, database, source):
+    register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "a", "everything": True}])
+    opened = source(database)
+
+    def deleted(*tenants):
+        return set(asyncio.run(opened.registry.destination("ep1", tenants)).deleted_tenants)
+
+    assert deleted("1", "unknown", PLATFORM) == {"unknown"}
+    connection.execute("update tenants set status = 'suspended' where tenant_id = '1'")
+    opened.catch_up()
+    assert deleted("1") == set()
+    connection.execute("delete from tenants where tenant_id = '1'")
+    opened.catch_up()
+    assert deleted("1", "2") == {"1"}
 
 
 def test_how_an_endpoint_is_retried_and_in_what_order_is_the_same_from_both(connection, database, source):
