@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -193,11 +194,42 @@ def run(
     from delivery.stages import session  # noqa: PLC0415
     from fanout.local import classes, jars  # noqa: PLC0415
 
-    config, names = _settings(context), tuple(dict.fromkeys(name.strip() for name in lanes.split(",")))
-    if unknown := set(names) - set(job.LANES):
-        raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(job.LANES)}")
+    config, names = _settings(context), _lanes(lanes, job.LANES)
     libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
+
+
+@app.command("accept-loss")
+def accept_loss(
+    context: typer.Context,
+    lanes: Annotated[str, typer.Option(help="Which lanes' checkpoints, with commas.")] = "direct,batch,retry",
+    is_sure: Annotated[bool, typer.Option("--yes", help="Note what is lost in the audit log, and go on behind it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which records were gone before the job read them; with --yes, let it go on without them. The job is stopped."""
+    from delivery import job  # noqa: PLC0415  # as above
+    from delivery.stages import session  # noqa: PLC0415
+    from fanout import accepting  # noqa: PLC0415
+    from fanout.local import classes, jars  # noqa: PLC0415
+
+    config, names = _settings(context), _lanes(lanes, job.LANES)
+    libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
+    found = [one.document() for one in accepting.accept(config, libraries, names, is_dry=not is_sure)]
+    if as_json:
+        _print_json({"accepted": is_sure, "lost": found})
+        return
+    _print_table(found)
+    if found:
+        console.print(
+            "It is in the audit log, and the job goes on behind it." if is_sure else "Say --yes to go on without them."
+        )
+
+
+def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in chosen.split(",")))
+    if unknown := set(names) - set(known):
+        raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(known)}")
+    return names
 
 
 @app.command()

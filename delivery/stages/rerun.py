@@ -32,7 +32,7 @@ class Uncommitted(NamedTuple):
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
     """Return the micro-batch that a lane's checkpoint says is to run again."""
-    begun, committed = _newest(spark, checkpoint)
+    begun, committed = newest(spark, checkpoint)
     if begun <= committed:
         return None
     logged = spark.read.text(f"{checkpoint}/offsets/{begun}").where(F.col("value").startswith('{"batchWatermarkMs"')).collect()
@@ -44,7 +44,7 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 
     Spark would run the newest of which it has the offsets, an old one, and refuse when all of that was sent once more.
     """
-    begun, committed = _newest(spark, checkpoint)
+    begun, committed = newest(spark, checkpoint)
     if begun < committed:
         raise errors.LaneFailed(
             f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} is there. "
@@ -92,7 +92,7 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _newest(spark: SparkSession, checkpoint: str) -> tuple[int, int]:
+def newest(spark: SparkSession, checkpoint: str) -> tuple[int, int]:
     """Return the newest micro-batch that was begun and the newest that was committed; -1: none."""
     begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
     return begun, committed

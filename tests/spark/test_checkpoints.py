@@ -1,5 +1,6 @@
 """A lane that cannot go on from where it was says what is gone, and guesses nothing."""
 
+import contextlib
 import re
 import shutil
 import threading
@@ -11,7 +12,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 
 from delivery import errors, health, kafka_options, settings
-from delivery.stages import query, source, topics
+from delivery.stages import losses, query, source, topics
+from fanout import scanning
 from tests.spark.test_retry import Lane, postponed
 
 pytestmark = [
@@ -87,6 +89,23 @@ class Topic:
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
+    def break_off(self, checkpoint):
+        """End the lane in a micro-batch, of which the offsets are written by then."""
+        before = list(self.taken)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(self, "_take", lambda *_: 1 / 0)
+            with pytest.raises(errors.LaneFailed):
+                self.run(checkpoint)
+        assert self.taken == before
+
+    def accept_loss(self, checkpoint):
+        found = losses.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
+        with contextlib.closing(scanning.Scanner(self.kafka)) as scanner:
+            held = {one.place: losses.Held(one.low, one.end) for one in scanner.extents(found.positions)}
+        positions, lost = losses.moved(found.positions, held)
+        found.move(positions, held)
+        return lost
+
     def _take(self, batch, _):
         self.taken += [bytes(row.value) for row in batch.collect()]
 
@@ -108,6 +127,33 @@ def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_c
     assert topic.taken == [b"0", b"1", b"4"]
 
 
+def test_a_lane_whose_loss_is_accepted_goes_on_behind_it_and_takes_the_rest(spark, kafka, tmp_path):
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"0", b"1")
+    topic.run("checkpoint")
+    topic.publish(b"2", b"3", b"4")
+    topic.expire(4)
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.EXPIRED, 2, 3)]
+    assert topic.accept_loss("checkpoint") == []
+    topic.run("checkpoint")
+    topic.publish(b"5")
+    topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1", b"4", b"5"]
+
+
+def test_a_micro_batch_that_was_broken_off_and_has_lost_a_part_runs_again_with_what_is_left(spark, kafka, tmp_path):
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"0")
+    topic.run("checkpoint")
+    topic.publish(b"1", b"2", b"3")
+    topic.break_off("checkpoint")
+    topic.publish(b"4")
+    topic.expire(3)
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.EXPIRED, 1, 2)]
+    topic.run("checkpoint")
+    assert topic.taken == [b"0", b"3", b"4"]
+
+
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_a_topic_that_was_deleted_ends_the_lane_by_its_name_and_a_new_checkpoint_takes_what_is_left(
     spark, kafka, tmp_path, is_made_anew
@@ -126,6 +172,24 @@ def test_a_topic_that_was_deleted_ends_the_lane_by_its_name_and_a_new_checkpoint
 
     topic.run("another", beside=other)
     assert topic.taken == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_lane_goes_on_without_a_topic_of_which_the_loss_is_accepted_and_reads_all_of_one_that_was_made_anew(
+    spark, kafka, tmp_path, is_made_anew
+):
+    topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
+    topic.publish(b"0", b"1")
+    topic.run("checkpoint", beside=other)
+    topic.delete()
+    if is_made_anew:
+        topics.ensure(topic.kafka, [topic.name], 1)
+        topic.publish(b"anew")
+    other.publish(b"2")
+    why = losses.MADE_ANEW if is_made_anew else losses.DELETED
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, why, 2, None)]
+    topic.run("checkpoint", beside=other)
+    assert sorted(topic.taken[2:]) == ([b"2", b"anew"] if is_made_anew else [b"2"])
 
 
 def test_offsets_that_are_gone_end_the_lane_before_an_old_micro_batch_is_sent_again(spark, kafka, tmp_path):

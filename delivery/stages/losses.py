@@ -1,0 +1,127 @@
+"""Find what a lane was still to read and Kafka holds no more, and move the lane's checkpoint past it.
+
+Runs on the driver of a command, while no job runs the lane. Spark refuses to go on where records are gone (`failOnDataLoss`):
+they are lost events, and somebody has to say that they are given up. Guarantee: nothing that Kafka still holds is passed over,
+and what waits in the lane's state is untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from delivery import errors
+from delivery.stages import rerun
+
+EXPIRED, DELETED, MADE_ANEW = "expired", "deleted", "made anew"
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
+_LINES = 3
+"""Of Spark's file of offsets: its version, when the micro-batch began and by which settings, and up to where it reads."""
+Positions = dict[str, dict[str, int]]
+"""The next offset by topic and partition, as Spark writes them."""
+
+
+class Held(NamedTuple):
+    """What Kafka holds of a partition: the first offset, and the one behind the last."""
+
+    low: int
+    end: int
+
+
+class Loss(NamedTuple):
+    """Records of a partition that a lane was still to read, and that are gone."""
+
+    topic: str
+    partition: int
+    why: str
+    first: int
+    last: int | None
+    """None: nobody knows how many there were."""
+
+
+def moved(positions: Positions, held: Mapping[tuple[str, int], Held]) -> tuple[Positions, list[Loss]]:
+    """Return from where a lane can go on that had come to `positions`, and what it has lost by that.
+
+    1. The partition is there no more: it is left out.
+    2. It ends before: its topic was deleted and made anew. All of it is read.
+    3. It begins after: what was between has expired.
+    """
+    now: Positions = {}
+    losses = []
+    for topic, number, position in _each(positions):
+        there = held.get((topic, int(number)))
+        if there is None:
+            losses.append(Loss(topic, int(number), DELETED, position, None))
+            continue
+        if position > there.end:
+            losses.append(Loss(topic, int(number), MADE_ANEW, position, None))
+        elif position < there.low:
+            losses.append(Loss(topic, int(number), EXPIRED, position, there.low - 1))
+        is_held = there.low <= position <= there.end
+        now.setdefault(topic, {})[number] = position if is_held else there.low
+    return now, losses
+
+
+def fitted(ends: Positions, held: Mapping[tuple[str, int], Held]) -> Positions:
+    """Return up to where a micro-batch reads that was to read up to `ends` and runs again after what `moved` returns."""
+    now: Positions = {}
+    for topic, number, end in _each(ends):
+        if (there := held.get((topic, int(number)))) is not None:
+            now.setdefault(topic, {})[number] = min(max(end, there.low), there.end)
+    return now
+
+
+def _each(positions: Positions) -> Iterator[tuple[str, str, int]]:
+    for topic, partitions in positions.items():
+        for number, position in partitions.items():
+            yield topic, number, position
+
+
+class Checkpoint:
+    """The offsets in one lane's folder: what it has committed, and the micro-batch that was broken off, if there is one."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        rerun.require_whole(spark, folder)
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+        self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._folder = folder
+        begun, committed = rerun.newest(spark, folder)
+        self._committed, self._begun = committed, begun if begun > committed else None
+        self.positions: Positions = {} if committed < 0 else self._read(committed)
+        """Up to where everything is committed; empty where nothing is."""
+
+    def move(self, positions: Positions, held: Mapping[tuple[str, int], Held]) -> None:
+        """Have the lane go on from `positions`."""
+        if self._begun is not None:  # first: after a crash between the two the next call finds the same losses
+            self._write(self._begun, fitted(self._read(self._begun), held))
+        self._write(self._committed, positions)
+
+    def _read(self, number: int) -> Positions:
+        *_, offsets = self._lines(number)
+        found: Positions = json.loads(offsets)
+        return found
+
+    def _write(self, number: int, positions: Positions) -> None:
+        version, metadata, _ = self._lines(number)
+        text = "\n".join([version, metadata, json.dumps(positions, separators=(",", ":"))])
+        path = self._path(number)
+        file = getattr(self._jvm, _MANAGER).create(path, self._hadoop).createAtomic(path, True)
+        file.write(text.encode())
+        file.close()
+
+    def _lines(self, number: int) -> list[str]:
+        path = self._path(number)
+        stream = path.getFileSystem(self._hadoop).open(path)
+        try:
+            lines = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()
+        finally:
+            stream.close()
+        if len(lines) != _LINES:
+            raise errors.LaneFailed(f"{path} is damaged, or of another version of Spark: see the operations document")
+        return lines
+
+    def _path(self, number: int) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/offsets/{number}")

@@ -1,0 +1,74 @@
+"""Accept that records were gone before a lane read them: note which in the audit log, and let the lane go on behind them.
+
+Runs in the command, with a Spark of its own, while no job runs the lanes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from delivery import settings
+from delivery.stages import claim, losses, session
+from fanout import scanning
+from subscriptions_db import auditing, connect
+
+
+class Accepted(NamedTuple):
+    """What one lane has lost of a partition."""
+
+    lane: str
+    loss: losses.Loss
+
+    def document(self) -> dict[str, Any]:
+        """Return it for machines, for people, and for the audit log."""
+        records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
+        return {"lane": self.lane, **self.loss._asdict(), "records": records}
+
+
+class _Move(NamedTuple):
+    checkpoint: losses.Checkpoint
+    positions: losses.Positions
+    held: dict[tuple[str, int], losses.Held]
+
+
+def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
+    """Return what the lanes have lost; unless `is_dry`, note it, and then move their checkpoints.
+
+    Nothing is moved without its note. After a crash between the two it is found, and noted, once more.
+    """
+    claim.take(config.spark.checkpoint, lanes)
+    spark = session.start(config.spark, libraries)
+    try:
+        found, moves = _examined(config, spark, lanes)
+        if moves and not is_dry:
+            with connect.connect(config.database) as connection, connect.translating():
+                auditing.note_all(connection, list(map(_entry, found)))
+            for move in moves:
+                move.checkpoint.move(move.positions, move.held)
+        return found
+    finally:
+        spark.stop()
+
+
+def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[str]) -> tuple[list[Accepted], list[_Move]]:
+    found, moves = [], []
+    ticks = {config.batch.ticks_topic, config.retry.ticks_topic}  # which are no events
+    with contextlib.closing(scanning.Scanner(config.kafka)) as scanner:
+        for lane in lanes:
+            checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
+            extents = scanner.extents(checkpoint.positions)
+            held: dict[tuple[str, int], losses.Held] = {one.place: losses.Held(one.low, one.end) for one in extents}
+            positions, lost = losses.moved(checkpoint.positions, held)
+            found += [Accepted(lane, loss) for loss in lost if loss.topic not in ticks]
+            if lost:
+                moves.append(_Move(checkpoint, positions, held))
+    return found, moves
+
+
+def _entry(one: Accepted) -> dict[str, Any]:
+    place = f"{one.loss.topic}:{one.loss.partition}"
+    return auditing.entry(auditing.COMMAND, "accept-loss", "partition", place, customer_id=None, after=one.document())

@@ -1,0 +1,51 @@
+"""Records that are gone before a lane has read them: the job refuses to go on, until somebody has said so."""
+
+import orjson
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from delivery import kafka_options
+from subscriptions_db import connect
+from tests.e2e.test_batch_lane import batches, in_batches
+from tests.e2e.test_by_hand import fanout
+
+pytestmark = pytest.mark.e2e
+PARTITIONS = 2
+
+
+def expire(platform, topic):
+    """Have Kafka drop all that a topic holds now."""
+    behind_all = [TopicPartition(topic, number, -1) for number in range(PARTITIONS)]
+    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    for dropped in admin.delete_records(behind_all).values():
+        dropped.result(10)
+
+
+def test_a_loss_is_shown_and_accepted_by_the_command_and_what_waits_is_kept(platform):
+    platform.migrate()
+    platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
+    platform.create_topic("order", PARTITIONS)
+    waits = platform.publish(3)
+    platform.run_once()
+    platform.publish(4, first=10)
+    topic = f"{platform.name}.order"
+    expire(platform, topic)
+    came = platform.publish(2, first=20)
+
+    shown, accepted = (
+        orjson.loads(fanout(platform.folder, "accept-loss", "--json", *words).stdout) for words in ((), ["--yes"])
+    )
+    assert (shown["accepted"], accepted["accepted"]) == (False, True)
+    assert shown["lost"] == accepted["lost"]
+    for lane in ("direct", "batch"):
+        assert sum(one["records"] for one in shown["lost"] if one["lane"] == lane) == 4
+    assert {(one["topic"], one["why"]) for one in shown["lost"]} == {(topic, "expired")}
+
+    with connect.connect(platform.config.database) as connection:
+        noted = connection.execute("select entity_id, after from audit_log where action = 'accept-loss'").fetchall()
+    assert sorted((row["after"] for row in noted), key=str) == sorted(shown["lost"], key=str)
+    assert {row["entity_id"] for row in noted} == {f"{topic}:{one['partition']}" for one in shown["lost"]}
+
+    platform.run_once()
+    assert list(map(sorted, batches(platform))) == [sorted(waits + came)]

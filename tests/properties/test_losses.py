@@ -1,0 +1,44 @@
+"""Behind a loss that is accepted a lane goes on with all that Kafka still holds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.stages import losses
+
+OFFSETS = st.integers(0, 20)
+HELD = st.tuples(OFFSETS, OFFSETS).map(lambda two: losses.Held(min(two), max(two)))
+PLACES = st.tuples(st.sampled_from(["orders", "invoices"]), st.integers(0, 2))
+
+
+def positions(at):
+    found = {}
+    for (topic, number), offset in at.items():
+        found.setdefault(topic, {})[str(number)] = offset
+    return found
+
+
+@given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD), more=st.dictionaries(PLACES, OFFSETS))
+def test_nothing_that_is_held_is_passed_over_and_nothing_that_was_committed_is_read_again(at, held, more):
+    now, lost = losses.moved(positions(at), held)
+    why = {(loss.topic, loss.partition): loss for loss in lost}
+    ends = {place: at.get(place, 0) + count for place, count in more.items()}
+    until = losses.fitted(positions(ends), held)
+    for place, before in at.items():
+        topic, number = place[0], str(place[1])
+        if place not in held:
+            assert (why[place].why, number in now.get(topic, {})) == (losses.DELETED, False)
+            continue
+        there, begins = held[place], now[topic][number]
+        unread = [offset for offset in range(there.low, there.end) if offset >= before or before > there.end]
+        assert list(range(begins, there.end)) == unread
+        assert (place in why) == (begins != before)
+        if place in why and why[place].why == losses.EXPIRED:
+            assert (why[place].first, why[place].last) == (before, there.low - 1)
+        if place in ends:  # a micro-batch that was broken off reads no further than before, and never backwards
+            assert begins <= until[topic][number] <= max(there.low, min(ends[place], there.end))
+
+
+@given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD))
+def test_what_was_accepted_once_is_no_loss_any_more(at, held):
+    now, _ = losses.moved(positions(at), held)
+    assert losses.moved(now, held) == (now, [])
