@@ -157,6 +157,9 @@ class Delivery(Area):
     """At most so many requests under way in one worker process, and as many that go on beside a micro-batch."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """At most so many requests under way to one endpoint from one worker process."""
+    stop_within_s: Seconds = 20
+    """How long attempts that are under way have to end when the job is to stop. With less than an endpoint's `timeout_s`, what
+    is broken off is made again by the next start. Whoever stops the process waits for longer than this and a micro-batch."""
     max_connections: Annotated[int, Field(ge=0)] = 0
     """At most so many open connections in one worker process, idle ones included; beyond it the longest unused are closed.
     0: half of the files that the process may open (`ulimit -n`)."""

@@ -6,6 +6,7 @@ not wait for (delivery.webhooks.late), and the retry lane's turns. Broken off, t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,14 +16,14 @@ from pyspark.sql import SparkSession
 from delivery.stages import tasks
 
 
-def rest(spark: SparkSession, tools: tasks.Tools) -> None:
-    """Wait in each worker process, no longer than an attempt of a fast lane may take.
+def rest(spark: SparkSession, tools: tasks.Tools, within_s: float) -> None:
+    """Wait in each worker process, no longer than `within_s` together.
 
     Spark hands its processes out in turn, and a task has two of them at most: one that decides, and one that delivers.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")
-    tasks.run(nothing.mapInArrow(RestPartition(tools), tasks.NO_ROWS))
+    tasks.run(nothing.mapInArrow(RestPartition(tools, within_s, time.time() + within_s), tasks.NO_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,13 @@ class RestPartition:
     """The partition function: nothing in."""
 
     tools: tasks.Tools
+    within_s: float
+    until_s: float
+    """Since the epoch, by the driver's clock."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
         task = self.tools.begin()
-        task.worker.rest()
+        task.worker.rest(min(self.within_s, self.until_s - time.time()))
         return task.finish()

@@ -333,8 +333,9 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
 
 def rest(config: settings.Settings, spark: SparkSession) -> None:
     """Let what goes on in the workers end, when the lanes have. Never raises: it only saves repeats."""
+    tools = _tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs))
     try:
-        ending.rest(spark, _tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs)))
+        ending.rest(spark, tools, config.delivery.stop_within_s)
     except Exception as failure:  # noqa: BLE001  # whatever it is, all lanes have ended well
         log.warning("what goes on in the workers could not be waited for, and is made again: %s", failure)
 

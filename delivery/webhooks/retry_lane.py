@@ -148,6 +148,11 @@ class RetryLane:
         accepted = any(one.accepted.outcomes or one.accepted.batches for one, _ in self._under_way.values())
         return self._told() if self._ended or self._gone or accepted else None
 
+    def stop(self) -> None:
+        """Begin no more attempts of what is under way; what is not attempted comes back."""
+        for one, _ in self._under_way.values():
+            one.stop()
+
     async def close(self) -> None:
         """Break off what is under way."""
         for task in self._tasks:

@@ -223,9 +223,14 @@ class Worker:
     async def _ended_turns(self, retries: retry_lane.RetryLane) -> retry_lane.Ended | None:
         return retries.ended()
 
-    def rest(self) -> None:
-        """Wait until nothing goes on beside the task, and all is written but for turns; no longer than an attempt may take."""
-        deadline = time.monotonic() + self._plan.attempt_timeout_s + LAST_S
+    def rest(self, within_s: float) -> None:
+        """Wait until nothing goes on beside the task, and all is written but for turns; no longer than `within_s`.
+
+        Of turns nothing more is begun: what is left of them comes back, as their reports say.
+        """
+        if self._retries is not None:
+            self._loop.call_soon_threadsafe(self._retries.stop)
+        deadline = time.monotonic() + within_s
         while self._goes_on() and time.monotonic() < deadline and not self._is_orphan:
             time.sleep(RESTS_S)
 

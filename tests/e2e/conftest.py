@@ -109,6 +109,7 @@ class Platform:
                 "result_partitions": 1,
                 # Of all answers, however long the machine stalls: a direct lane alone has nobody to take over.
                 "patience_s": 60,
+                "stop_within_s": 3,
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
             "retry": {"ticks_topic": f"retry-ticks-{self.name}"},

@@ -131,13 +131,14 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
 class Slow(Customers):
     """Takes its time for each answer; more than a micro-batch waits, and less than an attempt may take."""
 
-    def __init__(self):
+    def __init__(self, takes_s=1.2):
         super().__init__()
         self.came = []
+        self._takes_s = takes_s
 
     async def answer(self, request):
         self.came.append(orjson.loads(await request.read())["id"])
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(self._takes_s)
         return web.Response()
 
 
@@ -159,6 +160,24 @@ def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch
     platform.assert_adds_up()
     reasons = {entry["reason"] for entry in log(platform) if entry["kind"] == "postponed"}
     assert retry.UNDER_WAY in reasons <= {retry.UNDER_WAY, retry.SLOW}
+
+
+def test_a_job_that_is_to_stop_ends_the_attempts_of_the_retry_lane_and_hands_back_the_rest(platform):
+    platform.migrate()
+    platform.register([{}], max_in_flight=1)
+    with Slow(takes_s=6) as customers:
+        update(platform, "update endpoints set url = %s", f"{customers.url}/")
+        ids = [event.event_id for event in postpone(platform, 2)]
+        first = Job(platform, delivery={"stop_within_s": 20})
+        assert_eventually(lambda: customers.came, bool, within_s=START_S)
+        assert platform.stop(first.process) == 0, platform.log()
+        assert len(customers.came) == 1
+        second = Job(platform)
+        assert_eventually(lambda: len(customers.came), lambda count: count >= 2, within_s=START_S)
+        assert_eventually(second.pending, lambda waits: waits == 0, within_s=60)
+        assert platform.stop(second.process) == 0, platform.log()
+    assert sorted(customers.came) == sorted(ids)
+    assert platform.ledger().pending() == 0
 
 
 def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_resumed(platform):

@@ -11,8 +11,10 @@ import collections
 import dataclasses
 import math
 import random
+from collections.abc import Iterable
 
-from delivery.model import Endpoint, EndpointId, EndpointStatus, Record, Retrying, Subscription
+from delivery.model import Batching, DeliveryMode, Endpoint, EndpointId, EndpointStatus, Record, Retrying, Subscription
+from delivery.webhooks import retry
 from delivery.webhooks.snapshot import Snapshot
 from tests import builders
 from tests.simulation import platform, virtual, world
@@ -24,6 +26,10 @@ PATIENCE_S = 4 * 86_400.0
 UNDER_WAY_S = 60.0
 """So long what has begun may go on: a turn, and an attempt at its end."""
 KEYS = 3
+TENANTS = 2
+OUTAGE_S = 90.0
+ROUTED_S = OUTAGE_S + 2 * UNDER_WAY_S
+"""By then an event has been routed: the lanes hold while our own network is broken."""
 LANES = 2
 """Each has a worker of its own, and an endpoint's limits are kept in each."""
 
@@ -35,15 +41,23 @@ class Violated(AssertionError):
 class History:
     """A run. Its facts are there for whoever asks, when it has ended."""
 
-    def __init__(self, seed: int, *, deaths: float = 0.05, endpoints: int = 6, events: int = 300) -> None:
+    def __init__(self, seed: int, *, deaths: float = 0.05, events: int = 120) -> None:
         self.seed = seed
         self._rng = random.Random(seed)
-        self._count = events
         self._deaths = deaths
+        # That our own network is broken shows only where many endpoints are asked at once.
+        has_outage = self._rng.random() < 0.3
+        endpoints, self._count = (80, events // 4) if has_outage else (20, events)
         self.registered = {f"ep{n}": self._endpoint(n) for n in range(endpoints)}
         self.world = world.World(
-            {name: world.customer(one, self._rng, faults_until=FAULTS_S) for name, one in self.registered.items()}, self._rng
+            {name: world.customer(one, self._rng, faults_until=FAULTS_S) for name, one in self.registered.items()},
+            self._rng,
+            [(since := self._rng.uniform(0, FAULTS_S - OUTAGE_S), since + OUTAGE_S)] if has_outage else [],
         )
+        self.disabled: list[tuple[float, str, str]] = []
+        """When, whom and why the platform has disabled."""
+        self._tenant_deleted_at = math.inf
+        """The last tenant's."""
         self._unsubscribed: dict[str, float] = {}
         """When the subscription of an endpoint was deleted."""
         self._revision = 1
@@ -61,7 +75,7 @@ class History:
         return self
 
     async def _live(self) -> None:
-        self.platform = platform.Platform(self.world, self._snapshot, self._rng, deaths=self._deaths)
+        self.platform = platform.Platform(self.world, self._snapshot, self._disable, self._rng, deaths=self._deaths)
         await platform.while_running(self.platform, self._happen())
 
     async def _happen(self) -> None:
@@ -75,6 +89,9 @@ class History:
             self._change(name, status)
             if rng.random() < 0.05:
                 self._unsubscribed.setdefault(name, asyncio.get_running_loop().time())
+            if rng.random() < 0.02:
+                self._tenant_deleted_at = min(self._tenant_deleted_at, asyncio.get_running_loop().time())
+                self._revision += 1
         await publishing
         for name in self.registered:
             self._change(name, EndpointStatus.ACTIVE)
@@ -89,7 +106,7 @@ class History:
         for number in range(self._count):
             await asyncio.sleep(self._rng.expovariate(self._count / FAULTS_S) if self._rng.random() < 0.2 else 0.0)
             at_ms = platform.now_ms()
-            value = b'{"id":"e%d","tenant_id":"t1","key":%d}' % (number, number % KEYS)
+            value = b'{"id":"e%d","tenant_id":"t%d","key":%d}' % (number, number % TENANTS, number % KEYS)
             topic = "events.order.created"
             self.platform.publish(Record(topic=topic, partition=0, offset=number, appended_at_ms=at_ms, value=value))
             self.due |= {(f"e{number}", name) for name in self.registered}
@@ -99,17 +116,43 @@ class History:
         self.registered[name] = dataclasses.replace(self.registered[name], status=status)
         self._revision += 1
 
+    def _disable(self, names: Iterable[EndpointId], reason: str) -> None:
+        """Write what the platform says, and see to it that it has a right to."""
+        now = asyncio.get_running_loop().time()
+        for name in names:
+            if self.registered[name].status is not EndpointStatus.ACTIVE:
+                continue  # what is told late
+            if now > FAULTS_S + UNDER_WAY_S:
+                raise Violated(f"{name} was disabled ({reason}) though all are well")
+            if self.platform.egress.is_broken and reason == platform.FAILING:
+                raise Violated(f"{name} was disabled while our own network was broken")
+            self.disabled.append((now, name, reason))
+            self._change(name, EndpointStatus.DISABLED)
+            customer = self.world.customers[name]
+            if reason == retry.GONE and customer.gone_at < now - UNDER_WAY_S:
+                raise Violated(f"{name} was disabled as gone, and has not said so")
+            since = now - platform.POLICY.disable_after_s
+            has_accepted = any(since < at <= now - UNDER_WAY_S for at, _ in customer.accepted)
+            if reason == platform.FAILING and has_accepted and not self.platform.died:  # else who died may have known it alone
+                raise Violated(f"{name} was disabled as failing, and has accepted something meanwhile")
+
     def _snapshot(self) -> Snapshot:
         subscriptions = (_subscription(name) for name in self.registered if name not in self._unsubscribed)
-        return builders.snapshot(*self.registered.values(), *subscriptions, revision=self._revision)
+        is_deleted = asyncio.get_running_loop().time() >= self._tenant_deleted_at
+        tenants = tuple(f"t{n}" for n in range(TENANTS - is_deleted))
+        return builders.snapshot(*self.registered.values(), *subscriptions, revision=self._revision, tenants=tenants)
 
     def _endpoint(self, number: int) -> Endpoint:
         rng = self._rng
         schedule = rng.choice([(), (5.0, 60.0), Retrying().schedule_s])
+        batching = Batching(max_events=rng.choice([1, 3, 20]), max_wait_s=rng.choice([0.5, 5.0, 60.0]))
+        is_batch = rng.random() < 0.4
         return builders.endpoint(
             f"ep{number}",
+            mode=DeliveryMode.BATCH if is_batch else DeliveryMode.DIRECT,
+            batching=batching if is_batch else None,
             retrying=Retrying(schedule_s=schedule, max_age_s=rng.choice([300.0, 86_400.0, 259_200.0])),
-            order_by="key" if rng.random() < 0.3 else None,
+            order_by="key" if rng.random() < 0.3 and not is_batch else None,
             max_in_flight=rng.choice([None, 1, 4]),
             max_per_second=rng.choice([None, None, 5.0]),
         )
@@ -120,11 +163,12 @@ class History:
         dead = {(event_id, name) for event_id, name, _ in self.platform.dead_letters()}
         skipped = {(event_id, name) for event_id, name, _ in self.platform.skips()}
         # An event of about that time was due or not, by when it was routed.
-        routed = {name: deleted_at - UNDER_WAY_S for name, deleted_at in self._unsubscribed.items()}
+        routed = {name: deleted_at - ROUTED_S for name, deleted_at in self._unsubscribed.items()}
+        rejected = {f"e{offset}" for offset in self.platform.rejected()}
         lost = {
             (event_id, name)
             for event_id, name in self.due - delivered - dead - skipped
-            if self._published_at[event_id] < routed.get(name, math.inf)
+            if self._published_at[event_id] < routed.get(name, math.inf) and event_id not in rejected
         }
         if lost:
             raise Violated(f"lost: {sorted(lost)[:5]}")
@@ -134,17 +178,32 @@ class History:
             twice = [(name, one) for name, of in accepted.items() for one, n in collections.Counter(of).items() if n > 1]
             if twice or delivered & dead:
                 raise Violated(f"ended twice though nothing died: {(twice or sorted(delivered & dead))[:5]}")
-        for name, deleted_at in self._unsubscribed.items():
-            if any(at > deleted_at + UNDER_WAY_S for at, _ in self.world.customers[name].accepted):
-                raise Violated(f"{name}: something was sent long after its subscription was deleted")
+        if self.platform.repeated:
+            raise Violated(f"a lane has ended twice what it had written: {sorted(self.platform.repeated)[:5]}")
+        self._check_deletions(rejected)
         for name, one in self.world.customers.items():
             self._check_limits(name, one)
             if one.endpoint.order_by is not None:
                 given_up = {event_id for event_id, to in dead if to == name}
                 self._check_order(name, [event_id for event_id in accepted[name] if event_id not in given_up])
 
+    def _check_deletions(self, rejected: set[str]) -> None:
+        """Long after a deletion nothing is sent, and only the deleted tenant's events are rejected."""
+        of_deleted = {event_id for event_id in self._published_at if int(event_id[1:]) % TENANTS == TENANTS - 1}
+        if rejected - of_deleted or (rejected and self._tenant_deleted_at == math.inf):
+            raise Violated(f"rejected: {sorted(rejected - of_deleted)[:5]}")
+        for name, one in self.world.customers.items():
+            deleted_at = self._unsubscribed.get(name, math.inf)
+            if any(at > deleted_at + UNDER_WAY_S for at, _ in one.accepted):
+                raise Violated(f"{name}: something was sent long after its subscription was deleted")
+            sent = [event_id for at, event_id in one.accepted if at > self._tenant_deleted_at + UNDER_WAY_S]
+            if of_deleted.intersection(sent):
+                raise Violated(f"{name}: something of a tenant was sent long after its deletion")
+
     def _check_limits(self, name: str, one: world.Customer) -> None:
         endpoint = one.endpoint
+        if one.largest > (endpoint.batching.max_events if endpoint.batching else 1):
+            raise Violated(f"{name}: {one.largest} events in one request")
         bound = endpoint.max_in_flight or platform.LIMITS.max_in_flight_per_endpoint
         if one.most_under_way > bound * LANES and not self.platform.died:
             raise Violated(f"{name}: {one.most_under_way} requests under way, {bound} allowed for each lane")

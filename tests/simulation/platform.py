@@ -2,7 +2,8 @@
 
 What decides and what delivers is the real code: intake, matching, dispatcher, circuits, sender, shards, turns. What is
 simulated is what the guarantees lean on, with its faults: offsets and state are committed after everything was written; a
-process may die at any moment, with what it had sent, had written, and had not written.
+process may die at any moment, with what it had sent, had written, and had not written. Then the micro-batch runs again, with
+what is read back of it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 import orjson
 
-from delivery.model import Record
+from delivery.model import EndpointId, Record
 from delivery.stages import held
 from delivery.webhooks import (
+    batch_lane,
+    batching,
+    collecting,
     direct_lane,
     dispatch,
+    egress,
     envelope,
     guard,
     handover,
@@ -43,12 +48,14 @@ from tests.simulation.world import World
 EPOCH_S = 1_700_000_000
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
-POLICY = retrying.Policy(max_pending=100_000)
+POLICY = retrying.Policy(max_pending=100_000, disable_after_s=120.0)
 ATTEMPT_S = 2.0
 SETTLE_S = 1.0
 HORIZON_MS = 500
 SHARDS = 2
 TRIGGER_S = 0.5
+PASS_THROUGH_S = 1.0
+FAILING = "failing"
 CONFIRMED_S = 0.01
 """So long after they were written rows are in their topics."""
 
@@ -74,9 +81,19 @@ class Worker:
         if not self.is_dead:
             self._write([*_rows(of_late([ended])), *rows.settled([ended], TOPICS)])
 
-    def lane(self, registry: routing.Registry, held: handover.Held) -> direct_lane.DirectLane:
-        hand_over = handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
-        dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
+    def direct(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
+        hand_over = self._handover(held)
+        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, envelope.Layout(), ended)
+
+    def batches(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
+        hand_over = self._handover(held)
+        return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
+
+    def _handover(self, held: handover.Held) -> handover.Handover:
+        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
+
+    def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
+        return dispatch.Dispatcher(
             self.sender,
             LIMITS,
             retry.QuickRetry(),
@@ -87,11 +104,36 @@ class Worker:
             answer_times=self.answer_times,
             clock=self.clock,
         )
-        return direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
+
+
+class BatchShard:
+    """The state of one shard of the batch lane, as bytes."""
+
+    def __init__(self) -> None:
+        self.index: bytes | None = None
+        self.segments: dict[int, bytes] = {}
+        self.due_ms: int | None = None
+        """When the first batch has to leave; None: nothing waits."""
+
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batching.Decision:
+        return batching.decide(
+            batching.decoded(self.index),
+            arrived,
+            self.segments.__getitem__,
+            now_ms=at_ms,
+            horizon_ms=round(PASS_THROUGH_S * 1000),
+        )
+
+    def commit(self, decided: batching.Decision) -> None:
+        self.segments |= decided.append
+        for number in decided.drop:
+            del self.segments[number]
+        self.index = batching.encoded(decided.index)
+        self.due_ms = min((one.due_ms for one in decided.index.endpoints.values()), default=None)
 
 
 class Shard:
-    """The state of one shard, as bytes."""
+    """The state of one shard of the retry lane, as bytes."""
 
     def __init__(self) -> None:
         self.index: bytes | None = None
@@ -107,26 +149,46 @@ class Shard:
 
 
 class Platform:
-    """One application with a direct lane and a retry lane. `registry` gives the registry as it is at the moment."""
+    """One application with all lanes. `registry` gives the registry as it is at the moment.
 
-    def __init__(self, world: World, registry: Callable[[], Snapshot], rng: random.Random, *, deaths: float) -> None:
+    `disable` is called with endpoints that are to be disabled, and why.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        registry: Callable[[], Snapshot],
+        disable: Callable[[Iterable[EndpointId], str], None],
+        rng: random.Random,
+        *,
+        deaths: float,
+    ) -> None:
         self._world = world
         self._registry = registry
+        self._disable = disable
         self._rng = rng
         self.deaths = deaths
         """The share of the micro-batches in which a worker dies."""
         self.events: list[Record] = []
-        self._published = asyncio.Event()
+        self._published = {"direct": asyncio.Event(), "batch": asyncio.Event()}
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
-        self._committed = {"direct": 0, "retry": 0}
+        self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._held = held.Held(ATTEMPT_S, asyncio.get_running_loop().time)
+        self.egress = egress.Egress()
+        self.was_cut_off = False
+        """Whether the lanes have ever held because our own network was broken."""
         self.shards = [Shard() for _ in range(SHARDS)]
+        self.batches = [BatchShard() for _ in range(SHARDS)]
         self.died = 0
+        self.ended_by_fast: set[journal.Key] = set()
+        self.repeated: set[journal.Key] = set()
+        """What a fast lane has sent although it had written how it ended."""
 
     def publish(self, record: Record) -> None:
         self.events.append(record)
-        self._published.set()
+        for published in self._published.values():
+            published.set()
 
     async def run_direct(self) -> None:
         worker = Worker(self._world, self._rng, self._append)
@@ -134,43 +196,78 @@ class Platform:
             end = len(self.events)
             records = self.events[self._committed["direct"] : end]
             if not records:
-                await self._published.wait()
-                self._published.clear()
+                await self._published["direct"].wait()
+                self._published["direct"].clear()
                 continue
-            self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
-            begun = worker.lane(self._known(), self._held.now())
-            if await self._lives(self._delivered(begun, records)):
-                self._committed["direct"] = end
-            else:
-                begun.abandon()
-                worker.is_dead = True
-                worker = Worker(self._world, self._rng, self._append)
+            begun, before = self._ends(), frozenset[journal.Key]()
+            while True:
+                await self._until_the_network_works()
+                lane = worker.direct(self._known(), self._held_now(), before)
+                if await self._lives(self._delivered(worker, lane, _some(records, 50)), is_fast=True):
+                    break
+                lane.abandon()
+                worker.is_dead, worker = True, Worker(self._world, self._rng, self._append)
+                before = self._ended_since(begun, journal.OfFastLane())
+            self._committed["direct"] = end
+
+    async def run_batch(self) -> None:
+        worker = Worker(self._world, self._rng, self._append)
+        while True:
+            await asyncio.sleep(TRIGGER_S)
+            await self._until_batches_are_due()
+            end, at_ms = len(self.events), now_ms()
+            records = self.events[self._committed["batch"] : end]
+            begun, before = self._ends(), frozenset[journal.Key]()
+            while True:
+                await self._until_the_network_works()
+                known = self._known()  # when it runs again all is collected anew, by the registry of that moment
+                collected = await self._collected(known, records, at_ms)
+                decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
+                leaving = [batch for one in decided for batch in one.batches]
+                lane = worker.batches(known, self._held_now(), before)
+                if await self._lives(self._delivered(worker, lane, _some(leaving, 5)), is_fast=True):
+                    break
+                lane.abandon()
+                worker.is_dead, worker = True, Worker(self._world, self._rng, self._append)
+                before = self._ended_since(begun, journal.OfFastLane())
+            self._committed["batch"] = end
+            for shard, one in zip(self.batches, decided, strict=True):
+                shard.commit(one)
 
     async def run_retry(self) -> None:
         worker = Worker(self._world, self._rng, self._append)
         while True:
             await asyncio.sleep(TRIGGER_S)
             await self._until_retries_are_due()
-            begun = {topic: len(written) for topic, written in self.topics.items()}
+            await self._until_the_network_works()
+            begun = self._ends()
             arrived: list[list[bytes]] = [[] for _ in self.shards]
             for written in self.topics["retries"][self._committed["retry"] : begun["retries"]]:
                 arrived[segment.shard_of(parcel.message(written).endpoint_id, SHARDS)].append(written)
-            decided = [self._decide(shard, came) for shard, came in zip(self.shards, arrived, strict=True)]
+            at_ms = now_ms()
+            decided = [self._decide(shard, came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
             turns = [turn for one in decided for turn in one.turns]
-            before: journal.Ended = frozenset()
-            while not await self._lives(self._retried(worker.retries, turns, before)):
+            before = frozenset[journal.Key]()
+            while not await self._lives(self._retried(worker.retries, turns, before), is_fast=False):
                 await worker.retries.close()
                 worker = Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun)  # the same records, at the same time: the same turns leave again
+                # The same records, at the same time: the same turns leave again.
+                before = self._ended_since(begun, journal.OfRetryLane())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
-                shard.commit(one, now_ms())
+                shard.commit(one, at_ms)
+            self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
+            failing = frozenset().union(*(shard.told.failing for shard in self.shards))
+            if failing and not self.egress.is_broken:
+                self._disable(failing, FAILING)
 
     @property
     def is_done(self) -> bool:
         """Whether nothing waits anywhere."""
-        handled = self._committed == {"direct": len(self.events), "retry": len(self.topics["retries"])}
-        return handled and not any(shard.told.events for shard in self.shards)
+        came = len(self.events)
+        handled = self._committed == {"direct": came, "batch": came, "retry": len(self.topics["retries"])}
+        waits = any(shard.told.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
+        return handled and not waits
 
     def dead_letters(self) -> list[tuple[str, str, str]]:
         """Event id, endpoint id and reason of each."""
@@ -180,22 +277,28 @@ class Platform:
     def skips(self) -> list[tuple[str, str, str]]:
         """Event id, endpoint id and reason of each."""
         return [
-            (entry["event_id"], row["endpoint_id"], entry["reason"])
+            (event_id, row["endpoint_id"], entry["reason"])
             for row in map(orjson.loads, self.topics["attempts"])
             for entry in row.get("entries", ())
-            if entry["kind"] == "skipped"
+            if entry["kind"] in {"skipped", "batch_skipped"}
+            for event_id in _event_ids(entry)
         ]
+
+    def rejected(self) -> set[int]:
+        """The offsets of records that were rejected."""
+        return {orjson.loads(row)["offset"] for row in self.topics["rejected"]}
 
     def _known(self) -> routing.WholeRegistry:
         return routing.WholeRegistry("simulated", self._registry())
 
-    def _decide(self, shard: Shard, arrived: list[bytes]) -> retrying.Decision:
+    @staticmethod
+    def _decide(shard: Shard, arrived: list[bytes], at_ms: int) -> retrying.Decision:
         return retrying.decide(
             retrying.decoded(shard.index),
             arrived,
             shard.segments.__getitem__,
             POLICY,
-            now_ms=now_ms(),
+            now_ms=at_ms,
             horizon_ms=HORIZON_MS,
         )
 
@@ -209,16 +312,57 @@ class Platform:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
-    async def _delivered(self, begun: direct_lane.DirectLane, records: list[Record]) -> AsyncIterator[list[rows.Row]]:
-        for first in range(0, len(records), 50):
-            yield _rows(await begun.take(records[first : first + 50]))
-        last = await begun.finish()
-        self._held.silent(last.silent)
-        yield _rows(last)
+    async def _until_batches_are_due(self) -> None:
+        """Wait until events came, or a batch has to leave."""
+        if self._committed["batch"] < len(self.events):
+            return
+        self._published["batch"].clear()
+        due = min((shard.due_ms for shard in self.batches if shard.due_ms is not None), default=None)
+        wait_s = None if due is None else max(0.0, (due - now_ms()) / 1000 - PASS_THROUGH_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._published["batch"].wait(), wait_s)
 
-    def _ended_since(self, begun: dict[str, int]) -> journal.Ended:
-        """Read back what a micro-batch of the retry lane has written."""
-        found = journal.OfRetryLane()
+    async def _until_the_network_works(self) -> None:
+        await asyncio.sleep(max(0.0, self.egress.until - asyncio.get_running_loop().time()))
+
+    def _held_now(self) -> handover.Held:
+        return self._held.now()
+
+    def _ends(self) -> dict[str, int]:
+        return {topic: len(written) for topic, written in self.topics.items()}
+
+    async def _collected(self, known: routing.Registry, records: list[Record], at_ms: int) -> list[list[bytes]]:
+        """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
+        collector = collecting.Collector(known, envelope.Layout(), shards=SHARDS, now_ms=at_ms, pass_through_s=PASS_THROUGH_S)
+        for_shards: list[list[bytes]] = [[] for _ in range(SHARDS)]
+        for collected in (await collector.take(records), collector.finish()):
+            self._append(_rows(collected.results))
+            for row in collected.rows:
+                for_shards[row.shard].append(row.segment)
+        return for_shards
+
+    async def _delivered(
+        self, worker: Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
+    ) -> AsyncIterator[list[rows.Row]]:
+        for some in given:
+            yield _rows(await lane.take(some))
+        last = await lane.finish()
+        yield _rows(last)
+        self._told(worker, last)
+
+    def _told(self, worker: Worker, last: Results) -> None:
+        """Take what a micro-batch tells, as the driver and the worker do."""
+        self.egress = self.egress.told(last.asked, last.unreachable, asyncio.get_running_loop().time())
+        self.was_cut_off |= self.egress.is_broken
+        if egress.is_ours(last.asked, last.unreachable):
+            worker.circuits.clear()
+        if not self.egress.is_broken:
+            self._held.silent(last.silent)
+        if last.gone:
+            self._disable(last.gone, retry.GONE)
+
+    def _ended_since(self, begun: dict[str, int], found: journal.Journal) -> journal.Ended:
+        """Read back what a micro-batch has written."""
         for topic, reader in found.readers(TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
                 found.take(written, reader)
@@ -231,26 +375,57 @@ class Platform:
             yield list(rows.rows(ended.results, TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
             yield list(rows.reports(ended.reports, TOPICS))
+            if ended.results.gone:
+                self._disable(ended.results.gone, retry.GONE)
 
-    async def _lives(self, work: AsyncIterator[list[rows.Row]]) -> bool:
+    async def _lives(self, work: AsyncIterator[list[rows.Row]], *, is_fast: bool) -> bool:
         """Write what `work` yields; return whether the process that did it lived to commit it."""
         if self._rng.random() >= self.deaths:
-            await self._written(work)
+            await self._written(work, is_fast=is_fast)
             return True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._written(work), self._rng.choice([0.0, 0.01, 0.1, 1.0, 3.0]))
+            await asyncio.wait_for(self._written(work, is_fast=is_fast), self._rng.choice([0.0, 0.01, 0.1, 1.0, 3.0]))
         self.died += 1
         return False
 
-    async def _written(self, work: AsyncIterator[list[rows.Row]]) -> None:
+    async def _written(self, work: AsyncIterator[list[rows.Row]], *, is_fast: bool) -> None:
         async for some in work:
             self._append(some)
+            if is_fast:
+                self._note_ended(some)
+
+    def _note_ended(self, some: list[rows.Row]) -> None:
+        """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
+        found = journal.OfFastLane()
+        readers = found.readers(TOPICS)
+        for row in some:
+            if row.value is not None and row.topic in readers:
+                found.take(row.value, readers[row.topic])
+        self.repeated |= found.ended & self.ended_by_fast
+        self.ended_by_fast |= found.ended
 
     def _append(self, some: list[rows.Row]) -> None:
         for row in some:
             if row.value is not None:
                 self.topics[row.topic].append(row.value)
         self._handed_over.set()
+
+
+def _some(given: list[Any], count: int) -> Iterable[list[Any]]:
+    return (given[first : first + count] for first in range(0, len(given), count))
+
+
+def _event_ids(entry: dict[str, Any]) -> list[str]:
+    """The ids of the events that an entry is about: of a batch it has their offsets, which are their numbers."""
+    if entry["kind"] == "skipped":
+        return [entry["event_id"]]
+    return [
+        f"e{offset}"
+        for topics in entry["offsets"].values()
+        for partitions in topics.values()
+        for offsets in partitions.values()
+        for offset in offsets
+    ]
 
 
 def _rows(results: Results) -> list[rows.Row]:
@@ -267,7 +442,7 @@ def now_ms() -> int:
 
 async def while_running(platform: Platform, work: Coroutine[Any, Any, None]) -> None:
     """Do `work` while the lanes run; raise what ends one of them."""
-    lanes = [asyncio.create_task(platform.run_direct()), asyncio.create_task(platform.run_retry())]
+    lanes = [asyncio.create_task(run()) for run in (platform.run_direct, platform.run_batch, platform.run_retry)]
     main = asyncio.create_task(work)
     done, _ = await asyncio.wait([main, *lanes], return_when=asyncio.FIRST_COMPLETED)
     for task in [main, *lanes]:

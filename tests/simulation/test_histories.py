@@ -38,6 +38,22 @@ def test_customers_go_through_all_moods():
     assert moods == set(Mood)
 
 
+MOST_HISTORIES = 60
+
+
+def test_in_histories_everything_happens_that_they_are_to_show():
+    missing = {"gone", "failing", "network", "tenant_deleted", "rejected_by_endpoint", "deaths"}
+    for seed in range(MOST_HISTORIES):
+        ended = history.History(seed, deaths=0.1).run()
+        missing -= {why for _, _, why in ended.disabled}
+        missing -= {reason for _, _, reason in (*ended.platform.skips(), *ended.platform.dead_letters())}
+        missing -= {"network"} if ended.platform.was_cut_off else set()
+        missing -= {"deaths"} if ended.platform.died else set()
+        if not missing:
+            return
+    assert not missing
+
+
 def test_a_loop_in_which_nothing_will_ever_happen_says_so():
     async def forever():
         await virtual.asyncio.Event().wait()

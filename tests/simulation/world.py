@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ class Mood(enum.StrEnum):
     REFUSES_CONNECTIONS = "refuses_connections"
     THROTTLES = "throttles"
     REJECTS_SOME = "rejects_some"
+    """Of a batch some of its events."""
+    GONE = "gone"
 
 
 @dataclass(slots=True)
@@ -41,6 +44,10 @@ class Customer:
     asked: int = 0
     under_way: int = 0
     most_under_way: int = 0
+    gone_at: float = -math.inf
+    """When it last said that it is gone for good."""
+    largest: int = 0
+    """Most events in one request."""
     came_at: collections.deque[float] = field(default_factory=collections.deque)
     most_in_a_second: int = 0
 
@@ -60,13 +67,20 @@ class Customer:
 class World:
     """All customers, as the transport of a sender. Requests take time on the running loop."""
 
-    def __init__(self, customers: dict[str, Customer], rng: random.Random) -> None:
+    def __init__(self, customers: dict[str, Customer], rng: random.Random, outages: list[tuple[float, float]]) -> None:
         self.customers = customers
+        self.outages = outages
+        """From when to when there is no way to anybody."""
         self._rng = rng
+
+    def is_cut_off(self, now: float) -> bool:
+        return any(since <= now < until for since, until in self.outages)
 
     async def post(self, to: target.Target, _: bytes, body: bytes, timeout_s: float) -> transport.Response:
         customer = self.customers[to.endpoint.endpoint_id]
         loop = asyncio.get_running_loop()
+        if self.is_cut_off(loop.time()):
+            raise errors.ConnectFailed("no way there")
         customer.come(loop.time())
         try:
             async with asyncio.timeout(timeout_s):
@@ -87,12 +101,20 @@ class World:
             return transport.Response(500, (), b"")
         if mood is Mood.THROTTLES:
             return transport.Response(429, ((b"retry-after", b"%d" % rng.choice([0, 3, 90])),), b"")
-        if mood is Mood.REJECTS_SOME and rng.random() < 0.2:
+        if mood is Mood.GONE:
+            customer.gone_at = asyncio.get_running_loop().time()
+            return transport.Response(410, (), b"")
+        came = orjson.loads(body)
+        events = came if isinstance(came, list) else [came]
+        customer.largest = max(customer.largest, len(events))
+        rejects = mood is Mood.REJECTS_SOME
+        rejected = {place for place in range(len(events)) if rejects and rng.random() < 0.2}
+        if rejected and events is not came:
             return transport.Response(422, (), b"no")
-        event = orjson.loads(body)
-        for one in event if isinstance(event, list) else [event]:
-            customer.accepted.append((asyncio.get_running_loop().time(), one["id"]))
-        return transport.Response(200, (), b"")
+        for place, one in enumerate(events):
+            if place not in rejected:
+                customer.accepted.append((asyncio.get_running_loop().time(), one["id"]))
+        return transport.Response(200, (), orjson.dumps({"rejected": [{"index": place} for place in sorted(rejected)]}))
 
 
 def customer(endpoint: Endpoint, rng: random.Random, *, faults_until: float) -> Customer:

@@ -175,10 +175,10 @@ def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_
 class Hanging:
     """A lane with an endpoint that does not answer before it is told to."""
 
-    def __init__(self):
+    def __init__(self, **bounds):
         self.answers = asyncio.Event()
         self.sender = Sender(lambda delivery: self.answers if delivery.endpoint.endpoint_id == "ep1" else None)
-        self.lane = lane_of(self.sender)
+        self.lane = lane_of(self.sender, **bounds)
         other = [builders.endpoint("ep2"), builders.subscription("s2", endpoint_id="ep2")]
         self.registry = routing.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription(), *other))
 
@@ -243,6 +243,20 @@ def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_n
         ended = await hanging.micro_batch()
         assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
         assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back():
+    async def main():
+        hanging = Hanging(max_in_flight_per_endpoint=1)
+        await hanging.micro_batch(turn(waiting(), waiting()))
+        hanging.lane.stop()
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        [report] = hanging.lane.ended().reports
+        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
+        assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
 
     asyncio.run(main())
 
