@@ -150,6 +150,21 @@ def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path
     assert waits.events == 2
 
 
+def test_a_micro_batch_that_is_removed_from_a_damaged_checkpoint_runs_again_and_what_waits_is_there_once(spark, tmp_path):
+    lane = Lane(spark, tmp_path)
+    lane.write(postponed("a"))
+    lane.run()
+    lane.write(postponed("x", endpoint="ep2"))
+    before, _ = lane.run()
+    for part in ("offsets", "commits"):  # as the operations document says
+        folder = tmp_path / "checkpoint" / "retry" / part
+        for name in ("1", ".1.crc"):
+            (folder / name).unlink(missing_ok=True)
+    after, waits = lane.run()
+    assert list(map(ids, map(parcel.turn, before))) == list(map(ids, map(parcel.turn, after)))
+    assert (len(after), waits.events) == (1, 2)
+
+
 def test_every_task_begins_and_ends_in_its_worker(spark, tmp_path):
     lane = Lane(spark, tmp_path)
     lane.write()  # as when nothing but a tick comes
