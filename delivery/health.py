@@ -108,7 +108,7 @@ class Watch:
     def observed(self, lag: int | None, *, is_source_up: bool = True) -> None:
         """Take note of how much waits. Called every few seconds: waiting that is right is not counted as quiet."""
         self._lag, self._is_source_up = lag, is_source_up
-        if not should_come_on(self._phase(), self._hold(), lag):
+        if not is_source_up or not should_come_on(self._phase(), self._hold(), lag):
             self._came_on_at = self._clock()
 
     def facts(self) -> Facts:

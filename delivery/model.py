@@ -367,5 +367,3 @@ class Outcome(NamedTuple, Generic[Sent]):
     """Set: it was asked for again, by this replay, and is on no lane's account of what was due."""
     under_way: bytes | None = None
     """Set, for some of what is `postponed`: an attempt of it goes on, and what comes of it is told by this name."""
-    accepted_ms: int = 0
-    """For `postponed`: when its endpoint last accepted anything that this worker has sent, as far as that is remembered."""

@@ -6,6 +6,7 @@ Runs in the command, with a Spark of its own, while no job runs the lanes.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -56,17 +57,24 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
 
 def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[str]) -> tuple[list[Accepted], list[_Move]]:
     found, moves = [], []
-    ticks = {config.batch.ticks_topic, config.retry.ticks_topic}  # which are no events
     with contextlib.closing(scanning.Scanner(config.kafka)) as scanner:
         for lane in lanes:
             checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
-            extents = scanner.extents(checkpoint.positions)
+            extents = scanner.extents({*checkpoint.positions, *(_event_topics(config, scanner) if lane != "retry" else ())})
             held: dict[tuple[str, int], losses.Held] = {one.place: losses.Held(one.low, one.end) for one in extents}
             positions, lost = losses.moved(checkpoint.positions, held)
-            found += [Accepted(lane, loss) for loss in lost if loss.topic not in ticks]
+            found += [Accepted(lane, loss) for loss in lost]
             if lost:
                 moves.append(_Move(checkpoint, positions, held))
     return found, moves
+
+
+def _event_topics(config: settings.Settings, scanner: scanning.Scanner) -> list[str]:
+    """Return the topics of events; none where only Java understands their pattern, and those of the checkpoint have to do."""
+    try:
+        return [name for name in scanner.names() if re.fullmatch(config.source.topic_pattern, name)]
+    except re.error:
+        return []
 
 
 def _entry(one: Accepted) -> dict[str, Any]:

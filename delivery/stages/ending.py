@@ -19,11 +19,13 @@ from delivery.stages import tasks
 def rest(spark: SparkSession, tools: tasks.Tools, within_s: float) -> None:
     """Wait in each worker process, no longer than `within_s` together.
 
-    Spark hands its processes out in turn, and a task has two of them at most: one that decides, and one that delivers.
+    Spark hands its processes out in turn, and a task has two of them at most: one that decides, and one that delivers. There
+    are fewer slots: at first all are asked to begin nothing more, or some would while others are waited for.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")
-    tasks.run(nothing.mapInArrow(RestPartition(tools, within_s, time.time() + within_s), tasks.NO_ROWS))
+    for each_s in (0.0, within_s):
+        tasks.run(nothing.mapInArrow(RestPartition(tools, each_s, time.time() + each_s), tasks.NO_ROWS))
 
 
 @dataclass(frozen=True, slots=True)

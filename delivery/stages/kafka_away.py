@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 _MEANT = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|LeaderNotAvailable)Exception"
+    r"|No resolvable bootstrap urls"  # its name has gone with it, as that of a container or of a headless service
     r"|TimeoutException: Cannot fetch record"  # Spark's own, of its consumer in a task
     r"|Local: (Message timed out|Broker transport failure|All broker connections are down)"  # librdkafka's, of a task's rows
 )

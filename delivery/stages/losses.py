@@ -2,7 +2,8 @@
 
 Runs on the driver of a command, while no job runs the lane. Spark refuses to go on where records are gone (`failOnDataLoss`):
 they are lost events, and somebody has to say that they are given up. Guarantee: nothing that Kafka still holds is passed over,
-and what waits in the lane's state is untouched.
+and what waits in the lane's state is untouched. The exception is a topic that was made anew and has more records by now than
+were read of the old one: nobody can tell it from that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 from delivery import errors
 from delivery.stages import rerun
 
-EXPIRED, DELETED, MADE_ANEW = "expired", "deleted", "made anew"
+EXPIRED, DELETED, ENDS_BEFORE = "expired", "deleted", "ends before"
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 _LINES = 3
 """Of Spark's file of offsets: its version, when the micro-batch began and by which settings, and up to where it reads."""
@@ -46,8 +47,9 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], Held]) -> tuple[P
     """Return from where a lane can go on that had come to `positions`, and what it has lost by that.
 
     1. The partition is there no more: it is left out.
-    2. It ends before: its topic was deleted and made anew. All of it is read.
+    2. It ends before: its topic was deleted and made anew, or its log was cut short. All of it is read.
     3. It begins after: what was between has expired.
+    4. It is new to a lane that has positions, and does not begin at 0: what was before has expired as well.
     """
     now: Positions = {}
     losses = []
@@ -57,11 +59,15 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], Held]) -> tuple[P
             losses.append(Loss(topic, int(number), DELETED, position, None))
             continue
         if position > there.end:
-            losses.append(Loss(topic, int(number), MADE_ANEW, position, None))
+            losses.append(Loss(topic, int(number), ENDS_BEFORE, position, None))
         elif position < there.low:
             losses.append(Loss(topic, int(number), EXPIRED, position, there.low - 1))
         is_held = there.low <= position <= there.end
         now.setdefault(topic, {})[number] = position if is_held else there.low
+    for (topic, partition), there in held.items():
+        if positions and there.low > 0 and str(partition) not in positions.get(topic, {}):
+            losses.append(Loss(topic, partition, EXPIRED, 0, there.low - 1))
+            now.setdefault(topic, {})[str(partition)] = there.low
     return now, losses
 
 
@@ -89,6 +95,10 @@ class Checkpoint:
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._folder = folder
         begun, committed = rerun.newest(spark, folder)
+        if committed < 0 <= begun:
+            raise errors.LaneFailed(
+                f"{folder} has committed nothing yet: remove it, and the lane begins anew without any loss of its own"
+            )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)
         """Up to where everything is committed; empty where nothing is."""

@@ -106,6 +106,7 @@ class Lane(Generic[Registry]):
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
+        self._last_begun = self._handled = -1  # of this query
         rerun.require_whole(rows.sparkSession, checkpoint)
         writer = (
             rows.writeStream.queryName(self._name).option("checkpointLocation", checkpoint).foreachBatch(self._handle_batch)

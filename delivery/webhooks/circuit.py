@@ -47,11 +47,9 @@ _NOT_ASKED = frozenset({errors.LocalFailure.error_class, errors.AddressBlocked.e
 class Circuit:
     """The circuit of one endpoint in one worker. Made when it fails for the first time."""
 
-    __slots__ = ("_answers", "_failures", "_is_on_trial", "_open_until", "accepted_at")
+    __slots__ = ("_answers", "_failures", "_is_on_trial", "_open_until")
 
     def __init__(self) -> None:
-        self.accepted_at: float | None = None
-        """When it last accepted anything, since it has a circuit."""
         self._failures = 0
         self._answers = 0
         self._is_on_trial = False
@@ -73,8 +71,6 @@ class Circuit:
         2. It was answered: there are no failures in a row, and after enough of it in a row there is no trial any more.
         3. It failed: the circuit opens after enough of that in a row, on trial at once.
         """
-        if error_class is None:
-            self.accepted_at = now
         if began_at < self._open_until or error_class in _NOT_ASKED:
             return
         if error_class not in FAILED:

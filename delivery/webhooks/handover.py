@@ -67,17 +67,17 @@ class Handover:
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of what is not attempted, or not again. It uses up no wait, and needs none: see retry.again."""
-        return self._postponed(delivery, attempts, reason, Again(self._now_ms(), 0))
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
 
     def under_way(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
         """Return the outcome of what goes on alone. It is attempted again when nothing has been told of it by then."""
         again = Again(self._now_ms() + round(self._late.wait_s * 1000), 0)
-        return self._postponed(delivery, attempts, retry.UNDER_WAY, again)._replace(under_way=name)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry.UNDER_WAY, again, under_way=name)
 
     def soon(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
         """Return the outcome of what has failed, and has a quick retry left for which this lane has no time any more."""
         again = Again(self._now_ms() + round(wait_s * 1000), 0)
-        return self._postponed(delivery, attempts, attempts[-1].error_class, again)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
         """Return the outcome of what has failed in this lane: postponed by its endpoint's schedule, or given up."""
@@ -93,16 +93,8 @@ class Handover:
             retry_after_s=last.retry_after_s,
             rng=self._rng,
         )
-        if again is None:
-            return Outcome(delivery, OutcomeKind.DEAD_LETTERED, attempts, last.error_class)
-        return self._postponed(delivery, attempts, last.error_class, again)
-
-    def _postponed(self, delivery: Sent, attempts: tuple[Attempt, ...], reason: str | None, again: Again) -> Outcome[Sent]:
-        known = self._circuits.get(delivery.endpoint.endpoint_id)
-        accepted_ms = 0
-        if known is not None and known.accepted_at is not None:
-            accepted_ms = self._now_ms() - round((self._clock() - known.accepted_at) * 1000)
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, again, accepted_ms=accepted_ms)
+        kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
+        return Outcome(delivery, kind, attempts, last.error_class, again)
 
     def _now_ms(self) -> int:
         return int(self._now_s() * 1000)

@@ -108,8 +108,6 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     parcels: list[Parcel]
     settled: list[bytes] = []
     """Names of parcels that came before: what was under way of them has ended, and is told."""
-    accepted_ms: int = 0
-    """When the endpoint last accepted anything of that lane, as far as whoever hands this over remembers."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):

@@ -85,6 +85,7 @@ class RetryLane:
         self._unreachable: set[EndpointId] = set()
         self._bytes = 0
         self._is_stuck = False
+        self._stopping = asyncio.Event()
         self._in_flight = 0
         self._most_in_flight = 0
 
@@ -149,7 +150,8 @@ class RetryLane:
         return self._told() if self._ended or self._gone or accepted else None
 
     def stop(self) -> None:
-        """Begin no more attempts of what is under way; what is not attempted comes back."""
+        """Begin no more attempts of what is under way; what is not attempted comes back. Called in the loop, at its end."""
+        self._stopping.set()
         for one, _ in self._under_way.values():
             one.stop()
 
@@ -244,7 +246,8 @@ class RetryLane:
                     continue
             if now + wait_s > one.until:
                 return
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

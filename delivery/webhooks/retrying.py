@@ -178,7 +178,7 @@ class _Deciding:
         for came in postponed.parcels:
             if one.had_ended(came):
                 continue
-            one.window.heard(came.reason, postponed.accepted_ms, self._policy, self._now_ms)
+            one.window.heard(came.reason, self._policy, self._now_ms)
             # What is under way is not given up, and there is never much of it.
             if came.under_way is None and one.events + len(came.packed) > self._policy.max_pending:
                 beyond.append(came)

@@ -102,21 +102,17 @@ def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]
     Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
     """
     parcels: dict[EndpointId, tuple[CustomerId, list[parcel.Parcel]]] = {}
-    accepted_ms: dict[EndpointId, int] = {}
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.POSTPONED:
             to = outcome.delivery.endpoint
             parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of(outcome, now_ms=now_ms))
-            accepted_ms[to.endpoint_id] = max(outcome.accepted_ms, accepted_ms.get(to.endpoint_id, 0))
     for batch, _ in results.batches:
         if batch.kind is OutcomeKind.POSTPONED:
             to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
             parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of_batch(batch, packed, now_ms=now_ms))
-            accepted_ms[to.endpoint_id] = max(batch.accepted_ms, accepted_ms.get(to.endpoint_id, 0))
     for endpoint_id, (customer_id, of_endpoint) in parcels.items():
         for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
-            told = parcel.Postponed(endpoint_id, customer_id, chunk, accepted_ms=accepted_ms[endpoint_id])
-            written = parcel.encoded(told)
+            written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk))
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 

@@ -34,7 +34,7 @@ from delivery.model import (
     SkipReason,
     Subscription,
 )
-from delivery.webhooks import batch_message, circuit, intake, journal, message, parcel, parting, retry, routing, segment, window
+from delivery.webhooks import batch_message, circuit, intake, journal, message, parcel, parting, retry, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery
 from delivery.webhooks.results import Results
 
@@ -45,6 +45,7 @@ PUT_OFF_S = 300.0
 NOWHERE = "(retry lane)"
 """The topic of what is set apart: it stands in none. No topic of Kafka has such a name."""
 _HOLDS = {EndpointStatus.PAUSED: retry.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry.ENDPOINT_DISABLED}
+_REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
 
 
 class Made(NamedTuple):
@@ -178,7 +179,7 @@ class TurnUnderWay:
             )
             kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
             self._failed += error_class in circuit.FAILED
-            self._refused += error_class in window.REFUSED
+            self._refused += error_class in _REFUSED
             if attempt.retry_after_s is not None:
                 self._retry_after_s = max(attempt.retry_after_s, self._retry_after_s or 0.0)
             self._stop_in_order()

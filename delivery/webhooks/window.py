@@ -24,9 +24,6 @@ MEMORY_MS = 60_000
 which nothing waits any more is remembered."""
 ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.GONE})
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
-REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
-"""Answers of one that is alive, and does not take the event. What is refused here once more says nothing new: others may go
-through another lane, unless the endpoint takes them in order."""
 
 
 MOST_SILENCE = 0.5
@@ -68,16 +65,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     known_until_ms: int = 0
     """As long as the last report is not out of date."""
 
-    def heard(self, reason: str, accepted_ms: int, policy: Policy, now_ms: int) -> None:
-        """Take what another lane says of the endpoint, and when it last accepted anything there.
-
-        That it is ill counts unless it is known better here. That it refuses an event counts as a failure: as long as it is not
-        held, only that lane knows whether it refuses all of them.
-        """
-        if self.failing_since_ms is not None and accepted_ms >= self.failing_since_ms:
-            self.failing_since_ms = None
-        if reason in REFUSED:
-            self._fail(policy, now_ms)
+    def heard(self, reason: str, policy: Policy, now_ms: int) -> None:
+        """Take what another lane says of the endpoint, unless it is known better here."""
         if reason in ILL and now_ms >= self.known_until_ms:
             self._hold(policy, now_ms)
             self._remember(now_ms)
@@ -92,7 +81,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         5. Neither, for faults of ours: nothing is learnt.
 
         Whatever it was, the endpoint is left alone for as long as it asked for. For how long it has only failed, what has
-        failed counts, and what it refuses in an order.
+        failed counts; what it refuses (4xx, redirects), only where it takes everything in an order, and so from here. Of any
+        other, the rest may be accepted in another lane meanwhile, which nobody tells here.
         """
         if report.hold is not None:
             self.failing_since_ms = None
@@ -108,7 +98,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.delivered:
             self.failing_since_ms = None
         elif report.hold is None and (report.failed or (report.refused and report.order_key is not None)):
-            self._fail(policy, now_ms)
+            most_s = max(policy.disable_after_s * MOST_SILENCE, policy.max_probe_interval_s + policy.away_s)
+            was_silent = now_ms - self.failed_ms > most_s * 1000
+            if self.failing_since_ms is None or was_silent:
+                self.failing_since_ms = now_ms
+            self.failed_ms = now_ms
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
@@ -130,13 +124,6 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """
         since_ms = self.failing_since_ms
         return since_ms is not None and self.failed_ms == now_ms and now_ms - since_ms >= policy.disable_after_s * 1000
-
-    def _fail(self, policy: Policy, now_ms: int) -> None:
-        most_s = max(policy.disable_after_s * MOST_SILENCE, policy.max_probe_interval_s + policy.away_s)
-        was_silent = now_ms - self.failed_ms > most_s * 1000
-        if self.failing_since_ms is None or was_silent:
-            self.failing_since_ms = now_ms
-        self.failed_ms = now_ms
 
     def _hold(self, policy: Policy, now_ms: int) -> None:
         if self.is_open:

@@ -18,7 +18,7 @@ def positions(at):
 
 
 @given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD), more=st.dictionaries(PLACES, OFFSETS))
-def test_nothing_that_is_held_is_passed_over_and_nothing_that_was_committed_is_read_again(at, held, more):
+def test_nothing_that_is_held_is_passed_over_and_nothing_is_read_again_unless_the_log_ends_before(at, held, more):
     now, lost = losses.moved(positions(at), held)
     why = {(loss.topic, loss.partition): loss for loss in lost}
     ends = {place: at.get(place, 0) + count for place, count in more.items()}
@@ -36,6 +36,15 @@ def test_nothing_that_is_held_is_passed_over_and_nothing_that_was_committed_is_r
             assert (why[place].first, why[place].last) == (before, there.low - 1)
         if place in ends:  # a micro-batch that was broken off reads no further than before, and never backwards
             assert begins <= until[topic][number] <= max(there.low, min(ends[place], there.end))
+
+
+@given(at=st.dictionaries(PLACES, OFFSETS, min_size=1), held=st.dictionaries(PLACES, HELD))
+def test_a_partition_that_is_new_to_the_lane_is_read_from_the_first_record_that_is_held(at, held):
+    now, lost = losses.moved(positions(at), held)
+    for place in held.keys() - at.keys():
+        low = held[place].low
+        assert now.get(place[0], {}).get(str(place[1]), 0) == low
+        assert [(one.first, one.last) for one in lost if (one.topic, one.partition) == place] == ([(0, low - 1)] if low else [])
 
 
 @given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD))

@@ -186,7 +186,7 @@ def test_a_lane_goes_on_without_a_topic_of_which_the_loss_is_accepted_and_reads_
         topics.ensure(topic.kafka, [topic.name], 1)
         topic.publish(b"anew")
     other.publish(b"2")
-    why = losses.MADE_ANEW if is_made_anew else losses.DELETED
+    why = losses.ENDS_BEFORE if is_made_anew else losses.DELETED
     assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, why, 2, None)]
     topic.run("checkpoint", beside=other)
     assert sorted(topic.taken[2:]) == ([b"2", b"anew"] if is_made_anew else [b"2"])

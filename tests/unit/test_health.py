@@ -66,11 +66,11 @@ class Lane:
         self.stop = threading.Event()
         self.watch = health.Watch(hold=lambda: self.hold, stop=self.stop, clock=self.clock)
 
-    def after(self, seconds, *, lag):
+    def after(self, seconds, *, lag, is_source_up=True):
         """Let time pass, observed every 10 s."""
         for _ in range(seconds // 10):
             self.clock.now += 10
-            self.watch.observed(lag)
+            self.watch.observed(lag, is_source_up=is_source_up)
         return self.watch.facts()
 
 
@@ -91,6 +91,12 @@ def test_time_on_hold_is_not_counted(lane):
     assert lane.after(3600, lag=5).quiet_s == 0
     lane.hold = None
     assert lane.after(30, lag=5).quiet_s == 30
+
+
+def test_time_without_kafka_is_not_counted_at_a_start_either(lane):
+    lane.watch.entered(Phase.STARTING)
+    assert lane.after(3600, lag=None, is_source_up=False).quiet_s == 0
+    assert lane.after(30, lag=None).quiet_s == 30
 
 
 def test_a_query_that_is_planned_anew_has_not_come_on(lane):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from delivery import errors
+from delivery import errors, settings
 from delivery.stages import kafka_away, query
 
 JVM = """[STREAM_FAILED] it ended: Task failed
@@ -129,6 +129,7 @@ AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out wa
     [
         (AWAY, True),
         ("Caused by: org.apache.kafka.common.errors.DisconnectException", True),
+        ("ConfigException: No resolvable bootstrap urls given in bootstrap.servers", True),
         ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 120000 milliseconds", True),
         ("delivery.errors.KafkaUnavailable: topic attempts could not be written: Local: Message timed out", True),
         ("delivery.errors.KafkaUnavailable: topic attempts does not take a row of 20000000 bytes", False),
@@ -209,6 +210,15 @@ def test_absences_of_kafka_between_which_a_lane_came_on_do_not_add_up(lane, monk
     count = 3 * query.MOST_ABSENCES
     comes_on = [Failed(lane, AWAY, steps=[(number, [committed(number)])]) for number in range(count)]
     assert Run(lane, monkeypatch, *comes_on, answers=[True] * count)() == (count + 1, count)
+
+
+def test_a_lane_that_is_planned_anew_is_at_rest_until_a_micro_batch_begins(lane, monkeypatch):
+    monkeypatch.setattr(query.rerun, "require_whole", lambda *_: None)
+    lane._last_begun = 7
+    rows = SimpleNamespace(sparkSession=None, writeStream=None)
+    with pytest.raises(AttributeError):  # there is no Spark
+        lane._run_query(rows, settings.Spark(checkpoint="/nowhere"), 1.0, once=False)
+    assert lane._is_at_rest(Query(lane, []))
 
 
 def test_a_lane_with_a_fault_of_its_own_is_not_started_again(lane, monkeypatch):

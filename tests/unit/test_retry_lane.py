@@ -154,12 +154,14 @@ def test_no_more_is_under_way_to_an_endpoint_than_it_takes_over_all_its_turns():
 def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_comes_back(monkeypatch):
     clock, sender = fakes.Clock(NOW_MS / 1000), Sender()
 
-    async def pass_time(seconds, sleep=asyncio.sleep):
+    async def pass_time(stopping, seconds):
         clock.now += seconds
-        await sleep(0)
+        stopping.close()
+        await asyncio.sleep(0)
+        raise TimeoutError
 
     async def main():
-        monkeypatch.setattr(retry_lane.asyncio, "sleep", pass_time)
+        monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), routing.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
             await lane.take([parcel.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
@@ -257,6 +259,21 @@ def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back()
         [report] = hanging.lane.ended().reports
         assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
         assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
+    async def main():
+        known = routing.WholeRegistry("base", registry(max_per_second=0.05))
+        lane = lane_of(sender := Sender())
+        await lane.take([parcel.encoded(turn(waiting(), waiting()))], known, 0)
+        await lane.settle(0.01)
+        lane.stop()
+        ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
+        assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
+        [report] = lane.ended().reports
+        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
 
     asyncio.run(main())
 

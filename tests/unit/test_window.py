@@ -111,22 +111,22 @@ def test_where_nothing_may_be_attempted_it_is_held_and_its_health_begins_anew(wh
 def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_word(reason):
     made = window.Window()
     for second in range(60):
-        made.heard(reason, 0, POLICY, NOW + second * 1000)
+        made.heard(reason, POLICY, NOW + second * 1000)
     assert (waits_s(made), made.size, made.is_open) == (5, 1, False)
 
 
 @pytest.mark.parametrize("reason", [retry.SERVER_ERROR, retry.RATE_LIMITED, retry.ORDERED, "timeout"])
 def test_what_is_no_word_about_the_endpoint_s_health_holds_nothing(reason):
     made = window.Window()
-    made.heard(reason, 0, POLICY, NOW)
+    made.heard(reason, POLICY, NOW)
     assert made == window.Window()
 
 
 def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
     made = after(ACCEPTED)
-    made.heard(retry.CIRCUIT_OPEN, 0, POLICY, NOW + 59_999)
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 59_999)
     assert made.hold_until_ms == 0
-    made.heard(retry.CIRCUIT_OPEN, 0, POLICY, NOW + 60_000)
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 60_000)
     assert made.hold_until_ms > NOW + 60_000
 
 
@@ -194,27 +194,9 @@ def test_two_probes_as_far_apart_as_the_retry_lane_takes_at_most_have_no_silence
     assert made.is_failing(policy, NOW + between_s * 1000) is is_failing
 
 
-@pytest.mark.parametrize(
-    ("heard", "is_failing"),
-    [
-        ([(0, retry.REFUSED, 0), (1800, retry.REFUSED, 0), (3600, retry.REFUSED, 0)], True),
-        ([(0, retry.REDIRECT, 0), (1800, retry.REFUSED, 0), (3600, retry.REDIRECT, 0)], True),
-        ([(0, retry.REFUSED, 0), (1800, retry.REFUSED, 0)], False),
-        ([(0, retry.REFUSED, 0), (1800, retry.REFUSED, 1700), (3600, retry.REFUSED, 1700)], False),  # it has accepted others
-        ([(0, retry.REFUSED, -100), (1800, retry.REFUSED, -100), (3600, retry.REFUSED, -100)], True),  # before it all began
-        ([(0, retry.SERVER_ERROR, 0), (1800, retry.SERVER_ERROR, 0), (3600, retry.SERVER_ERROR, 0)], False),  # reports say so
-    ],
-)
-def test_failing_is_as_well_who_has_only_refused_what_another_lane_has_sent(heard, is_failing):
+def test_an_endpoint_that_fails_when_it_was_open_has_only_failed_from_then_on_as_other_lanes_sent_to_it_before():
     made, policy = window.Window(), window.Policy(disable_after_s=3600)
-    for at_s, reason, accepted_s in heard:
-        made.heard(reason, NOW + accepted_s * 1000 if accepted_s else 0, policy, NOW + at_s * 1000)
-    assert made.is_failing(policy, NOW + heard[-1][0] * 1000) is is_failing
-
-
-def test_an_endpoint_of_which_another_lane_says_that_it_has_accepted_something_has_not_only_failed():
-    made, policy = window.Window(), window.Policy(disable_after_s=3600)
-    made.reported(FAILED, policy, NOW)
-    made.heard(retry.SLOW, NOW + 1000, policy, NOW + 1_800_000)
-    made.reported(FAILED, policy, NOW + 3_600_000)
-    assert not made.is_failing(policy, NOW + 3_600_000)
+    made.reported(report(refused=1, order_key="a"), policy, NOW)
+    for at_s, is_failing in ((1800, False), (3600, False), (5400, True)):
+        made.reported(FAILED, policy, NOW + at_s * 1000)
+        assert made.is_failing(policy, NOW + at_s * 1000) is is_failing
