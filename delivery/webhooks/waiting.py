@@ -40,6 +40,8 @@ class Waiting(msgspec.Struct, array_like=True):
 
     def begin(self, came: parcel.Parcel, turns: int) -> None:
         """Count in a parcel. A flow that begins stands behind those whose turns have left."""
+        if not self.flows:  # nobody is held for whom nothing waits
+            self.window.was_left_to_others()
         self.events += len(came.packed)
         self.size += came.size
         self.flows.setdefault(came.order_key, flow.Flow(turn=turns)).waiting += 1

@@ -107,6 +107,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
 
+    def was_left_to_others(self) -> None:
+        """Take note that other lanes have sent to it until now: it may have accepted that, and nobody tells here."""
+        self.failing_since_ms = None
+
     @property
     def held_until_ms(self) -> int:
         """Until when other lanes are to leave the endpoint to the retry lane."""
@@ -127,7 +131,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     def _hold(self, policy: Policy, now_ms: int) -> None:
         if self.is_open:
-            self.failing_since_ms = None  # other lanes have sent to it as well, and it may have accepted that
+            self.was_left_to_others()
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.holds, 32), policy.max_probe_interval_s)
         self.hold_until_ms = max(self.hold_until_ms, now_ms + round(wait_s * 1000))
         self.holds += 1
