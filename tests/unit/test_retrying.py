@@ -298,10 +298,14 @@ def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_n
 def test_an_endpoint_for_which_nothing_waited_has_only_failed_since_something_came_again():
     """Meanwhile its own lane sends to it, and may have it accept."""
     shard = Shard(disable_after_s=50)
-    for at_ms in (NOW, NOW + 59_000):
-        [turn] = shard.step(postponed(waiting()), now_ms=at_ms)
-        shard.step(reported(turn, delivered=0, failed=1), now_ms=at_ms + 2000)
-        assert (shard.told.events, shard.told.failing) == (0, frozenset())
+    [turn] = shard.step(postponed(waiting()), now_ms=NOW)
+    shard.step(reported(turn, delivered=0, failed=1), now_ms=NOW + 2000)
+    assert shard.told.events == 0
+    [turn] = shard.step(postponed(waiting()), now_ms=NOW + 59_000)
+    for at_ms, failing in ((NOW + 61_000, frozenset()), (NOW + 112_000, {"ep1"})):
+        shard.step(refused(turn, at_ms + 1000), now_ms=at_ms)
+        assert (shard.told.events, shard.told.failing) == (1, failing)
+        _, [turn] = shard.wait()
 
 
 def test_a_decision_with_nothing_to_do_changes_nothing():
