@@ -88,7 +88,7 @@ HELD_ENDPOINTS = Gauge(
     "Endpoints that the retry lane holds back or lets come back slowly: all that is due to them waits there.",
 )
 FAILING_ENDPOINTS = Gauge(
-    "fanout_failing_endpoints", "Endpoints of which the retry lane has seen only failures for retry.disable_after_s."
+    "fanout_failing_endpoints", "Endpoints that have accepted nothing of what was sent to them for retry.disable_after_s."
 )
 STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that a lane's state takes on the JVM's side.", ["lane"])
 STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])

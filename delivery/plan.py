@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from delivery import settings
-from delivery.webhooks import envelope, guard, limits, retry, retrying, rows, worker
+from delivery.webhooks import acceptances, envelope, guard, limits, retry, retrying, rows, worker
 
 
 def of(config: settings.Settings) -> worker.Plan:
@@ -46,6 +46,7 @@ def of(config: settings.Settings) -> worker.Plan:
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,
         max_connections=lane.max_connections,
+        tell_accepted_every_s=acceptances.told_every_s(config.retry.disable_after_s),
     )
 
 

@@ -232,9 +232,10 @@ class Retry(Area):
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes the lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
-    """An endpoint that has only failed for so long is disabled; what waits for it goes on waiting. What it refuses (4xx) is no
-    such failure, unless it takes everything in order. After half of this time without one, or a probe's interval and two
-    minutes where that is longer, it begins anew: the job did not run."""
+    """An endpoint that has accepted nothing of what was sent to it for so long, and an eighth of it, is disabled; what waits
+    for it goes on waiting. In the eighth, all lanes tell what they saw it accept. After half of this time in which nothing
+    failed, or a probe's interval and two minutes where that is longer, it begins anew. The same for all lanes, where they are
+    applications of their own."""
 
 
 class Archive(Area):

@@ -163,7 +163,7 @@ class Replayer:
         """Hand over what is due, and return how many deliveries that are, when Kafka has them."""
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
-        for written in replaying.records(due, to, replay.replay_id, now_ms=_ms(_now())):
+        for written in replaying.records(due, routes, replay.replay_id, now_ms=_ms(_now())):
             for row in rows.for_retries(topic, to.endpoint_id.encode(), written):
                 self._publisher.publish(publishing.Message(topic=row.topic, key=row.key, value=row.value))
         self._publisher.flush()

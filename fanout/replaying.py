@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from delivery.model import Endpoint, Event, LeaveReason, Record, SubscriptionId
+from delivery.model import Endpoint, Event, LeaveReason, Record, Revision, SubscriptionId
 from delivery.webhooks import chunks, envelope, intake, matching, ordering, parcel, retry, routing, rows, segment
 from delivery.webhooks.snapshot import Snapshot
 
@@ -31,6 +31,7 @@ class Routes:
 
     def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: envelope.Layout) -> None:
         self.endpoint = endpoint
+        self.revision = registry.revision
         self._registry = routing.WholeRegistry("", registry)
         self._layout = layout
 
@@ -58,8 +59,8 @@ def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
         yield from chunks.of(together, lambda one: segment.item(one.event, 0).size, max_bytes)
 
 
-def parcel_of(together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int) -> parcel.Parcel:
-    """Return what goes in one request as a parcel."""
+def parcel_of(together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision) -> parcel.Parcel:
+    """Return what goes in one request as a parcel. `revision` is that of the registry by which it is due."""
     names = {name: number for number, name in enumerate(dict.fromkeys(one.subscription_id for one in together))}
     order_by, first = endpoint.order_by, together[0].event
     return parcel.Parcel(
@@ -73,12 +74,16 @@ def parcel_of(together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, no
         reason=retry.REPLAYED,
         order_key=None if order_by is None else ordering.key_of(first.content, order_by),
         replay=replay_id,
+        revision=revision,
     )
 
 
-def records(due: Iterable[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
+def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
     """Yield what is written to the retries topic, under the endpoint's id as key."""
-    parcels = (parcel_of(together, endpoint, replay_id, now_ms=now_ms) for together in requests(due, endpoint))
+    endpoint, revision = routes.endpoint, routes.revision
+    parcels = (
+        parcel_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
+    )
     for chunk in chunks.of(parcels, lambda one: one.written_bytes, rows.MAX_POSTPONED_BYTES):
         yield parcel.encoded(parcel.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
 

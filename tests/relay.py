@@ -33,8 +33,10 @@ class Relay:
         return len(self._clients)
 
     def close(self) -> None:
-        """End all."""
+        """End all, also for the threads that wait for them."""
         for one in (self._listening, *self._clients, *self._servers):
+            with contextlib.suppress(OSError):  # it has ended
+                one.shutdown(socket.SHUT_RDWR)
             one.close()
 
     def _accept(self) -> None:

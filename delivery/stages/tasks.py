@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
+from delivery.model import Revision
 from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
 from delivery.webhooks import late, retry_lane, rows, worker
@@ -46,13 +47,14 @@ class Tools:
         here.write_late = self.write_late
         return Task(self, here)
 
-    def write_late(self, results: Results, ended: list[late.Ended]) -> None:
+    def write_late(self, results: Results, ended: list[late.Ended], revision: Revision) -> None:
         """Write what came of attempts that had gone on alone; when all of it is in its topics, tell their shards.
 
-        Called in the worker, beside its tasks. Told before, a shard might forget what is written nowhere.
+        Called in the worker, beside its tasks; `revision` is the newest of the registry there. Told before, a shard might
+        forget what is written nowhere.
         """
         writing = self.sink()
-        _write(writing, results, self.plan.topics)
+        _write(writing, results, self.plan.topics, revision)
         writing.finish()
         writing.write(rows.settled(ended, self.plan.topics))
         writing.finish()
@@ -69,7 +71,7 @@ class Task:
     def write(self, results: Results) -> None:
         """Write what came of some records, and what of it goes to the retry lane."""
         self._observe(results)
-        _write(self._writing, results, self._topics)
+        _write(self._writing, results, self._topics, self.worker.revision)
 
     def write_turns(self, ended: retry_lane.Ended) -> None:
         """Write what came of turns of the retry lane: their reports say what of them waits again."""
@@ -105,9 +107,9 @@ class Task:
         return iter(())
 
 
-def _write(writing: sink.Writing, results: Results, topics: rows.Topics) -> None:
+def _write(writing: sink.Writing, results: Results, topics: rows.Topics, revision: Revision) -> None:
     writing.write(rows.rows(results, topics))
-    writing.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000)))
+    writing.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000), revision=revision))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:

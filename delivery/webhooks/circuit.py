@@ -39,7 +39,9 @@ FAILED = frozenset(
         errors.ResponseInvalid.error_class,
     }
 )
-"""What says that the endpoint itself is ill. A 3xx or another 4xx is about one event, or one setting."""
+"""What says that the endpoint itself is ill."""
+REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
+"""A 3xx or another 4xx is about one event, or one setting."""
 _NOT_ASKED = frozenset({errors.LocalFailure.error_class, errors.AddressBlocked.error_class, retry.CONFIGURATION})
 """The endpoint had no part in it. What is in neither set, a 2xx, 3xx or 4xx, is the answer of one that is alive."""
 

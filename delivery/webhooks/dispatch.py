@@ -103,6 +103,10 @@ class Dispatcher(Generic[Sent]):
         silent, self._silent = frozenset(self._silent), set()
         return silent
 
+    def accepting(self) -> list[Endpoint]:
+        """Return the endpoints that have accepted something."""
+        return [queue.endpoint for queue in self._queues.values() if queue.has_accepted]
+
     def reached(self) -> queued.Reached:
         """Return to how many endpoints there was a way."""
         return queued.reached(self._queues.values())
@@ -248,7 +252,7 @@ class Dispatcher(Generic[Sent]):
         if answer_time is None:
             answer_time = self._answer_times[endpoint.endpoint_id] = answering.AnswerTime()
         is_silent = bound <= 0 or self._late.is_silent(endpoint.endpoint_id)
-        return Queue(endpoint.endpoint_id, bound, pace, known, answer_time, limit, is_silent=is_silent)
+        return Queue(endpoint, bound, pace, known, answer_time, limit, is_silent=is_silent)
 
     def _give_turn(self, queue: Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.limit:
@@ -347,6 +351,7 @@ class Dispatcher(Generic[Sent]):
             queue.was_reached, queue.reached_at = True, self._clock()
             queue.answer_time.took(queue.reached_at - began_at)
         if error_class is None:
+            queue.has_accepted = True
             if queue.circuit is not None:
                 self._tell(queue, queue.circuit, None, began_at)
             self._conclude(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))

@@ -86,6 +86,11 @@ class LookedUpRegistry:
             self._seen.popleft()
         return self._seen[0][1] if self._seen else Revision(0)
 
+    @property
+    def newest(self) -> Revision:
+        """Return the newest revision that was seen."""
+        return self._seen[-1][1] if self._seen else Revision(0)
+
     def confirm(self, revision: Revision) -> None:
         """Take note that what is read from now on is of `revision` or later."""
         if not self._seen or revision > self._seen[-1][1]:

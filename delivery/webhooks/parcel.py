@@ -24,12 +24,14 @@ from delivery.model import (
     EndpointId,
     LeaveReason,
     Outcome,
+    Revision,
     SubscriptionId,
 )
 from delivery.webhooks import segment, versioned
 from delivery.webhooks.batch_message import BatchDelivery
 
 VERSION = 1
+NO_REVISION = Revision(0)
 MAX_STORY = 10
 """So many of the last attempts are kept for the dead letter."""
 
@@ -64,6 +66,8 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The replay that asked for it; None: it was due."""
     under_way: bytes | None = None
     """By this name is told what came of the attempt that went on when it came here; then it need not be made."""
+    revision: Revision = NO_REVISION
+    """No later one of the registry has made it due. A registry that is older may not know yet whom it is for."""
 
     @property
     def size(self) -> int:
@@ -108,6 +112,9 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     parcels: list[Parcel]
     settled: list[bytes] = []
     """Names of parcels that came before: what was under way of them has ended, and is told."""
+    accepts: bool | None = None
+    """What else there is to say of the endpoint: it has accepted something of late; or not, and no parcel tells of that. None:
+    nothing."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
@@ -153,17 +160,21 @@ _messages: msgspec.msgpack.Decoder[Postponed | Report] = msgspec.msgpack.Decoder
 _turns = msgspec.msgpack.Decoder(Turn)
 
 
-def of(outcome: Outcome[Delivery], *, now_ms: int) -> Parcel:
+def of(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> Parcel:
     """Return a postponed delivery as a parcel."""
     delivery = outcome.delivery
     packed = segment.item(delivery.event, now_ms).packed
-    made = _parcel(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms)
+    made = _parcel(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms=now_ms, revision=revision)
     return made if delivery.order_key is None else msgspec.structs.replace(made, order_key=delivery.order_key)
 
 
-def of_batch(outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int) -> Parcel:
+def of_batch(
+    outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int, revision: Revision = NO_REVISION
+) -> Parcel:
     """Return a postponed batch, whose events are `packed`, as a parcel."""
-    return _parcel(outcome, list(packed), list(outcome.delivery.through), outcome.delivery.left_by, now_ms)
+    return _parcel(
+        outcome, list(packed), list(outcome.delivery.through), outcome.delivery.left_by, now_ms=now_ms, revision=revision
+    )
 
 
 def _parcel(
@@ -171,7 +182,9 @@ def _parcel(
     packed: list[bytes],
     through: list[SubscriptionId],
     left_by: LeaveReason | None,
+    *,
     now_ms: int,
+    revision: Revision,
 ) -> Parcel:
     assert outcome.again is not None, "every postponed outcome has it"  # noqa: S101
     assert outcome.reason is not None, "every postponed outcome has it"  # noqa: S101
@@ -190,6 +203,7 @@ def _parcel(
         attempts=len(story),
         story=tuple(map(as_kept, story[-MAX_STORY:])),
         under_way=outcome.under_way,
+        revision=revision,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
-from delivery.model import Attempt, EndpointId, Sent
+from delivery.model import Attempt, Endpoint, EndpointId, Sent
 from delivery.webhooks import answering, circuit, egress, limits
 
 FEW_ASKED = 2
@@ -44,7 +44,7 @@ class Pending(Generic[Sent]):
 class Queue(Generic[Sent]):
     """What waits for one endpoint."""
 
-    endpoint_id: EndpointId
+    endpoint: Endpoint
     max_in_flight: int
     pace: limits.Pace | None
     circuit: circuit.Circuit | None
@@ -61,6 +61,12 @@ class Queue(Generic[Sent]):
     reached_at: float = -math.inf
     """When it last answered."""
     had_no_way_there: bool = False
+    has_accepted: bool = False
+
+    @property
+    def endpoint_id(self) -> EndpointId:
+        """Return whose it is."""
+        return self.endpoint.endpoint_id
 
 
 class UnderWay(NamedTuple, Generic[Sent]):

@@ -5,11 +5,11 @@ Runs in the executors. Must not import pyspark or psycopg.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from delivery.model import Delivery, EndpointId, Outcome
+from delivery.model import Delivery, Endpoint, EndpointId, Outcome
 from delivery.webhooks import batch_message, dispatch, intake, late, retry
 from delivery.webhooks.batch_message import BatchDelivery
 
@@ -32,6 +32,8 @@ class Results:
     """Endpoints that have said that they are gone for good."""
     silent: frozenset[EndpointId] = frozenset()
     """Endpoints that were waited for and did not answer."""
+    accepting: Sequence[Endpoint] = ()
+    """Endpoints of which to tell that they have accepted something."""
 
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
@@ -43,6 +45,7 @@ def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
         unreachable=reached.unreachable,
         gone=dispatcher.gone(),
         silent=dispatcher.silent(),
+        accepting=dispatcher.accepting(),
         **fields,
     )
 

@@ -114,7 +114,7 @@ class RetryLane:
             has_room = not turn.number or await self._has_room(turn, settle_s)
             tenants = parting.tenants(itertools.chain.from_iterable(waits.packed for waits in turn.parcels))
             to = await registry.destination(turn.endpoint_id, tenants)
-            one = TurnUnderWay(turn, to, self._clock() + TURN_S, ended)
+            one = TurnUnderWay(turn, to, self._clock() + TURN_S, registry.revision, ended)
             if not turn.number:
                 one.begin(self._now_ms())
                 self._ended.append(one)

@@ -97,6 +97,8 @@ def told(decided: Decision, now_ms: int) -> pending.Pending:
     held, failing = set(), set()
     times = [(one.due_ms, one.since_ms) for one in decided.index.buckets.values()]
     for key, one in decided.index.endpoints.items():
+        if one.failing_ms == now_ms:
+            failing.add(waiting.endpoint_id(key))
         if not one.events:
             continue
         events += one.events
@@ -104,8 +106,6 @@ def told(decided: Decision, now_ms: int) -> pending.Pending:
         times.append((min(one.due_ms, now_ms + AWAY_POLL_MS) if one.is_away else one.due_ms, one.since_ms))
         if one.held_until_ms > now_ms:
             held.add(waiting.endpoint_id(key))
-        if one.failing_ms == now_ms:
-            failing.add(waiting.endpoint_id(key))
     return pending.Pending(
         shards=1,
         events=events,
@@ -175,6 +175,10 @@ class _Deciding:
         key = waiting.key(postponed.customer_id, postponed.endpoint_id)
         one = self._of(key)
         beyond: list[Parcel] = []
+        if postponed.accepts:
+            one.window.accepted()
+        elif postponed.accepts is not None:
+            one.window.failed(self._policy, self._now_ms)
         for came in postponed.parcels:
             if one.had_ended(came):
                 continue
@@ -205,7 +209,7 @@ class _Deciding:
         1. The endpoint may not be asked: all of the turn stands where it stood.
         2. What does not come back has ended.
         3. What is in order, or was not attempted, stands in front again.
-        4. What has failed waits for its next attempt in the wheel.
+        4. What has failed waits for its next attempt in the wheel; and what the registry does not know yet, for that.
         """
         key = waiting.key(report.customer_id, report.endpoint_id)
         one = self._of(key)
@@ -221,7 +225,7 @@ class _Deciding:
         for place, left in enumerate(line.taken(self._shelf)):
             if place not in back:
                 one.end(left)
-            elif report.order_key is not None or not back[place].attempts:
+            elif report.order_key is not None or not (back[place].attempts or back[place].reason == retry.REGISTRY_BEHIND):
                 in_front.append(left.returned(back[place]))
             else:
                 self._put(key, one, left.returned(back[place]))
@@ -288,7 +292,7 @@ class _Deciding:
         decision.append, decision.drop = self._shelf.write(homes, self._pieces_of)
         decision.changed |= bool(decision.append or decision.drop or decision.turns)
         for key, one in self._open.items():
-            if one.flows or one.settled or one.window.known_until_ms > self._now_ms:
+            if one.flows or one.settled or one.window.kept_until_ms(self._policy) > self._now_ms:
                 self._index.endpoints[key] = waiting.entry(one, self._policy, self._now_ms)
             else:
                 self._index.endpoints.pop(key, None)

@@ -43,6 +43,10 @@ class Registry(Protocol):
     def revision(self) -> Revision:
         """Every change up to this revision is in effect."""
 
+    @property
+    def newest(self) -> Revision:
+        """No change after this revision is in effect."""
+
     async def router_for(self, event: Event) -> Router:
         """Return a router that knows all that `event` can be due to. May wait for Postgres; deliveries go on meanwhile."""
 
@@ -75,6 +79,11 @@ class WholeRegistry:
     def revision(self) -> Revision:
         """Return the one revision by which everything is routed."""
         return self._router.revision
+
+    @property
+    def newest(self) -> Revision:
+        """Return the same."""
+        return self.revision
 
     async def router_for(self, _: Event) -> matching.Router:
         """Return the one router, at once."""

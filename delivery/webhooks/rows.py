@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -27,9 +27,10 @@ from delivery.model import (
     Outcome,
     OutcomeKind,
     Record,
+    Revision,
     SubscriptionId,
 )
-from delivery.webhooks import batch_message, chunks, envelope, late, message, parcel, segment
+from delivery.webhooks import batch_message, chunks, envelope, late, message, parcel, segment, window
 from delivery.webhooks.intake import Receipt, Rejection
 from delivery.webhooks.results import Results
 
@@ -96,35 +97,56 @@ def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
         yield from for_retries(topics.retries, report.endpoint_id.encode(), parcel.encoded(report))
 
 
-def postponed(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
-    """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
+def postponed(results: Results, topics: Topics, *, now_ms: int, revision: Revision = parcel.NO_REVISION) -> Iterator[Row]:
+    """Yield what a fast lane tells the retry lane, which itself tells by reports: what it hands over, and who accepts what.
 
     Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
+    `revision`: no later one of the registry has a part in it.
     """
     parcels: dict[EndpointId, tuple[CustomerId, list[parcel.Parcel]]] = {}
+    accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in results.outcomes:
+        to = outcome.delivery.endpoint
         if outcome.kind is OutcomeKind.POSTPONED:
-            to = outcome.delivery.endpoint
-            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of(outcome, now_ms=now_ms))
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(
+                parcel.of(outcome, now_ms=now_ms, revision=revision)
+            )
+        elif _is_given_up(outcome):
+            accepts[to.endpoint_id] = (to.customer_id, False)
     for batch, _ in results.batches:
+        to = batch.delivery.endpoint
         if batch.kind is OutcomeKind.POSTPONED:
-            to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
-            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(parcel.of_batch(batch, packed, now_ms=now_ms))
+            packed = list(map(segment.packed, batch.delivery.events))
+            made = parcel.of_batch(batch, packed, now_ms=now_ms, revision=revision)
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
+        elif _is_given_up(batch):
+            accepts[to.endpoint_id] = (to.customer_id, False)
+    accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
+    for endpoint_id, (customer_id, does) in accepts.items():
+        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], accepts=does))
+        yield from for_retries(topics.retries, endpoint_id.encode(), written)
     for endpoint_id, (customer_id, of_endpoint) in parcels.items():
         for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
             written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk))
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def settled(ended: Iterable[late.Ended], topics: Topics) -> Iterator[Row]:
+def settled(ended: Collection[late.Ended], topics: Topics) -> Iterator[Row]:
     """Yield what tells the shards that these attempts have ended. Written when all that came of them is in its topics."""
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
+    accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
         to = outcome.delivery.endpoint
         names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
     for endpoint_id, (customer_id, of_endpoint) in names.items():
-        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], of_endpoint))
+        accepts = True if endpoint_id in accepting else None
+        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], of_endpoint, accepts))
         yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def _is_given_up(outcome: Outcome[Any]) -> bool:
+    """Tell whether the endpoint did not accept it, and has no schedule for what it does not: no parcel tells of that."""
+    return outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.COUNTED
 
 
 def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:

@@ -30,6 +30,7 @@ from delivery.model import (
     Outcome,
     OutcomeKind,
     Record,
+    Revision,
     Scope,
     SkipReason,
     Subscription,
@@ -44,8 +45,8 @@ PUT_OFF_S = 300.0
 """When a parcel is tried again that met a fault in our own code."""
 NOWHERE = "(retry lane)"
 """The topic of what is set apart: it stands in none. No topic of Kafka has such a name."""
+_NOT_THERE = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
 _HOLDS = {EndpointStatus.PAUSED: retry.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry.ENDPOINT_DISABLED}
-_REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
 
 
 class Made(NamedTuple):
@@ -68,6 +69,8 @@ class TurnUnderWay:
     destination: routing.Destination
     until: float
     """No attempt begins after that, in seconds of the clock of whoever attempts."""
+    revision: Revision
+    """Every change of the registry up to this one has a part in the destination."""
     ended: journal.Ended = frozenset()
     """What an earlier run of its micro-batch has written of it."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
@@ -93,10 +96,11 @@ class TurnUnderWay:
         """Decide of the turn, and of each of its parcels, what is to be done.
 
         1. The endpoint is paused or disabled: all come back, and nothing is attempted.
-        2. The parcel's endpoint or subscriptions are gone, paused or quarantined: skipped.
-        3. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
-        4. It was accepted in an earlier run of the micro-batch: ended, and told.
-        5. Otherwise it is attempted.
+        2. The parcel's endpoint, subscriptions or tenants are not known here, and it is of a later registry: it comes back.
+        3. They are gone, paused or quarantined: skipped.
+        4. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
+        5. It was accepted in an earlier run of the micro-batch: ended, and told.
+        6. Otherwise it is attempted.
         """
         turn, endpoint = self.turn, self.destination.endpoint
         if endpoint is not None and endpoint.status is not EndpointStatus.ACTIVE:
@@ -109,21 +113,12 @@ class TurnUnderWay:
             self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE))
         for place, waits in enumerate(turn.parcels):
             parts = self._parts(waits)
-            if None in parts and turn.given_up is None:
+            if turn.number and waits.revision > self.revision and not _NOT_THERE.isdisjoint(parts):
+                self._wait_for_registry(place, now_ms)
+            elif None in parts and turn.given_up is None:
                 self._attempt_unless_accepted(place, parts)
-                continue
-            for reason, places in parts.items():
-                try:
-                    if reason is None:
-                        unsent = self._unsent(waits, places)
-                        self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
-                    else:
-                        self._skip(waits, places, reason)
-                except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
-                    if turn.number:
-                        self.put_off(place, fault, now_ms)
-                        break
-                    self._set_apart(waits, places, fault)
+            else:
+                self._end_unsent(place, parts, now_ms)
 
     def turn_away(self, now_ms: int) -> None:
         """Let all come back unattempted: there is no room for them here."""
@@ -139,6 +134,13 @@ class TurnUnderWay:
         told = Attempt(waits.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the log")
         again = Again(now_ms + round(PUT_OFF_S * 1000), waits.retries)
         self._comes_back(place, again, intake.UNFORESEEN, (told,))
+        self._stop_in_order()
+
+    def _wait_for_registry(self, place: int, now_ms: int) -> None:
+        """Let a parcel come back a moment later. As long again as it has waited: after a restored backup it may be for ever."""
+        waits = self.turn.parcels[place]
+        wait_s = min(max((now_ms - waits.since_ms) / 1000, retry.LOCAL_WAIT_S), retry.MAX_BEHIND_S)
+        self._comes_back(place, Again(now_ms + round(wait_s * 1000), waits.retries), retry.REGISTRY_BEHIND)
         self._stop_in_order()
 
     def stop(self) -> None:
@@ -179,7 +181,7 @@ class TurnUnderWay:
             )
             kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
             self._failed += error_class in circuit.FAILED
-            self._refused += error_class in _REFUSED
+            self._refused += error_class in circuit.REFUSED
             if attempt.retry_after_s is not None:
                 self._retry_after_s = max(attempt.retry_after_s, self._retry_after_s or 0.0)
             self._stop_in_order()
@@ -220,6 +222,21 @@ class TurnUnderWay:
     def _stop_in_order(self) -> None:
         if self.turn.order_key is not None:
             self.stop()
+
+    def _end_unsent(self, place: int, parts: dict[SkipReason | None, Sequence[int]], now_ms: int) -> None:
+        waits, turn = self.turn.parcels[place], self.turn
+        for reason, places in parts.items():
+            try:
+                if reason is None:
+                    unsent = self._unsent(waits, places)
+                    self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
+                else:
+                    self._skip(waits, places, reason)
+            except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
+                if turn.number:
+                    self.put_off(place, fault, now_ms)
+                    break
+                self._set_apart(waits, places, fault)
 
     def _attempt_unless_accepted(self, place: int, parts: dict[SkipReason | None, Sequence[int]]) -> None:
         waits = self.turn.parcels[place]

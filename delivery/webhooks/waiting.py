@@ -40,8 +40,6 @@ class Waiting(msgspec.Struct, array_like=True):
 
     def begin(self, came: parcel.Parcel, turns: int) -> None:
         """Count in a parcel. A flow that begins stands behind those whose turns have left."""
-        if not self.flows:  # nobody is held for whom nothing waits
-            self.window.was_left_to_others()
         self.events += len(came.packed)
         self.size += came.size
         self.flows.setdefault(came.order_key, flow.Flow(turn=turns)).waiting += 1
@@ -91,7 +89,7 @@ class Waiting(msgspec.Struct, array_like=True):
         2. A parcel expires.                         4. Nothing waits any more, and what was known is out of date.
         """
         has_room = self.room(policy) > 0
-        times = [NEVER_MS if self.flows else self.window.known_until_ms]
+        times = [NEVER_MS if self.flows else self.window.kept_until_ms(policy)]
         times += [told_ms + SETTLED_KEPT_MS for told_ms in self.settled.values()]
         for one in self.flows.values():
             if one.away:

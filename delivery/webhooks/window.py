@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from delivery.webhooks import parcel, retry
+from delivery.webhooks import acceptances, circuit, parcel, retry
 
 FRESH = 8
 """The window of an endpoint of which nothing is known."""
@@ -24,7 +24,10 @@ MEMORY_MS = 60_000
 which nothing waits any more is remembered."""
 ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.GONE})
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
-
+STOPPED = frozenset({retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED})
+"""Those of them by which it is not asked because somebody wanted that, and which say nothing of its health."""
+COUNTED = circuit.FAILED | circuit.REFUSED
+"""Error classes of attempts by which the endpoint, alive or not, has not accepted something."""
 
 MOST_SILENCE = 0.5
 """Of the time after which an endpoint that has only failed is disabled. After a longer silence, as when the job did not run,
@@ -59,17 +62,33 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     is_open: bool = True
     """Not, from when it is held until its window is OPEN."""
     failing_since_ms: int | None = None
-    """The first report by which nothing was accepted, since which nothing has been."""
+    """When something was not accepted, since when nothing has been, in no lane."""
     failed_ms: int = 0
-    """The last one."""
+    """When the last was not."""
     known_until_ms: int = 0
     """As long as the last report is not out of date."""
+    has_only_failed: bool = False
+    """Whether it has by the last report that said something of it."""
 
     def heard(self, reason: str, policy: Policy, now_ms: int) -> None:
-        """Take what another lane says of the endpoint, unless it is known better here."""
+        """Take why another lane hands something over: what it has failed here is counted, whatever is known of it otherwise."""
+        if reason in STOPPED:
+            self.failing_since_ms = None
+        elif reason in COUNTED:
+            self.failed(policy, now_ms)
         if reason in ILL and now_ms >= self.known_until_ms:
             self._hold(policy, now_ms)
             self._remember(now_ms)
+
+    def accepted(self) -> None:
+        """Take note that it has accepted something, in any lane."""
+        self.failing_since_ms = None
+
+    def failed(self, policy: Policy, now_ms: int) -> None:
+        """Take note that it has not accepted something, in any lane. After a silence that begins anew."""
+        if self.failing_since_ms is None or now_ms - self.failed_ms > _most_silence_ms(policy):
+            self.failing_since_ms = now_ms
+        self.failed_ms = now_ms
 
     def reported(self, report: parcel.Report, policy: Policy, now_ms: int) -> None:
         """Take what came of a turn.
@@ -80,36 +99,29 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         4. Only answers, also those that accept nothing: it is alive, and the window doubles.
         5. Neither, for faults of ours: nothing is learnt.
 
-        Whatever it was, the endpoint is left alone for as long as it asked for. For how long it has only failed, what has
-        failed counts; what it refuses (4xx, redirects), only where it takes everything in an order, and so from here. Of any
-        other, the rest may be accepted in another lane meanwhile, which nobody tells here.
+        Whatever it was, the endpoint is left alone for as long as it asked for. To accept nothing is what it may be disabled
+        for, if it goes on for long: by failures, or by refusing it (4xx, redirects).
         """
         if report.hold is not None:
-            self.failing_since_ms = None
+            self.failing_since_ms, self.has_only_failed = None, False
             self._hold(policy, now_ms)
         elif report.delivered or report.refused:
-            self.holds = 0
+            self.holds, self.has_only_failed = 0, False
             self.size = max(1, self.size // 2) if report.failed else min(self.size * 2, policy.max_turn)
             self.is_open = self.is_open or self.size >= min(OPEN, policy.max_turn)
         elif report.failed and report.order_key is None:
+            self.has_only_failed = True
             self._hold(policy, now_ms)
         elif report.failed:
+            self.has_only_failed = True
             self.size = max(1, self.size // 2)
         if report.delivered:
-            self.failing_since_ms = None
-        elif report.hold is None and (report.failed or (report.refused and report.order_key is not None)):
-            most_s = max(policy.disable_after_s * MOST_SILENCE, policy.max_probe_interval_s + policy.away_s)
-            was_silent = now_ms - self.failed_ms > most_s * 1000
-            if self.failing_since_ms is None or was_silent:
-                self.failing_since_ms = now_ms
-            self.failed_ms = now_ms
+            self.accepted()
+        elif report.hold is None and (report.failed or report.refused):
+            self.failed(policy, now_ms)
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
-
-    def was_left_to_others(self) -> None:
-        """Take note that other lanes have sent to it until now: it may have accepted that, and nobody tells here."""
-        self.failing_since_ms = None
 
     @property
     def held_until_ms(self) -> int:
@@ -119,19 +131,34 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     @property
     def is_ill(self) -> bool:
         """Tell whether the endpoint was failing when it was last heard of, or was held and is not wholly back."""
-        return self.failing_since_ms is not None or not self.is_open
+        return self.has_only_failed or not self.is_open
 
     def is_failing(self, policy: Policy, now_ms: int) -> bool:
         """Tell whether nothing has been accepted for so long that the endpoint is to be disabled.
 
-        Only by a report of this moment: an operator who enables it again is not overruled by what was known before.
+        Only by what is said at this moment: an operator who enables it again is not overruled by what was known before.
         """
-        since_ms = self.failing_since_ms
-        return since_ms is not None and self.failed_ms == now_ms and now_ms - since_ms >= policy.disable_after_s * 1000
+        return self.failed_ms == now_ms and self._has_failed_enough(policy)
+
+    def kept_until_ms(self, policy: Policy) -> int:
+        """Return until when to remember it though nothing waits for it.
+
+        What it has failed counts until there was silence for too long, or it is to be disabled: that is told, and when it is
+        active again all begins anew.
+        """
+        if self.failing_since_ms is None:
+            return self.known_until_ms
+        longest_ms = MEMORY_MS if self._has_failed_enough(policy) else _most_silence_ms(policy)
+        return max(self.known_until_ms, self.failed_ms + longest_ms)
+
+    def _has_failed_enough(self, policy: Policy) -> bool:
+        """Tell whether it has only failed for `disable_after_s`, whatever a fast lane may have kept to itself."""
+        if self.failing_since_ms is None:
+            return False
+        enough_s = policy.disable_after_s + acceptances.told_every_s(policy.disable_after_s)
+        return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 
     def _hold(self, policy: Policy, now_ms: int) -> None:
-        if self.is_open:
-            self.was_left_to_others()
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.holds, 32), policy.max_probe_interval_s)
         self.hold_until_ms = max(self.hold_until_ms, now_ms + round(wait_s * 1000))
         self.holds += 1
@@ -140,3 +167,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     def _remember(self, now_ms: int) -> None:
         self.known_until_ms = max(self.hold_until_ms, now_ms) + MEMORY_MS
+
+
+def _most_silence_ms(policy: Policy) -> int:
+    return round(max(policy.disable_after_s * MOST_SILENCE, policy.max_probe_interval_s + policy.away_s) * 1000)

@@ -22,8 +22,9 @@ import cachetools
 import uvloop
 
 from delivery import errors
-from delivery.model import Record
+from delivery.model import Record, Revision
 from delivery.webhooks import (
+    acceptances,
     answering,
     batch_lane,
     chunks,
@@ -85,6 +86,8 @@ class Plan:
     max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
     max_connections: int = 0
     """0: half of the files that the process may open."""
+    tell_accepted_every_s: float = 0.0
+    """So often the retry lane is told that an endpoint accepts something. 0: by each task."""
 
 
 class _Begun(Protocol):
@@ -105,6 +108,7 @@ class Worker:
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
         self._answer_times: answering.AnswerTimes = cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES)
+        self._acceptances = acceptances.Acceptances(plan.tell_accepted_every_s)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
@@ -125,7 +129,7 @@ class Worker:
         self._ended_alone: queue.SimpleQueue[late.Ended | None] = queue.SimpleQueue()
         self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._ended_alone.put)
         self._written_late: queue.SimpleQueue[Results] = queue.SimpleQueue()
-        self.write_late: Callable[[Results, list[late.Ended]], None] | None = None
+        self.write_late: Callable[[Results, list[late.Ended], Revision], None] | None = None
         """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
         threading.Thread(target=self._write_what_ended_alone, name="late results", daemon=True).start()
 
@@ -141,6 +145,11 @@ class Worker:
         self._thread.join()
         self._ended_alone.put(None)
         self._loop.close()
+
+    @property
+    def revision(self) -> Revision:
+        """No change of the registry after this revision is known here."""
+        return Revision(0) if self._registry is None else self._registry.newest
 
     def begin_task(self) -> None:
         """Take note that a task begins. Called in its thread, before anything else."""
@@ -254,7 +263,7 @@ class Worker:
     def _write_ended(self, ended: list[late.Ended]) -> None:
         try:
             assert self.write_late is not None, "only tasks let attempts go on"  # noqa: S101
-            self.write_late(told := of_late(ended), ended)
+            self.write_late(told := of_late(ended), ended, self.revision)
         except Exception:
             log.exception("the end of %d attempts could not be written; the retry lane makes them again", len(ended))
         else:
@@ -317,7 +326,8 @@ class Worker:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _learned_from(self, results: Results) -> Results:
-        """Forget what the circuits know, when it was our own network that failed: it says nothing of the endpoints."""
+        """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
+        results.accepting = self._acceptances.news(results.accepting, time.monotonic())
         if egress.is_ours(results.asked, results.unreachable):
             self._circuits.clear()
         return results

@@ -19,6 +19,7 @@ import orjson
 from delivery.model import EndpointId, Record
 from delivery.stages import held
 from delivery.webhooks import (
+    acceptances,
     batch_lane,
     batching,
     collecting,
@@ -69,6 +70,7 @@ class Worker:
         self.paces: limits.Paces = {}
         self.circuits: dict[Any, Any] = {}
         self.answer_times: dict[Any, Any] = {}
+        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s))
         self.rng = rng
         self.clock = loop.time
         self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
@@ -347,6 +349,7 @@ class Platform:
         for some in given:
             yield _rows(await lane.take(some))
         last = await lane.finish()
+        last.accepting = worker.acceptances.news(last.accepting, asyncio.get_running_loop().time())
         yield _rows(last)
         self._told(worker, last)
 

@@ -29,6 +29,7 @@ class Mood(enum.StrEnum):
     THROTTLES = "throttles"
     REJECTS_SOME = "rejects_some"
     """Of a batch some of its events."""
+    REFUSES = "refuses"
     GONE = "gone"
 
 
@@ -101,6 +102,8 @@ class World:
             return transport.Response(500, (), b"")
         if mood is Mood.THROTTLES:
             return transport.Response(429, ((b"retry-after", b"%d" % rng.choice([0, 3, 90])),), b"")
+        if mood is Mood.REFUSES:
+            return transport.Response(404, (), b"")
         if mood is Mood.GONE:
             customer.gone_at = asyncio.get_running_loop().time()
             return transport.Response(410, (), b"")

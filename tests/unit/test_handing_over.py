@@ -5,6 +5,7 @@ import asyncio
 import orjson
 import pytest
 
+from delivery import errors
 from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying
 from delivery.webhooks import circuit, direct_lane, envelope, message, parcel, retry, routing, rows, segment
 from tests import batches, builders, fakes
@@ -108,6 +109,33 @@ def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
     ]
 
 
+def test_of_what_an_endpoint_accepts_the_lane_tells_once_at_its_end():
+    results, _ = deliver(builders.endpoint(), {}, {}, {})
+    assert postponed(results) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True))]
+
+
+@pytest.mark.parametrize(
+    ("error_class", "told"),
+    [
+        (retry.REFUSED, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False))]),
+        (retry.SERVER_ERROR, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False))]),
+        (errors.LocalFailure.error_class, []),
+    ],
+)
+def test_of_what_is_given_up_at_once_no_parcel_tells_and_so_the_lane_does(error_class, told):
+    results, _ = deliver(builders.endpoint(retrying=Retrying(schedule_s=())), {}, error_class=error_class)
+    assert {outcome.kind for outcome in results.outcomes} == {OutcomeKind.DEAD_LETTERED}
+    assert postponed(results) == told
+
+
+def test_who_accepts_one_event_and_fails_another_accepts_something():
+    endpoint = builders.endpoint(retrying=Retrying(schedule_s=()))
+    delivered, _ = deliver(endpoint, {})
+    given_up, _ = deliver(endpoint, {}, error_class=retry.REFUSED)
+    delivered.outcomes += given_up.outcomes
+    assert postponed(delivered) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True))]
+
+
 def test_a_parcel_holds_all_that_a_dead_letter_tells():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry.SERVER_ERROR)
     [outcome], [(_, told)] = results.outcomes, postponed(results)
@@ -118,6 +146,12 @@ def test_a_parcel_holds_all_that_a_dead_letter_tells():
     assert (one.subscriptions, one.through, one.left_by, one.order_key) == (["s1"], [], None, None)
     assert (one.reason, one.retries, one.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
     assert (one.attempts, one.story) == (3, outcome.attempts)
+
+
+def test_a_parcel_says_by_which_registry_at_most_it_is_due():
+    results, _ = deliver(builders.endpoint(status=PAUSED), {})
+    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000, revision=7)
+    assert [one.revision for one in parcel.message(row.value).parcels] == [7]
 
 
 def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():

@@ -38,7 +38,8 @@ def offsets(found):
 
 def parcels(found, endpoint=None):
     to = endpoint or builders.endpoint()
-    written = replaying.records(found, to, "rpl_1", now_ms=NOW_MS)
+    routes = replaying.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
+    written = replaying.records(found, routes, "rpl_1", now_ms=NOW_MS)
     return [one for each in written for one in parcel.message(each).parcels]
 
 
@@ -57,7 +58,7 @@ def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
     event = segment.unpacked(first.packed[0])
     assert message.webhook_id(event, first.subscriptions[0]) == message.webhook_id(found[0].event, "s1")
     assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry.REPLAYED, "rpl_1", None)
-    assert first.order_key is None
+    assert (first.order_key, first.revision) == (None, 7)
 
 
 def test_events_for_an_endpoint_with_an_order_stay_in_order():

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.webhooks import flow, retry, retrying, segment
+from delivery.webhooks import flow, parcel, retry, retrying, segment
 from delivery.webhooks.waiting import Waiting
 from tests.retries import (
     DAY_MS,
@@ -281,7 +281,7 @@ def test_an_endpoint_in_order_is_not_named_as_held_because_its_events_come_here_
 
 
 def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_no_longer_once_it_is_disabled():
-    shard, now_ms = Shard(disable_after_s=3600), NOW
+    shard, now_ms = Shard(disable_after_s=3200), NOW  # and an eighth, as other lanes tell what it accepts now and then
     [turn] = shard.step(postponed(*(waiting() for _ in range(20))), now_ms=NOW)
     while now_ms < NOW + 3600_000:
         assert shard.told.failing == frozenset()
@@ -295,17 +295,51 @@ def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_n
     assert shard.told.events == 20
 
 
-def test_an_endpoint_for_which_nothing_waited_has_only_failed_since_something_came_again():
-    """Meanwhile its own lane sends to it, and may have it accept."""
-    shard = Shard(disable_after_s=50)
-    [turn] = shard.step(postponed(waiting()), now_ms=NOW)
-    shard.step(reported(turn, delivered=0, failed=1), now_ms=NOW + 2000)
-    assert shard.told.events == 0
-    [turn] = shard.step(postponed(waiting()), now_ms=NOW + 59_000)
-    for at_ms, failing in ((NOW + 61_000, frozenset()), (NOW + 112_000, {"ep1"})):
-        shard.step(refused(turn, at_ms + 1000), now_ms=at_ms)
-        assert (shard.told.events, shard.told.failing) == (1, failing)
-        _, [turn] = shard.wait()
+AN_HOUR = {"disable_after_s": 3200}
+NOT_ACCEPTED = parcel.encoded(parcel.Postponed("ep1", "c1", [], accepts=False))
+ACCEPTED = parcel.encoded(parcel.Postponed("ep1", "c1", [], accepts=True))
+
+
+@pytest.mark.parametrize(("between", "is_failing"), [((), True), ((NOT_ACCEPTED,), True), ((ACCEPTED,), False)])
+@pytest.mark.parametrize("what_fails", [NOT_ACCEPTED, postponed(waiting(again_at_ms=NOW + DAY_MS, reason=retry.REFUSED))])
+def test_an_endpoint_that_fails_now_and_then_is_failing_unless_its_own_lane_says_that_it_accepts_something(
+    what_fails, between, is_failing
+):
+    shard = Shard(**AN_HOUR)
+    for at_s in (0, 1200, 2400):
+        shard.step(what_fails, now_ms=NOW + at_s * 1000)
+        shard.step(*between, now_ms=NOW + at_s * 1000 + 1)
+        assert shard.told.failing == frozenset()
+    shard.step(what_fails, now_ms=NOW + 3600_000)
+    assert shard.told.failing == ({"ep1"} if is_failing else frozenset())
+
+
+def test_an_endpoint_that_only_failed_is_forgotten_when_that_says_nothing_any_more():
+    shard = Shard(**AN_HOUR)
+    shard.step(NOT_ACCEPTED, now_ms=NOW)
+    assert shard.told.due_ms is None, "nobody is woken for that"
+    for at_ms, known in ((NOW + 1_599_999, ["c1/ep1", "c1/ep2"]), (NOW + 1_600_000, ["c1/ep2"])):
+        shard.step(postponed(waiting(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=at_ms)
+        assert sorted(shard.index.endpoints) == known
+
+
+def test_an_endpoint_that_accepts_something_and_is_not_known_otherwise_takes_no_room():
+    shard = Shard()
+    shard.step(ACCEPTED, now_ms=NOW)
+    assert shard.index.endpoints == {}
+
+
+def test_what_waits_for_the_registry_keeps_no_other_waiting_and_says_nothing_of_the_endpoint():
+    shard = Shard()
+    [turn] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
+    behind = back(0, NOW + 5000, retries=0, reason=retry.REGISTRY_BEHIND)
+    other = waiting()
+    [next_turn] = shard.step(reported(turn, behind), postponed(other), now_ms=NOW + 1)
+    assert [each.packed for each in next_turn.parcels] == [other.packed]
+    shard.step(accepted(next_turn), now_ms=NOW + 2)
+    now_ms, [again] = shard.wait()
+    assert now_ms >= NOW + 5000
+    assert again.parcels[0].packed == turn.parcels[0].packed
 
 
 def test_a_decision_with_nothing_to_do_changes_nothing():

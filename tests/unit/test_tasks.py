@@ -35,17 +35,18 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
 
 def told(writing, *some):
     tools = tasks.Tools(plan=plan.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
-    tools.write_late(results.of_late(some), list(some))
+    tools.write_late(results.of_late(some), list(some), 1)
     return writing.story
 
 
 def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout")
-    log, letter, waited, name, waited_again = told(Writing(), dead)
+    log, letter, health, waited, name, waited_again = told(Writing(), dead)
     assert (log[0], letter[0], name[0]) == (
         CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic, CONFIG.delivery.retries_topic,
     )  # fmt: skip
     assert orjson.loads(log[1])["entries"][0]["error_class"] == "timeout"
+    assert parcel.message(health[1]) == parcel.Postponed("ep1", "c1", [], accepts=False)
     assert parcel.message(name[1]) == parcel.Postponed("ep1", "c1", [], [b"name"])
     assert waited == waited_again == "in its topic"
 
@@ -60,7 +61,7 @@ def test_what_could_not_be_written_is_not_told_to_have_ended():
 def test_those_of_one_endpoint_are_told_together():
     one, other = ended(), ended()._replace(name=b"other")
     *_, (_, name), _ = told(Writing(), one, other)
-    assert parcel.message(name).settled == [b"name", b"other"]
+    assert parcel.message(name) == parcel.Postponed("ep1", "c1", [], [b"name", b"other"], accepts=True)
 
 
 def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():

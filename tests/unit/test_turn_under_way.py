@@ -24,8 +24,9 @@ class Carried:
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
         tenants = parting.tenants(packed for waits in of.parcels for packed in waits.packed)
-        to = asyncio.run(routing.WholeRegistry("", snapshot).destination(of.endpoint_id, tenants))
-        one = TurnUnderWay(of, to, until=0.0, ended=ended)
+        known = routing.WholeRegistry("", snapshot)
+        to = asyncio.run(known.destination(of.endpoint_id, tenants))
+        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
         while one.waiting and one.until >= 0.0:
@@ -194,8 +195,48 @@ def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
     assert ended.deliveries() == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
 
 
+LATER = 2
+"""A revision after that of `registry`."""
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "of"),
+    [
+        (builders.snapshot(), waiting(revision=LATER)),
+        (registry(), waiting(revision=LATER, subscriptions=["s-new"])),
+        (registry(), waiting(builders.event(tenant_id="t-new"), revision=LATER)),
+    ],
+    ids=["endpoint", "subscription", "tenant"],
+)
+@pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (10**7, 300_000)])
+def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
+    behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
+    carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
+    [back] = carried.report.back
+    assert (back.place, back.reason, back.again, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
+    assert len(carried.sent) == len(snapshot.endpoints)
+    assert not any(kind == "skipped" for kind, _ in carried.deliveries())
+
+
+def test_what_is_not_there_in_the_registry_that_made_it_due_or_a_later_one_is_skipped():
+    for revision in (0, 1):
+        carried = Carried(registry(), turn(waiting(revision=revision, subscriptions=["s-old"])))
+        assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
+
+
+def test_in_order_nothing_passes_what_waits_for_the_registry():
+    key = {"order_key": "a"}
+    carried = Carried(registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], **key), waiting(**key), **key))
+    assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
+
+
+def test_what_is_given_up_does_not_wait_for_the_registry():
+    of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry.EXPIRED)
+    assert Carried(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
+
+
 def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
-    one = TurnUnderWay(turn(waiting(retries=2), waiting()), routing.Destination(None, {}), until=0.0)
+    one = TurnUnderWay(turn(waiting(retries=2), waiting()), routing.Destination(None, {}), until=0.0, revision=1)
     one.turn_away(NOW_MS)
     report = one.report()
     assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delivery import errors
 from delivery.model import CustomerId, EndpointId
 from delivery.webhooks import parcel, retry, window
 from tests.retries import NOW
@@ -115,11 +116,18 @@ def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_wor
     assert (waits_s(made), made.size, made.is_open) == (5, 1, False)
 
 
-@pytest.mark.parametrize("reason", [retry.SERVER_ERROR, retry.RATE_LIMITED, retry.ORDERED, "timeout"])
-def test_what_is_no_word_about_the_endpoint_s_health_holds_nothing(reason):
+@pytest.mark.parametrize("reason", [retry.RATE_LIMITED, retry.ORDERED, errors.LocalFailure.error_class, retry.CONFIGURATION])
+def test_what_is_no_word_about_the_endpoint_s_health_changes_nothing(reason):
     made = window.Window()
     made.heard(reason, POLICY, NOW)
     assert made == window.Window()
+
+
+@pytest.mark.parametrize("reason", [retry.SERVER_ERROR, retry.REFUSED, retry.REDIRECT, "timeout", "tls"])
+def test_what_it_has_failed_elsewhere_holds_nothing_and_counts(reason):
+    made = window.Window()
+    made.heard(reason, POLICY, NOW)
+    assert (made.hold_until_ms, made.is_open, made.is_ill, made.failing_since_ms) == (0, True, False, NOW)
 
 
 def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
@@ -139,33 +147,71 @@ def test_it_is_open_again_when_its_window_is():
     assert (small.size, small.is_open) == (4, True)
 
 
+AN_HOUR = window.Policy(disable_after_s=3200)
+"""Less the eighth by which what other lanes tell may be late."""
+REFUSED = report(refused=1)
+
+
 @pytest.mark.parametrize(
     ("reports", "is_failing"),
     [
         ([(0, FAILED)], False),
-        ([(0, FAILED), (1800, FAILED), (3599, FAILED)], False),
-        ([(0, FAILED), (1800, FAILED), (3600, FAILED)], True),
+        ([(0, FAILED), (1600, FAILED), (3199, FAILED)], False),
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3599, FAILED)], False),
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, FAILED)], True),
         ([(0, FAILED), (3600, FAILED)], False),  # nobody has asked for so long
-        ([(0, FAILED), (1801, FAILED), (3600, FAILED), (5400, FAILED)], False),
-        ([(0, FAILED), (1801, FAILED), (3600, FAILED), (5400, FAILED), (5401, FAILED)], True),  # from the second one on
-        ([(0, FAILED), (1800, FAILED), (3600, report())], False),  # no failure has been reported for so long
+        ([(0, FAILED), (1601, FAILED), (3200, FAILED), (4800, FAILED)], False),
+        ([(0, FAILED), (1601, FAILED), (3200, FAILED), (4800, FAILED), (5201, FAILED)], True),  # from the second one on
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, report())], False),  # no failure has been reported for so long
         # Nor is it said again later: somebody may have enabled it.
-        ([(0, FAILED), (1800, FAILED), (3600, FAILED), (3700, report())], False),
-        # What it refuses here once more: all else may be accepted in another lane.
-        ([(0, report(refused=1)), (1800, report(refused=1)), (3600, report(refused=1))], False),
-        ([(at_s, report(refused=1, order_key="a")) for at_s in (0, 1800, 3600)], True),
-        ([(0, FAILED), (1800, BOTH), (3600, FAILED)], False),
-        ([(0, FAILED), (1800, ACCEPTED), (3600, FAILED)], False),
-        ([(0, FAILED), (1800, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, FAILED), (3700, report())], False),
+        ([(at_s, REFUSED) for at_s in (0, 1600, 3200, 3600)], True),
+        ([(at_s, report(refused=1, order_key="a")) for at_s in (0, 1600, 3200, 3600)], True),
+        ([(0, FAILED), (1600, REFUSED), (3200, FAILED), (3600, REFUSED)], True),
+        ([(0, REFUSED), (1600, report(delivered=1, refused=1)), (3200, REFUSED), (3600, REFUSED)], False),
+        ([(0, FAILED), (1600, BOTH), (3200, FAILED), (3600, FAILED)], False),
+        ([(0, FAILED), (1600, ACCEPTED), (3200, FAILED), (3600, FAILED)], False),
+        ([(0, FAILED), (1600, report(hold=retry.ENDPOINT_PAUSED)), (3200, FAILED), (3600, FAILED)], False),
         ([(0, report(hold=retry.ENDPOINT_PAUSED)), (3600, FAILED)], False),
-        ([(at_s, report(failed=1, order_key=key)) for at_s, key in ((0, "a"), (1800, "b"), (3600, "a"))], True),
+        ([(at_s, report(failed=1, order_key=key)) for at_s, key in ((0, "a"), (1600, "b"), (3200, "c"), (3600, "a"))], True),
     ],
 )
-def test_failing_is_who_has_only_failed_from_a_report_to_another_for_so_long(reports, is_failing):
-    made, policy = window.Window(), window.Policy(disable_after_s=3600)
+def test_failing_is_who_has_accepted_nothing_from_a_report_to_another_for_so_long(reports, is_failing):
+    made = window.Window()
     for at_s, each in reports:
-        made.reported(each, policy, NOW + at_s * 1000)
-    assert made.is_failing(policy, NOW + reports[-1][0] * 1000) is is_failing
+        made.reported(each, AN_HOUR, NOW + at_s * 1000)
+    assert made.is_failing(AN_HOUR, NOW + reports[-1][0] * 1000) is is_failing
+
+
+def test_failing_is_also_who_has_failed_in_other_lanes_only():
+    made = window.Window()
+    for at_s in (0, 1600, 3200, 3600):
+        made.heard(retry.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000)
+    assert made.is_failing(AN_HOUR, NOW + 3_600_000)
+
+
+@pytest.mark.parametrize("of_another_lane", ["accepted", retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED])
+def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stopped_meanwhile(of_another_lane):
+    made = window.Window()
+    made.reported(FAILED, AN_HOUR, NOW)
+    if of_another_lane == "accepted":
+        made.accepted()
+    else:
+        made.heard(of_another_lane, AN_HOUR, NOW + 1000)
+    for at_s in (1600, 3200, 3600):
+        made.reported(FAILED, AN_HOUR, NOW + at_s * 1000)
+        assert not made.is_failing(AN_HOUR, NOW + at_s * 1000)
+
+
+def test_what_has_failed_is_remembered_until_it_says_nothing_any_more():
+    made = window.Window()
+    made.failed(AN_HOUR, NOW)
+    assert made.kept_until_ms(AN_HOUR) == NOW + 1_600_000
+    for at_s in (1600, 3200, 3600):
+        made.failed(AN_HOUR, NOW + at_s * 1000)
+    assert made.kept_until_ms(AN_HOUR) == NOW + 3_660_000, "it is disabled, and begins anew when it is active again"
+    made.accepted()
+    assert made.kept_until_ms(AN_HOUR) == 0
 
 
 def test_who_refuses_one_event_and_another_is_alive_and_asked_no_less():
@@ -192,11 +238,3 @@ def test_two_probes_as_far_apart_as_the_retry_lane_takes_at_most_have_no_silence
     for at_s in (0, between_s):
         made.reported(FAILED, policy, NOW + at_s * 1000)
     assert made.is_failing(policy, NOW + between_s * 1000) is is_failing
-
-
-def test_an_endpoint_that_fails_when_it_was_open_has_only_failed_from_then_on_as_other_lanes_sent_to_it_before():
-    made, policy = window.Window(), window.Policy(disable_after_s=3600)
-    made.reported(report(refused=1, order_key="a"), policy, NOW)
-    for at_s, is_failing in ((1800, False), (3600, False), (5400, True)):
-        made.reported(FAILED, policy, NOW + at_s * 1000)
-        assert made.is_failing(policy, NOW + at_s * 1000) is is_failing
