@@ -13,7 +13,7 @@ from delivery.webhooks import acceptances, envelope, guard, limits, retry, retry
 
 def of(config: settings.Settings) -> worker.Plan:
     """Return the plan of the direct lane."""
-    lane, source = config.delivery, config.source
+    lane, source, known = config.delivery, config.source, config.snapshot
     return worker.Plan(
         topics=rows.Topics(
             attempts=lane.attempts_topic,
@@ -46,6 +46,7 @@ def of(config: settings.Settings) -> worker.Plan:
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,
         max_connections=lane.max_connections,
+        registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
         tell_accepted_every_s=acceptances.told_every_s(config.retry.disable_after_s),
     )
 

@@ -233,9 +233,9 @@ class Retry(Area):
     """Topic in which the job wakes the lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has accepted nothing of what was sent to it for so long, and an eighth of it, is disabled; what waits
-    for it goes on waiting. In the eighth, all lanes tell what they saw it accept. After half of this time in which nothing
-    failed, or a probe's interval and two minutes where that is longer, it begins anew. The same for all lanes, where they are
-    applications of their own."""
+    for it goes on waiting. In the eighth, all lanes tell what they saw it accept. One that was enabled since is not. After half
+    of this time in which nothing failed, or a probe's interval and two minutes where that is longer, it begins anew. The same
+    for all lanes, where they are applications of their own."""
 
 
 class Archive(Area):

@@ -15,11 +15,17 @@ from subscriptions_db import auditing, connect
 from subscriptions_db.sql import query
 
 
-def disable_active(connection: connect.Connection, endpoint_ids: Iterable[str], reason: str) -> list[str]:
-    """Disable those that are active, and return which were. Safe to repeat: what is paused or disabled stays as it is."""
+def disable_active(
+    connection: connect.Connection, endpoint_ids: Iterable[str], reason: str, *, active_s: float = 0.0
+) -> list[str]:
+    """Disable those that have been active for `active_s`, and return which. Safe to repeat: what is not stays as it is.
+
+    One that was enabled since is not overruled by what is known from before.
+    """
+    asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
     with connect.translating(), connection.transaction():
         connection.execute(query("act_as"), {"actor": auditing.JOB})
-        rows = connection.execute(query("disable_active_endpoints"), {"ids": list(endpoint_ids), "reason": reason})
+        rows = connection.execute(query("disable_active_endpoints"), asked)
         return [row["endpoint_id"] for row in rows]
 
 

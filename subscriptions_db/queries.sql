@@ -212,7 +212,10 @@ delete from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(pur
 -- name: disable_active_endpoints
 -- In the order of their ids: two who disable at the same time wait for each other instead of ending in a deadlock.
 with active as (
-    select endpoint_id from endpoints where endpoint_id = any (%(ids)s) and status = 'active' order by endpoint_id for update
+    select endpoint_id from endpoints
+    where endpoint_id = any (%(ids)s) and status = 'active'
+        and (active_since is null or active_since <= now() - make_interval(secs => %(active_s)s))
+    order by endpoint_id for update
 )
 update endpoints set status = 'disabled', disabled_reason = %(reason)s
 where endpoint_id in (select endpoint_id from active)

@@ -24,15 +24,15 @@ from subscriptions_db import connect, disabling
 log = logging.getLogger(__name__)
 
 FAILING = "failing"
-"""Reason, beside retry.GONE: nothing but failures for `retry.disable_after_s`."""
+"""Reason, beside retry.GONE: nothing was accepted for `retry.disable_after_s`, all of which the endpoint was active."""
 LOOK_S = 1.0
 """How often to look whether the job is to stop; and the wait after a failure that was not foreseen."""
 EFFECT_S = 60.0
 """What is told of an endpoint so soon after it was disabled comes from requests made before the workers knew. Were it written,
 it would undo what an operator has enabled meanwhile."""
 STALE_S = 300.0
-"""What was told last so long ago is not written. Longer than it takes to be told again: the retry lane asks an endpoint
-that fails at least once in `retry.max_probe_interval_s`, a minute."""
+"""What was told last so long ago is not written. Longer than it takes to be told again of one for which something waits: the
+retry lane asks it at least once in `retry.max_probe_interval_s`, a minute. Another is told of when it fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 
@@ -54,7 +54,7 @@ class Disabling:
         write: Write | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._write = write or functools.partial(_write, config.database)
+        self._write = write or functools.partial(_write, config)
         self._stop = stop
         self._told = threading.Condition()
         self._clock = clock
@@ -116,6 +116,7 @@ class Disabling:
                 log.warning("endpoint disabled", extra={"endpoint_id": name, "reason": reason})
 
 
-def _write(database: settings.Database, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:
-    with connect.connect(database, application_name="fanout disabling") as connection:
-        return disabling.disable_active(connection, endpoint_ids, reason)
+def _write(config: settings.Settings, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:
+    active_s = config.retry.disable_after_s if reason == FAILING else 0.0
+    with connect.connect(config.database, application_name="fanout disabling") as connection:
+        return disabling.disable_active(connection, endpoint_ids, reason, active_s=active_s)

@@ -109,7 +109,9 @@ class Task:
 
 def _write(writing: sink.Writing, results: Results, topics: rows.Topics, revision: Revision) -> None:
     writing.write(rows.rows(results, topics))
-    writing.write(rows.postponed(results, topics, now_ms=round(time.time() * 1000), revision=revision))
+    now_ms = round(time.time() * 1000)
+    writing.write(rows.postponed(results, topics, now_ms=now_ms, revision=revision))
+    writing.write(rows.health(results, topics, now_ms=now_ms))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:

@@ -115,6 +115,8 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     accepts: bool | None = None
     """What else there is to say of the endpoint: it has accepted something of late; or not, and no parcel tells of that. None:
     nothing."""
+    at_ms: int = 0
+    """When that was said."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
@@ -137,6 +139,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     """Answers that accepted nothing and yet came from an endpoint that is alive: what circuit.FAILED leaves."""
     parcels: int = 0
     """How many the turn had; 0: an older version did not say. By other settings a turn of this number may be another one."""
+    at_ms: int = 0
+    """When it was made; 0: an older version did not say."""
 
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):

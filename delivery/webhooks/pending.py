@@ -28,7 +28,7 @@ class Pending:
     held: frozenset[EndpointId] = frozenset()
     """Endpoints whose events go to the retry lane at once, because it is holding them back. Told by the retry lane."""
     failing: frozenset[EndpointId] = frozenset()
-    """Endpoints that have only failed for so long that they are to be disabled. Told by the retry lane."""
+    """Endpoints that have accepted nothing for so long that they are to be disabled. Told by the retry lane."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(

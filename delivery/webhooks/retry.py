@@ -45,6 +45,8 @@ REPLAYED = "replayed"
 """Somebody asked for it again, whatever had become of it."""
 REGISTRY_BEHIND = "registry_behind"
 """The registry here is older than the one by which it came, and does not know yet whom it is for."""
+MAX_BEHIND_S = 300.0
+"""The longest wait for that at a time."""
 NO_ROOM = "no_room"
 """The reason of a dead letter: as many deliveries wait for its endpoint as may."""
 EXPIRED = "expired"
@@ -162,7 +164,6 @@ class QuickRetry:
         return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))
 
 
-MAX_BEHIND_S = 300.0
 LOCAL_WAIT_S = 5.0
 """How long to wait after a fault of our own, or for an endpoint that has just said that it is gone."""
 

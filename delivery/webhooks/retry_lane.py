@@ -54,8 +54,8 @@ class RetryLane:
     """Deliver turns. Not safe between threads.
 
     `clock` is monotonic, in seconds; `now_s` gives seconds since the epoch. `paces` are those of the worker's other lanes too:
-    an endpoint's rate is one. Guarantee: each turn that is taken ends in one report that `take`, `settle` or `ended` returns,
-    with the results of all its attempts, unless the process ends.
+    an endpoint's rate is one. No registry is older than `registry_max_age_s`. Guarantee: each turn that is taken ends in one
+    report that `take`, `settle` or `ended` returns, with the results of all its attempts, unless the process ends.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class RetryLane:
         paces: limits.Paces,
         clock: Callable[[], float],
         now_s: Callable[[], float],
+        registry_max_age_s: float = 3600.0,
         rng: random.Random | None = None,
     ) -> None:
         self._sender = sender
@@ -73,6 +74,7 @@ class RetryLane:
         self._paces = paces
         self._clock = clock
         self._now_s = now_s
+        self._registry_max_age_s = registry_max_age_s
         self._rng = rng or random.Random()  # noqa: S311  # spreads waits
         self._slots = asyncio.Semaphore(bounds.max_in_flight)
         self._gates: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -113,8 +115,9 @@ class RetryLane:
                 continue
             has_room = not turn.number or await self._has_room(turn, settle_s)
             tenants = parting.tenants(itertools.chain.from_iterable(waits.packed for waits in turn.parcels))
+            revision = registry.revision  # before: what is in effect only afterwards may have no part in it
             to = await registry.destination(turn.endpoint_id, tenants)
-            one = TurnUnderWay(turn, to, self._clock() + TURN_S, registry.revision, ended)
+            one = TurnUnderWay(turn, to, self._clock() + TURN_S, revision, self._registry_max_age_s, ended)
             if not turn.number:
                 one.begin(self._now_ms())
                 self._ended.append(one)
@@ -169,7 +172,7 @@ class RetryLane:
             told.results.batches += one.results.batches
             told.results.rejections += one.results.rejections
             if one.turn.number:
-                told.reports.append(one.report())
+                told.reports.append(one.report(self._now_ms()))
                 self._forget(one)
         # What was accepted is told before its turn has ended, to be known should this process be killed.
         for one in (*self._ended, *(one for one, _ in self._under_way.values())):

@@ -131,9 +131,8 @@ class _Deciding:
     def decided(self, arrived: Iterable[bytes]) -> Decision:
         for key, entry in self._index.endpoints.items():
             if entry.due_ms <= self._now_ms:
-                self._open[key] = waiting.read(entry)
+                self._open[key] = waiting.read(entry, self._now_ms)
         messages = [parcel.message(written) for written in arrived]
-        self._decision.changed = bool(messages)
         # Before anything is woken: what came of an attempt may be told just as its parcel has waited long enough.
         for message in messages:
             if isinstance(message, parcel.Postponed):
@@ -142,7 +141,7 @@ class _Deciding:
         for message in messages:
             if isinstance(message, parcel.Report):
                 self._settle(message)
-            else:
+            elif not self._is_no_news(message):
                 self._admit(message)
         for key, one in self._open.items():
             self._give_up(key, one)
@@ -153,11 +152,19 @@ class _Deciding:
     def _of(self, key: str) -> Waiting:
         """Return what waits for an endpoint, to be changed."""
         if key not in self._open:
-            self._open[key] = waiting.read(self._index.endpoints.get(key))
+            self._open[key] = waiting.read(self._index.endpoints.get(key), self._now_ms)
         return self._open[key]
+
+    def _is_no_news(self, told: parcel.Postponed) -> bool:
+        """Tell whether nothing changes by it: an endpoint accepts something that is not known to have failed anything."""
+        key = waiting.key(told.customer_id, told.endpoint_id)
+        is_word = bool(told.accepts) and not told.parcels and not told.settled
+        return is_word and key not in self._open and key not in self._index.endpoints
 
     def _count_out(self, told: parcel.Postponed) -> None:
         """Forget parcels whose attempts have ended by themselves."""
+        if not told.settled:
+            return
         one = self._of(waiting.key(told.customer_id, told.endpoint_id))
         for name in told.settled:
             one.settle(name, self._now_ms)
@@ -172,17 +179,18 @@ class _Deciding:
 
     def _admit(self, postponed: parcel.Postponed) -> None:
         """Take in what another lane hands over, as far as there is room for it."""
+        self._decision.changed = True
         key = waiting.key(postponed.customer_id, postponed.endpoint_id)
         one = self._of(key)
         beyond: list[Parcel] = []
         if postponed.accepts:
             one.window.accepted()
         elif postponed.accepts is not None:
-            one.window.failed(self._policy, self._now_ms)
+            one.window.failed(self._policy, min(postponed.at_ms, self._now_ms))
         for came in postponed.parcels:
             if one.had_ended(came):
                 continue
-            one.window.heard(came.reason, self._policy, self._now_ms)
+            one.window.heard(came.reason, self._policy, self._now_ms, came.since_ms)
             # What is under way is not given up, and there is never much of it.
             if came.under_way is None and one.events + len(came.packed) > self._policy.max_pending:
                 beyond.append(came)
@@ -211,6 +219,7 @@ class _Deciding:
         3. What is in order, or was not attempted, stands in front again.
         4. What has failed waits for its next attempt in the wheel; and what the registry does not know yet, for that.
         """
+        self._decision.changed = True
         key = waiting.key(report.customer_id, report.endpoint_id)
         one = self._of(key)
         line = one.flows.get(report.order_key)
@@ -294,8 +303,8 @@ class _Deciding:
         for key, one in self._open.items():
             if one.flows or one.settled or one.window.kept_until_ms(self._policy) > self._now_ms:
                 self._index.endpoints[key] = waiting.entry(one, self._policy, self._now_ms)
-            else:
-                self._index.endpoints.pop(key, None)
+            elif self._index.endpoints.pop(key, None) is not None:
+                decision.changed = True
 
     def _pieces_of(self, home: str) -> Iterator[list[shelf.Piece]]:
         if home == wheel.HOME:

@@ -98,33 +98,21 @@ def reports(told: Iterable[parcel.Report], topics: Topics) -> Iterator[Row]:
 
 
 def postponed(results: Results, topics: Topics, *, now_ms: int, revision: Revision = parcel.NO_REVISION) -> Iterator[Row]:
-    """Yield what a fast lane tells the retry lane, which itself tells by reports: what it hands over, and who accepts what.
+    """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
 
     Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
     `revision`: no later one of the registry has a part in it.
     """
     parcels: dict[EndpointId, tuple[CustomerId, list[parcel.Parcel]]] = {}
-    accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in results.outcomes:
-        to = outcome.delivery.endpoint
         if outcome.kind is OutcomeKind.POSTPONED:
-            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(
-                parcel.of(outcome, now_ms=now_ms, revision=revision)
-            )
-        elif _is_given_up(outcome):
-            accepts[to.endpoint_id] = (to.customer_id, False)
+            to, made = outcome.delivery.endpoint, parcel.of(outcome, now_ms=now_ms, revision=revision)
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
     for batch, _ in results.batches:
-        to = batch.delivery.endpoint
         if batch.kind is OutcomeKind.POSTPONED:
-            packed = list(map(segment.packed, batch.delivery.events))
+            to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
             made = parcel.of_batch(batch, packed, now_ms=now_ms, revision=revision)
             parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
-        elif _is_given_up(batch):
-            accepts[to.endpoint_id] = (to.customer_id, False)
-    accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
-    for endpoint_id, (customer_id, does) in accepts.items():
-        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], accepts=does))
-        yield from for_retries(topics.retries, endpoint_id.encode(), written)
     for endpoint_id, (customer_id, of_endpoint) in parcels.items():
         for chunk in chunks.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
             written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, chunk))
@@ -144,9 +132,20 @@ def settled(ended: Collection[late.Ended], topics: Topics) -> Iterator[Row]:
         yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def _is_given_up(outcome: Outcome[Any]) -> bool:
-    """Tell whether the endpoint did not accept it, and has no schedule for what it does not: no parcel tells of that."""
-    return outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.COUNTED
+def health(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
+    """Yield what else a fast lane tells the retry lane: who accepts something, as far as that is news, and who does not.
+
+    Of what an endpoint has not accepted and has no schedule for, no parcel tells. Written behind what is handed over.
+    """
+    accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
+    for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
+        if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.COUNTED:
+            to = outcome.delivery.endpoint
+            accepts[to.endpoint_id] = (to.customer_id, False)
+    accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
+    for endpoint_id, (customer_id, does) in accepts.items():
+        written = parcel.encoded(parcel.Postponed(endpoint_id, customer_id, [], accepts=does, at_ms=now_ms))
+        yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
 def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:

@@ -71,6 +71,8 @@ class TurnUnderWay:
     """No attempt begins after that, in seconds of the clock of whoever attempts."""
     revision: Revision
     """Every change of the registry up to this one has a part in the destination."""
+    registry_max_age_s: float
+    """It has a part in it in any case when it is so old."""
     ended: journal.Ended = frozenset()
     """What an earlier run of its micro-batch has written of it."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
@@ -113,7 +115,7 @@ class TurnUnderWay:
             self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE))
         for place, waits in enumerate(turn.parcels):
             parts = self._parts(waits)
-            if turn.number and waits.revision > self.revision and not _NOT_THERE.isdisjoint(parts):
+            if turn.number and not _NOT_THERE.isdisjoint(parts) and self._may_be_later(waits, now_ms):
                 self._wait_for_registry(place, now_ms)
             elif None in parts and turn.given_up is None:
                 self._attempt_unless_accepted(place, parts)
@@ -136,8 +138,12 @@ class TurnUnderWay:
         self._comes_back(place, again, intake.UNFORESEEN, (told,))
         self._stop_in_order()
 
+    def _may_be_later(self, waits: parcel.Parcel, now_ms: int) -> bool:
+        """Tell whether what made it due may be later than the registry here. Soon, even where that was restored of a backup."""
+        return waits.revision > self.revision and now_ms - waits.since_ms < self.registry_max_age_s * 1000
+
     def _wait_for_registry(self, place: int, now_ms: int) -> None:
-        """Let a parcel come back a moment later. As long again as it has waited: after a restored backup it may be for ever."""
+        """Let a parcel come back a moment later, or after as long again as it has waited."""
         waits = self.turn.parcels[place]
         wait_s = min(max((now_ms - waits.since_ms) / 1000, retry.LOCAL_WAIT_S), retry.MAX_BEHIND_S)
         self._comes_back(place, Again(now_ms + round(wait_s * 1000), waits.retries), retry.REGISTRY_BEHIND)
@@ -198,7 +204,7 @@ class TurnUnderWay:
         for place in self.waiting:
             self._comes_back(place, Again(now_ms, self.turn.parcels[place].retries))
 
-    def report(self) -> parcel.Report:
+    def report(self, now_ms: int) -> parcel.Report:
         """Return what came of the turn."""
         turn = self.turn
         return parcel.Report(
@@ -213,6 +219,7 @@ class TurnUnderWay:
             retry_after_s=self._retry_after_s,
             back=sorted(self._back, key=lambda back: back.place),
             parcels=len(turn.parcels),
+            at_ms=now_ms,
         )
 
     def _comes_back(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:

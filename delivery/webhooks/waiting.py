@@ -135,9 +135,14 @@ def entry(one: Waiting, policy: Policy, now_ms: int) -> Entry:
     )
 
 
-def read(of: Entry | None) -> Waiting:
+def read(of: Entry | None, now_ms: int) -> Waiting:
     """Return what waits for an endpoint; nothing for one that has no entry."""
-    return Waiting() if of is None else _decoder.decode(of.written)
+    if of is None:
+        return Waiting()
+    one = _decoder.decode(of.written)
+    if not one.flows and one.window.known_until_ms <= now_ms:
+        one.window = one.window.of_old()
+    return one
 
 
 def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:

@@ -20,8 +20,8 @@ OPEN = 64
 """An endpoint that was held is open again with such a window."""
 NEVER_MS = 2**62
 MEMORY_MS = 60_000
-"""So long the last report counts for more than what other lanes say, who know of a recovery later; and so long an endpoint for
-which nothing waits any more is remembered."""
+"""So long the last report counts for more than what other lanes say, who know of a recovery later; so long an endpoint is
+remembered as it was for which nothing waits any more; and so long what has failed is news."""
 ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.GONE})
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
 STOPPED = frozenset({retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED})
@@ -70,12 +70,12 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     has_only_failed: bool = False
     """Whether it has by the last report that said something of it."""
 
-    def heard(self, reason: str, policy: Policy, now_ms: int) -> None:
-        """Take why another lane hands something over: what it has failed here is counted, whatever is known of it otherwise."""
+    def heard(self, reason: str, policy: Policy, now_ms: int, since_ms: int) -> None:
+        """Take why another lane has handed something over, at `since_ms`. What has failed there counts, whatever is known."""
         if reason in STOPPED:
             self.failing_since_ms = None
         elif reason in COUNTED:
-            self.failed(policy, now_ms)
+            self.failed(policy, min(since_ms, now_ms))
         if reason in ILL and now_ms >= self.known_until_ms:
             self._hold(policy, now_ms)
             self._remember(now_ms)
@@ -84,11 +84,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Take note that it has accepted something, in any lane."""
         self.failing_since_ms = None
 
-    def failed(self, policy: Policy, now_ms: int) -> None:
-        """Take note that it has not accepted something, in any lane. After a silence that begins anew."""
-        if self.failing_since_ms is None or now_ms - self.failed_ms > _most_silence_ms(policy):
-            self.failing_since_ms = now_ms
-        self.failed_ms = now_ms
+    def failed(self, policy: Policy, at_ms: int) -> None:
+        """Take note that it has not accepted something, in any lane. After a silence it has only failed from then on."""
+        if self.failing_since_ms is None or at_ms - self.failed_ms > _most_silence_ms(policy):
+            self.failing_since_ms = self.failed_ms = at_ms
+        self.failed_ms = max(self.failed_ms, at_ms)
 
     def reported(self, report: parcel.Report, policy: Policy, now_ms: int) -> None:
         """Take what came of a turn.
@@ -118,7 +118,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.delivered:
             self.accepted()
         elif report.hold is None and (report.failed or report.refused):
-            self.failed(policy, now_ms)
+            self.failed(policy, min(report.at_ms or now_ms, now_ms))
         if report.retry_after_s is not None:
             self.hold_until_ms = max(self.hold_until_ms, now_ms + round(report.retry_after_s * 1000))
         self._remember(now_ms)
@@ -134,29 +134,26 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return self.has_only_failed or not self.is_open
 
     def is_failing(self, policy: Policy, now_ms: int) -> bool:
-        """Tell whether nothing has been accepted for so long that the endpoint is to be disabled.
+        """Tell whether nothing has been accepted for so long that the endpoint is to be disabled, and the last failure is news.
 
-        Only by what is said at this moment: an operator who enables it again is not overruled by what was known before.
+        It is told again with each failure, as who is to disable it may be away. One that was enabled a while ago is left alone
+        there: see subscriptions_db.disabling.
         """
-        return self.failed_ms == now_ms and self._has_failed_enough(policy)
-
-    def kept_until_ms(self, policy: Policy) -> int:
-        """Return until when to remember it though nothing waits for it.
-
-        What it has failed counts until there was silence for too long, or it is to be disabled: that is told, and when it is
-        active again all begins anew.
-        """
-        if self.failing_since_ms is None:
-            return self.known_until_ms
-        longest_ms = MEMORY_MS if self._has_failed_enough(policy) else _most_silence_ms(policy)
-        return max(self.known_until_ms, self.failed_ms + longest_ms)
-
-    def _has_failed_enough(self, policy: Policy) -> bool:
-        """Tell whether it has only failed for `disable_after_s`, whatever a fast lane may have kept to itself."""
-        if self.failing_since_ms is None:
+        if self.failing_since_ms is None or now_ms - self.failed_ms >= MEMORY_MS:
             return False
+        # Whatever a fast lane may have kept to itself.
         enough_s = policy.disable_after_s + acceptances.told_every_s(policy.disable_after_s)
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
+
+    def kept_until_ms(self, policy: Policy) -> int:
+        """Return until when to remember it though nothing waits for it: what has failed counts until there was silence."""
+        if self.failing_since_ms is None:
+            return self.known_until_ms
+        return max(self.known_until_ms, self.failed_ms + _most_silence_ms(policy))
+
+    def of_old(self) -> Window:
+        """Return what is still true of it when the last report is out of date: for how long it has only failed."""
+        return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 
     def _hold(self, policy: Policy, now_ms: int) -> None:
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.holds, 32), policy.max_probe_interval_s)

@@ -88,6 +88,8 @@ class Plan:
     """0: half of the files that the process may open."""
     tell_accepted_every_s: float = 0.0
     """So often the retry lane is told that an endpoint accepts something. 0: by each task."""
+    registry_max_age_s: float = 3600.0
+    """No registry by which is delivered is older."""
 
 
 class _Begun(Protocol):
@@ -105,6 +107,7 @@ class Worker:
         self._garbage = garbage.Garbage(time.monotonic)
         self._plan = plan
         self._registry: routing.Registry | None = None
+        self._newest = Revision(0)
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
         self._answer_times: answering.AnswerTimes = cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES)
@@ -148,8 +151,10 @@ class Worker:
 
     @property
     def revision(self) -> Revision:
-        """No change of the registry after this revision is known here."""
-        return Revision(0) if self._registry is None else self._registry.newest
+        """No change of the registry after this revision has been known here."""
+        if self._registry is not None:  # which may be an older one again, in a task that Spark runs again
+            self._newest = max(self._newest, self._registry.newest)
+        return self._newest
 
     def begin_task(self) -> None:
         """Take note that a task begins. Called in its thread, before anything else."""
@@ -172,10 +177,7 @@ class Worker:
     def collect(
         self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, pass_through_s: float
     ) -> Iterator[collecting.Collected]:
-        """Collect, by the registry in `source`, what the records of a task bring to endpoints in batch mode.
-
-        Called as `deliver` is.
-        """
+        """Collect, by the registry in `source`, what a task's records bring to endpoints in batch mode. Called as `deliver`."""
         begun = self._wait_for(self._begin_collecting(source, shards, pass_through_s))
         for records in batches:
             yield self._wait_for(begun.take(records))
@@ -193,10 +195,7 @@ class Worker:
         yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
 
     def orphaned(self) -> None:
-        """Take note that the JVM is gone. The task that runs fails, once what is under way has ended or LAST_S have passed.
-
-        May be called at any moment in the task's thread, by a signal.
-        """
+        """Take note, in the task's thread, that the JVM is gone. The task fails when what is under way has ended."""
         self._is_orphan = True
 
     def retry(
@@ -348,6 +347,7 @@ class Worker:
                 paces=self._paces,
                 clock=asyncio.get_running_loop().time,
                 now_s=time.time,
+                registry_max_age_s=self._plan.registry_max_age_s,
             )
         return self._retries, self._by(source)
 

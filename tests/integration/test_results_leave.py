@@ -15,6 +15,9 @@ pytestmark = pytest.mark.integration
 PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 
 
+RECORD = builders.record(value=b'{"tenant_id": "t1", "id": "e0"}')
+
+
 def test_results_leave_while_an_endpoint_does_not_answer():
     records = [builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e%d"}' % offset) for offset in range(10)]
 
@@ -39,6 +42,21 @@ def test_results_leave_while_an_endpoint_does_not_answer():
             rest = await asyncio.to_thread(list, results)
             assert sum(len(one.outcomes) for one in rest) == 5
             assert [receipt.due for one in rest for receipt in one.receipts] == [10]
+            here.close()
+
+    serving.run(main())
+
+
+def test_that_an_endpoint_accepts_something_leaves_with_the_first_task_and_not_with_each():
+    async def main():
+        async with serving.serve(serving.saying(serving.OK)) as server:
+            here = worker.Worker(PLAN)
+            source = Source(builders.snapshot(builders.endpoint(url=server.url()), builders.subscription()))
+
+            def told():
+                return [to.endpoint_id for one in here.deliver([[RECORD]], source) for to in one.accepting]
+
+            assert [await asyncio.to_thread(told) for _ in range(3)] == [["ep1"], [], []]
             here.close()
 
     serving.run(main())

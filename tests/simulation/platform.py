@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
@@ -432,7 +433,8 @@ def _event_ids(entry: dict[str, Any]) -> list[str]:
 
 
 def _rows(results: Results) -> list[rows.Row]:
-    return [*rows.rows(results, TOPICS), *rows.postponed(results, TOPICS, now_ms=now_ms())]
+    told = (rows.postponed(results, TOPICS, now_ms=now_ms()), rows.health(results, TOPICS, now_ms=now_ms()))
+    return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
 
 
 def now_s() -> float:

@@ -13,6 +13,7 @@ from tests.dispatching import fast_lane
 from tests.unit.test_batch_lane import deliver as deliver_batches
 
 NOW_S = 1_700_000_000.0
+NOW_MS = 1_700_000_000_000
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 FAILING = Retrying(schedule_s=(5, 60))
 
@@ -48,8 +49,13 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
 
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
-    told = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+    told = rows.postponed(results, TOPICS, now_ms=NOW_MS)
     return [(row.key, parcel.message(row.value)) for row in told if row.value is not None]
+
+
+def health(results):
+    """Return what else the results tell, as it stands there."""
+    return [(row.key, parcel.message(row.value)) for row in rows.health(results, TOPICS, now_ms=NOW_MS)]
 
 
 PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
@@ -111,21 +117,21 @@ def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
 
 def test_of_what_an_endpoint_accepts_the_lane_tells_once_at_its_end():
     results, _ = deliver(builders.endpoint(), {}, {}, {})
-    assert postponed(results) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True))]
+    assert health(results) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
 @pytest.mark.parametrize(
     ("error_class", "told"),
     [
-        (retry.REFUSED, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False))]),
-        (retry.SERVER_ERROR, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False))]),
+        (retry.REFUSED, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (retry.SERVER_ERROR, [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (errors.LocalFailure.error_class, []),
     ],
 )
 def test_of_what_is_given_up_at_once_no_parcel_tells_and_so_the_lane_does(error_class, told):
     results, _ = deliver(builders.endpoint(retrying=Retrying(schedule_s=())), {}, error_class=error_class)
     assert {outcome.kind for outcome in results.outcomes} == {OutcomeKind.DEAD_LETTERED}
-    assert postponed(results) == told
+    assert (postponed(results), health(results)) == ([], told)
 
 
 def test_who_accepts_one_event_and_fails_another_accepts_something():
@@ -133,7 +139,7 @@ def test_who_accepts_one_event_and_fails_another_accepts_something():
     delivered, _ = deliver(endpoint, {})
     given_up, _ = deliver(endpoint, {}, error_class=retry.REFUSED)
     delivered.outcomes += given_up.outcomes
-    assert postponed(delivered) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True))]
+    assert health(delivered) == [(b"ep1", parcel.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
 def test_a_parcel_holds_all_that_a_dead_letter_tells():
@@ -150,7 +156,7 @@ def test_a_parcel_holds_all_that_a_dead_letter_tells():
 
 def test_a_parcel_says_by_which_registry_at_most_it_is_due():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000, revision=7)
+    [row] = rows.postponed(results, TOPICS, now_ms=NOW_MS, revision=7)
     assert [one.revision for one in parcel.message(row.value).parcels] == [7]
 
 
@@ -163,7 +169,7 @@ def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
 
 def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = [row for row in rows.postponed(results, TOPICS, now_ms=1_700_000_000_000) if row.value is not None]
+    told = [row for row in rows.postponed(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
     assert len(told) == 20  # three of them fit
     assert max(len(row.value) for row in told) < rows.MAX_POSTPONED_BYTES == 64 * 1024
     parcels = [one for row in told for one in parcel.message(row.value).parcels]
@@ -174,21 +180,21 @@ def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_wh
     """A micro-batch is bounded in records: 1,000 batches that were postponed could be 10 GB."""
     for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
-        told = list(rows.postponed(results, TOPICS, now_ms=1_700_000_000_000))
+        told = list(rows.postponed(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
         assert sum(len(row.value or b"") for row in told) <= len(told) * rows.COUNTED_BYTES == len(told) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+    [row] = rows.postponed(results, TOPICS, now_ms=NOW_MS)
     assert 0 < len(row.value) < rows.COUNTED_BYTES
 
 
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
     """Rows are cut by it; Kafka's bound is far above theirs."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry.SERVER_ERROR)
-    [row] = rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+    [row] = rows.postponed(results, TOPICS, now_ms=NOW_MS)
     [one] = parcel.message(row.value).parcels
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
 

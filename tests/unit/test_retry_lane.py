@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from delivery.model import Attempt, Retrying, SubscriptionStatus
 from delivery.webhooks import journal, limits, parcel, retry, retry_lane, routing, segment
+from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders, fakes
 from tests.turns import NOW_MS, registry, turn, waiting
 
@@ -377,3 +378,26 @@ def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
         assert [report.delivered for report in last.reports] == [3]
 
     asyncio.run(main())
+
+
+class LookedUp(routing.WholeRegistry):
+    """Knows of one change more when a destination has been looked up that was known before it."""
+
+    async def destination(self, *asked):
+        known = await super().destination(*asked)
+        self.advance(SnapshotChanges(since=1, revision=2))
+        return known
+
+
+def test_what_the_registry_learns_while_a_destination_is_looked_up_has_no_part_in_that():
+    unknown = waiting(through=("s-new",), revision=2, since_ms=NOW_MS)
+
+    async def main():
+        lane = lane_of(Sender())
+        known = LookedUp("base", registry())
+        first = await lane.take([parcel.encoded(turn(unknown))], known, 10)
+        assert known.revision == 2
+        return together(first, await lane.settle(10))
+
+    [report] = asyncio.run(main()).reports
+    assert [back.reason for back in report.back] == [retry.REGISTRY_BEHIND]

@@ -1,5 +1,6 @@
 """What had gone on alone is written whole before its shard hears of it, and forgets it."""
 
+import msgspec
 import orjson
 import pytest
 
@@ -46,7 +47,7 @@ def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
         CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic, CONFIG.delivery.retries_topic,
     )  # fmt: skip
     assert orjson.loads(log[1])["entries"][0]["error_class"] == "timeout"
-    assert parcel.message(health[1]) == parcel.Postponed("ep1", "c1", [], accepts=False)
+    assert msgspec.structs.replace(parcel.message(health[1]), at_ms=0) == parcel.Postponed("ep1", "c1", [], accepts=False)
     assert parcel.message(name[1]) == parcel.Postponed("ep1", "c1", [], [b"name"])
     assert waited == waited_again == "in its topic"
 

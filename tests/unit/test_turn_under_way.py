@@ -15,6 +15,7 @@ from delivery.webhooks.turn_under_way import TurnUnderWay
 from tests import builders, fakes
 from tests.turns import LATER_MS, NOW_MS, batch_registry, registry, turn, waiting
 
+MAX_AGE_S = 3600.0
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class="server_error")
 
@@ -26,7 +27,7 @@ class Carried:
         tenants = parting.tenants(packed for waits in of.parcels for packed in waits.packed)
         known = routing.WholeRegistry("", snapshot)
         to = asyncio.run(known.destination(of.endpoint_id, tenants))
-        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, ended=ended)
+        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
         while one.waiting and one.until >= 0.0:
@@ -36,7 +37,7 @@ class Carried:
                 attempt = Attempt(made.number, NOW_MS, 5.0, None, error_class, **answer)
                 one.answered(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
         one.end(NOW_MS)
-        self.report, self.results = one.report(), one.results
+        self.report, self.results = one.report(NOW_MS), one.results
         self.results.outcomes += one.accepted.outcomes
         self.results.batches += one.accepted.batches
 
@@ -208,7 +209,7 @@ LATER = 2
     ],
     ids=["endpoint", "subscription", "tenant"],
 )
-@pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (10**7, 300_000)])
+@pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (3_599_999, 300_000)])
 def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
     behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
     carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
@@ -219,14 +220,16 @@ def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_
 
 
 def test_what_is_not_there_in_the_registry_that_made_it_due_or_a_later_one_is_skipped():
-    for revision in (0, 1):
-        carried = Carried(registry(), turn(waiting(revision=revision, subscriptions=["s-old"])))
+    for fields in ({"revision": 0}, {"revision": 1}, {"revision": LATER, "since_ms": NOW_MS - 3_600_000}):
+        carried = Carried(registry(), turn(waiting(subscriptions=["s-old"], **{"since_ms": NOW_MS} | fields)))
         assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
 def test_in_order_nothing_passes_what_waits_for_the_registry():
     key = {"order_key": "a"}
-    carried = Carried(registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], **key), waiting(**key), **key))
+    carried = Carried(
+        registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
+    )
     assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
 
 
@@ -236,9 +239,11 @@ def test_what_is_given_up_does_not_wait_for_the_registry():
 
 
 def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
-    one = TurnUnderWay(turn(waiting(retries=2), waiting()), routing.Destination(None, {}), until=0.0, revision=1)
+    one = TurnUnderWay(
+        turn(waiting(retries=2), waiting()), routing.Destination(None, {}), until=0.0, revision=1, registry_max_age_s=MAX_AGE_S
+    )
     one.turn_away(NOW_MS)
-    report = one.report()
+    report = one.report(NOW_MS)
     assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
     assert [(back.reason, *back.again) for back in report.back] == [
         ("server_error", NOW_MS + 5000, 2),

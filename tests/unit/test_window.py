@@ -112,29 +112,29 @@ def test_where_nothing_may_be_attempted_it_is_held_and_its_health_begins_anew(wh
 def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_word(reason):
     made = window.Window()
     for second in range(60):
-        made.heard(reason, POLICY, NOW + second * 1000)
+        made.heard(reason, POLICY, NOW + second * 1000, NOW)
     assert (waits_s(made), made.size, made.is_open) == (5, 1, False)
 
 
 @pytest.mark.parametrize("reason", [retry.RATE_LIMITED, retry.ORDERED, errors.LocalFailure.error_class, retry.CONFIGURATION])
 def test_what_is_no_word_about_the_endpoint_s_health_changes_nothing(reason):
     made = window.Window()
-    made.heard(reason, POLICY, NOW)
+    made.heard(reason, POLICY, NOW, NOW)
     assert made == window.Window()
 
 
 @pytest.mark.parametrize("reason", [retry.SERVER_ERROR, retry.REFUSED, retry.REDIRECT, "timeout", "tls"])
 def test_what_it_has_failed_elsewhere_holds_nothing_and_counts(reason):
     made = window.Window()
-    made.heard(reason, POLICY, NOW)
+    made.heard(reason, POLICY, NOW, NOW)
     assert (made.hold_until_ms, made.is_open, made.is_ill, made.failing_since_ms) == (0, True, False, NOW)
 
 
 def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
     made = after(ACCEPTED)
-    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 59_999)
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 59_999, NOW)
     assert made.hold_until_ms == 0
-    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 60_000)
+    made.heard(retry.CIRCUIT_OPEN, POLICY, NOW + 60_000, NOW)
     assert made.hold_until_ms > NOW + 60_000
 
 
@@ -163,8 +163,9 @@ REFUSED = report(refused=1)
         ([(0, FAILED), (1601, FAILED), (3200, FAILED), (4800, FAILED)], False),
         ([(0, FAILED), (1601, FAILED), (3200, FAILED), (4800, FAILED), (5201, FAILED)], True),  # from the second one on
         ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, report())], False),  # no failure has been reported for so long
-        # Nor is it said again later: somebody may have enabled it.
-        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, FAILED), (3700, report())], False),
+        # Nor is what was said again and again: somebody may have enabled it.
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, FAILED), (3660, report())], False),
+        ([(0, FAILED), (1600, FAILED), (3200, FAILED), (3600, FAILED), (3659, report())], True),
         ([(at_s, REFUSED) for at_s in (0, 1600, 3200, 3600)], True),
         ([(at_s, report(refused=1, order_key="a")) for at_s in (0, 1600, 3200, 3600)], True),
         ([(0, FAILED), (1600, REFUSED), (3200, FAILED), (3600, REFUSED)], True),
@@ -186,7 +187,7 @@ def test_failing_is_who_has_accepted_nothing_from_a_report_to_another_for_so_lon
 def test_failing_is_also_who_has_failed_in_other_lanes_only():
     made = window.Window()
     for at_s in (0, 1600, 3200, 3600):
-        made.heard(retry.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000)
+        made.heard(retry.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000, NOW + at_s * 1000)
     assert made.is_failing(AN_HOUR, NOW + 3_600_000)
 
 
@@ -197,7 +198,7 @@ def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stoppe
     if of_another_lane == "accepted":
         made.accepted()
     else:
-        made.heard(of_another_lane, AN_HOUR, NOW + 1000)
+        made.heard(of_another_lane, AN_HOUR, NOW + 1000, NOW)
     for at_s in (1600, 3200, 3600):
         made.reported(FAILED, AN_HOUR, NOW + at_s * 1000)
         assert not made.is_failing(AN_HOUR, NOW + at_s * 1000)
@@ -205,13 +206,27 @@ def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stoppe
 
 def test_what_has_failed_is_remembered_until_it_says_nothing_any_more():
     made = window.Window()
-    made.failed(AN_HOUR, NOW)
-    assert made.kept_until_ms(AN_HOUR) == NOW + 1_600_000
-    for at_s in (1600, 3200, 3600):
+    for at_s in (0, 1600, 3200, 3600):
         made.failed(AN_HOUR, NOW + at_s * 1000)
-    assert made.kept_until_ms(AN_HOUR) == NOW + 3_660_000, "it is disabled, and begins anew when it is active again"
+        assert made.kept_until_ms(AN_HOUR) == NOW + at_s * 1000 + 1_600_000
     made.accepted()
     assert made.kept_until_ms(AN_HOUR) == 0
+
+
+def test_a_failure_counts_from_when_it_was_written_whenever_it_is_read():
+    late = window.Window()
+    late.reported(FAILED, AN_HOUR, NOW)
+    late.heard(retry.SERVER_ERROR, AN_HOUR, NOW + 3_600_000, NOW + 1_600_000)
+    late.reported(report(failed=1, at_ms=NOW + 3_200_000), AN_HOUR, NOW + 3_600_000)
+    assert (late.failing_since_ms, late.failed_ms, late.is_failing(AN_HOUR, NOW + 3_600_000)) == (NOW, NOW + 3_200_000, False)
+    late.heard(retry.SERVER_ERROR, AN_HOUR, NOW + 3_600_001, NOW + 1000)  # of a clock or a record that is behind
+    assert late.failed_ms == NOW + 3_200_000
+    late.reported(report(failed=1, at_ms=NOW + 9_000_000), AN_HOUR, NOW + 3_601_000)  # of a clock that is ahead
+    assert late.failed_ms == NOW + 3_601_000
+
+
+def test_of_old_only_for_how_long_it_has_failed_is_still_true():
+    assert after(*[FAILED] * 9).of_old() == window.Window(failing_since_ms=NOW, failed_ms=NOW)
 
 
 def test_who_refuses_one_event_and_another_is_alive_and_asked_no_less():

@@ -35,6 +35,23 @@ def test_the_job_disables_what_is_active_and_leaves_the_rest(connection, rows):
     assert registry.revision(connection) == before
 
 
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("since", ["disabled", "paused"])
+def test_one_that_became_active_since_is_not_disabled_for_what_was_before(connection, since):
+    connection.execute("update endpoints set status = %s", [since])
+    connection.execute("update endpoints set status = 'active' where endpoint_id = 'ep1'")
+    connection.execute("update endpoints set url = url || '?moved'")  # not since that
+    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == []
+    connection.execute("update endpoints set active_since = now() - interval '61 s'")
+    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+
+
+def test_one_of_which_is_not_known_since_when_it_is_active_has_been_for_long(connection, rows):
+    connection.execute("update endpoints set active_since = null")
+    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+    assert rows()["ep1"] == ("disabled", "failing")
+
+
 def test_the_operator_disables_and_enables_whatever_the_status_is(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep1'")
     disabling.disable(connection, "ep1", "asked for by the customer")
