@@ -12,11 +12,13 @@ from delivery.model import (
     TenantStatus,
 )
 from delivery.secret import Secret
+from delivery.webhooks import packing
 from delivery.webhooks.snapshot import updated
 from subscriptions_db import connect, snapshot
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 from tests import addresses, certificates
+from tests.benchmarks import population
 from tests.integration.registry.documents import DOCUMENT, GUARD, SIGNING, UNREADABLE, applied
 
 pytestmark = pytest.mark.integration
@@ -198,3 +200,13 @@ def test_a_log_that_does_not_reach_back_asks_for_a_full_read(connection, ring, s
     applied(connection, ring, DOCUMENT)
     connection.execute("delete from revisions where revision < 5")
     assert snapshot.read_changes(connection, ring, GUARD, since=since) is None
+
+
+def test_a_hundred_thousand_subscriptions_are_small_enough_to_broadcast(connection, ring):
+    """They take 4.8 MB, with 30,000 tenants, 10,000 endpoints and 500 event types."""
+    population.load(connection, ring, 100_000, random.Random(1))
+    read = snapshot.read_full(connection, ring, GUARD)
+    assert (len(read.subscriptions), len(read.endpoints), len(read.tenants)) == (100_000, 10_000, 30_000)
+    assert read.quarantined() == {}
+    size = len(packing.packed(read))
+    assert size < 8 * 1024 * 1024
