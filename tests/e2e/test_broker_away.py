@@ -14,6 +14,11 @@ pytestmark = pytest.mark.e2e
 EACH = 3000
 ASKS_SHORTLY = {"request.timeout.ms": "1000", "default.api.timeout.ms": "1000"}
 """By default Spark asks for minutes how far the topics go."""
+READS_SHORTLY = {"spark.network.timeout": "10s"} | dict.fromkeys(
+    ("spark.executor.heartbeatInterval", "spark.network.timeoutInterval"), "2s"
+)
+"""A task that Kafka leaves in the middle waits for a record as long as the first of these, by default 120 s, in each of its
+four attempts: a lane that has one when Kafka goes gives up with it."""
 ONE_BATCH = {"source": {"max_events_per_batch": EACH}}
 
 
@@ -49,14 +54,19 @@ def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_
 
 
 def test_one_process_lives_through_a_kafka_that_is_away_for_longer_than_spark_asks_for_it(platform, own_kafka):
-    """The endpoints take events, batches, and nothing until Kafka is back. It goes while no lane has a task: one would wait."""
+    """The endpoints take events, batches, and nothing until Kafka is back."""
     platform._kafka = own_kafka
     platform.migrate()
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry={"schedule_s": [45] * 20})
     platform.register([{"id": "b", "endpoint": "ep3"}], endpoints=("ep3",), **in_batches(max_wait_s=2))
     platform.statuses["ep2"] = 500
     port = local_kafka.free_port()
-    job = platform.start(metrics={"port": port}, kafka={"spark_options": ASKS_SHORTLY}, retry={"max_probe_interval_s": 5})
+    job = platform.start(
+        metrics={"port": port},
+        kafka={"spark_options": ASKS_SHORTLY},
+        retry={"max_probe_interval_s": 5},
+        spark={"conf": READS_SHORTLY},
+    )
     ids = platform.publish(20)
 
     def assert_all_arrive(*endpoints):
