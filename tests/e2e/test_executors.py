@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.conftest import assert_eventually, command_of
 from tests.e2e.test_crashes import taken
+from tests.e2e.test_retry_lane import postpone
 
 pytestmark = pytest.mark.e2e
 SPARK_HOME = pathlib.Path(pyspark.__file__).parent
@@ -66,6 +67,30 @@ def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not
     assert sorted(counts) == sorted(ids)
     assert sum(count - 1 for count in counts.values()) <= before / 20  # what was under way there, and not in its topic yet
     platform.assert_adds_up()
+
+
+def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(platform, cluster):
+    """Nobody hears of those that were under way there: they leave their shards again."""
+    names = [f"ep{number}" for number in range(1, 5)]
+    platform.migrate()
+    platform.register([{"endpoint": name} for name in names], endpoints=names)
+    ids = [
+        event.event_id
+        for number, name in enumerate(names)
+        for event in postpone(platform, 1_000, endpoint=name, through=f"s{number}")
+    ]
+    job = platform.start("--lanes", "retry", spark=cluster)
+    assert_eventually(lambda: taken(platform), lambda got: len(got) >= len(ids) / 2, within_s=200)
+    os.kill(executors_of(job)[0], signal.SIGKILL)
+    before = len(taken(platform))
+    assert before < len(ids)
+
+    assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=400)
+    assert platform.stop(job) == 0, platform.log()
+
+    counts = collections.Counter(taken(platform))
+    assert sorted(counts) == sorted(ids)
+    assert sum(count - 1 for count in counts.values()) <= before / 20
 
 
 def test_no_process_is_started_for_a_file_of_a_checkpoint_on_a_local_disk(platform, cluster, tmp_path, monkeypatch):
