@@ -11,14 +11,14 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Json, Jsonb
 
 from delivery import errors
 from delivery.webhooks import signing
-from subscriptions_db import auditing, connect, endpoint_secrets, keyring, manifest, registry
+from subscriptions_db import auditing, columns, connect, differences, endpoint_secrets, keyring, manifest, registry
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
@@ -29,26 +29,10 @@ SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One difference between the registry and the manifest. Secrets show as `***`."""
-
-    action: Literal["create", "update", "delete"]
-    kind: registry.Kind
-    id: str
-    fields: tuple[tuple[str, Any, Any], ...] = ()
-    """(name, before, after) of each field that differs; for `create` before is None."""
-
-    def told(self) -> dict[str, dict[str, Any] | None]:
-        """Return what a row that is not deleted was and is, as the audit log has it."""
-        before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
-        return {"before": None if self.action == "create" else before, "after": after}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What was changed, or with `dry_run` would be."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[differences.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
     """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
     still_disabled: dict[str, str] = field(default_factory=dict)
@@ -95,8 +79,8 @@ def _bring(
     secrets = _Secrets(connection, ring, [row.id for row in wanted.endpoints])
     still_disabled = _still_disabled(wanted, current)
     wanted = _with_statuses(wanted, still_disabled)
-    changes = tuple(differences(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
-    _require_possible(changes, wanted, current)
+    changes = tuple(differences.of(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+    differences.require_possible(changes, wanted, current)
     _require_new(connection, wanted, current)
     _write(connection, changes, wanted, secrets)
     return Result(
@@ -128,26 +112,6 @@ def alone(connection: connect.Connection) -> Iterator[None]:
     finally:
         if not connection.broken:  # the lock ends with the session
             connection.execute(query("apply_unlock"))
-
-
-def differences(current: registry.Rows, wanted: registry.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
-    """Yield what must change, in an order in which it can be written; pure."""
-    for kind in registry.KINDS:
-        for row_id, row in wanted[kind].items():
-            before = current[kind].get(row_id)
-            if before is None:
-                yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
-            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
-                yield Change(action="update", kind=kind, id=row_id, fields=changed)
-    if not prune_customers:
-        return
-    for row_id, row in current["subscription"].items():
-        owner = current["endpoint"][row["endpoint"]]["customer"]
-        if owner in prune_customers and row_id not in wanted["subscription"]:
-            yield Change(action="delete", kind="subscription", id=row_id)
-    for row_id, row in current["endpoint"].items():
-        if row["customer"] in prune_customers and row_id not in wanted["endpoint"]:
-            yield Change(action="delete", kind="endpoint", id=row_id)
 
 
 class _Secrets:
@@ -239,98 +203,16 @@ def _with_statuses(wanted: manifest.Manifest, still_disabled: Collection[str]) -
 
 def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registry.Rows:
     return {
-        "tenant": {row.id: _tenant(row) for row in wanted.tenants},
+        "tenant": {row.id: columns.tenant(row) for row in wanted.tenants},
         "customer": {row.id: {"name": row.name} for row in wanted.customers},
-        "endpoint": {row.id: _endpoint(row) | secrets.fields(row) for row in wanted.endpoints},
-        "subscription": {row.id: _subscription(row) for row in wanted.subscriptions},
+        "endpoint": {row.id: columns.endpoint(row) | secrets.fields(row) for row in wanted.endpoints},
+        "subscription": {row.id: columns.subscription(row) for row in wanted.subscriptions},
         "event_type": {row.id: row.model_dump(exclude={"id"}) for row in wanted.event_types},
     }
 
 
-def _tenant(row: manifest.Tenant) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": row.name, "status": row.status}
-    if row.sub_tenants is not None:
-        fields["sub_tenants"] = {department.id: department.name for department in row.sub_tenants or ()}
-    return fields
-
-
-def _endpoint(row: manifest.Endpoint) -> dict[str, Any]:
-    return {
-        "customer": row.customer,
-        "url": row.url,
-        "mode": row.mode,
-        "status": row.status,
-        "auth_kind": row.auth.kind,
-        "auth_username": row.auth.username,
-        "auth_header": row.auth.header,
-        "auth_client_id": row.auth.client_id,
-        "auth_token_url": row.auth.token_url,
-        "auth_token_scope": row.auth.token_scope,
-        "content_mode": row.content_mode,
-        "headers": row.headers,
-        "tls_authorities": row.tls.authorities,
-        "tls_certificate": row.tls.certificate,
-        "max_in_flight": row.max_in_flight,
-        "max_per_second": row.max_per_second,
-        "batch_max_events": row.batch.max_events,
-        "batch_max_wait_s": row.batch.max_wait_s,
-        "batch_max_bytes": row.batch.max_bytes,
-        "batch_gzip": row.batch.gzip,
-        "retry_schedule_s": row.retry.schedule_s,
-        "retry_max_age_s": row.retry.max_age_s,
-        "retry_timeout_s": row.retry.timeout_s,
-        "order_by": row.order_by,
-        "validation": row.validation,
-    }
-
-
-def _subscription(row: manifest.Subscription) -> dict[str, Any]:
-    return {
-        "endpoint": row.endpoint,
-        "event_type": row.event_type,
-        "scope": _scope_kind(row),
-        "scopes": row.scopes(),
-        "filter": row.filter,
-        "status": row.status,
-    }
-
-
-def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
-    schema = None if row.json_schema is None else Json(row.json_schema)
-    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
-
-
-def _scope_kind(row: manifest.Subscription) -> str:
-    return "everything" if row.everything else "selected"
-
-
 def _owners(wanted: manifest.Manifest) -> set[str]:
     return {row.id for row in wanted.customers} | {row.customer for row in wanted.endpoints}
-
-
-def _require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
-    """Raise RegistrationError for what the database would refuse too, but without saying where it stands."""
-    changed = {(change.kind, change.id) for change in changes}
-    customers = current["customer"].keys() | {row.id for row in wanted.customers}
-    endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
-    modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
-    for number, endpoint in enumerate(wanted.endpoints):
-        if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
-            raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
-        owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
-        if owner != endpoint.customer:
-            problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
-            raise errors.RegistrationError(f"endpoints[{number}].customer", problem)
-        if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
-            problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
-            raise errors.RegistrationError(f"endpoints[{number}].mode", problem)
-    for number, subscription in enumerate(wanted.subscriptions):
-        if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
-            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
-        before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
-        if before in modes and modes[before] != modes[subscription.endpoint]:
-            problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
-            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
 
 
 def _require_new(connection: connect.Connection, wanted: manifest.Manifest, current: registry.Rows) -> None:
@@ -348,7 +230,9 @@ def _require_new(connection: connect.Connection, wanted: manifest.Manifest, curr
         raise errors.RegistrationError(f"customers[{numbers[row['id']]}].id", problem)
 
 
-def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: manifest.Manifest, secrets: _Secrets) -> None:
+def _write(
+    connection: connect.Connection, changes: tuple[differences.Change, ...], wanted: manifest.Manifest, secrets: _Secrets
+) -> None:
     ids = {
         kind: {change.id for change in changes if change.kind == kind and change.action != "delete"} for kind in registry.KINDS
     }
@@ -367,13 +251,17 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
         _each(cursor, "put_customer", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        _each(cursor, "put_endpoint", [{"id": row.id} | _endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints])
+        _each(
+            cursor,
+            "put_endpoint",
+            [{"id": row.id} | columns.endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints],
+        )
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         if subscriptions:
             cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
-        _each(cursor, "put_subscription", [{"id": row.id} | _subscription(row) for row in subscriptions])
-        scopes = ((row.id, _scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
+        _each(cursor, "put_subscription", [{"id": row.id} | columns.subscription(row) for row in subscriptions])
+        scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
         while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
@@ -389,7 +277,9 @@ def _write(connection: connect.Connection, changes: tuple[Change, ...], wanted: 
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
 
 
-def _note(connection: connect.Connection, changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
+def _note(
+    connection: connect.Connection, changes: Iterable[differences.Change], wanted: manifest.Manifest, current: registry.Rows
+) -> None:
     """Note what the command changes in the audit log. Some at a time: a large registration has a hundred thousand changes."""
     owners = {key: row["customer"] for key, row in current["endpoint"].items()} | {
         row.id: row.customer for row in wanted.endpoints
@@ -397,7 +287,7 @@ def _note(connection: connect.Connection, changes: Iterable[Change], wanted: man
     endpoints = {key: row["endpoint"] for key, row in current["subscription"].items()}
     endpoints |= {row.id: row.endpoint for row in wanted.subscriptions}
 
-    def noted(change: Change) -> dict[str, Any]:
+    def noted(change: differences.Change) -> dict[str, Any]:
         of: dict[str, str | None] = {
             "customer": change.id,
             "endpoint": owners.get(change.id),
@@ -410,6 +300,11 @@ def _note(connection: connect.Connection, changes: Iterable[Change], wanted: man
     entries = map(noted, changes)
     while some := list(itertools.islice(entries, NOTED_AT_ONCE)):
         auditing.note_all(connection, some)
+
+
+def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
+    schema = None if row.json_schema is None else Json(row.json_schema)
+    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:

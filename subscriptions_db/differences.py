@@ -1,0 +1,74 @@
+"""Find what must change in the registry to bring it to a manifest; pure.
+
+Runs in the command and in the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from delivery import errors
+from subscriptions_db import manifest, registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference between the registry and the manifest. Secrets show as `***`."""
+
+    action: Literal["create", "update", "delete"]
+    kind: registry.Kind
+    id: str
+    fields: tuple[tuple[str, Any, Any], ...] = ()
+    """(name, before, after) of each field that differs; for `create` before is None."""
+
+    def told(self) -> dict[str, dict[str, Any] | None]:
+        """Return what a row that is not deleted was and is, as the audit log has it."""
+        before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
+        return {"before": None if self.action == "create" else before, "after": after}
+
+
+def of(current: registry.Rows, wanted: registry.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
+    """Yield what must change, in an order in which it can be written; pure."""
+    for kind in registry.KINDS:
+        for row_id, row in wanted[kind].items():
+            before = current[kind].get(row_id)
+            if before is None:
+                yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
+            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
+                yield Change(action="update", kind=kind, id=row_id, fields=changed)
+    if not prune_customers:
+        return
+    for row_id, row in current["subscription"].items():
+        owner = current["endpoint"][row["endpoint"]]["customer"]
+        if owner in prune_customers and row_id not in wanted["subscription"]:
+            yield Change(action="delete", kind="subscription", id=row_id)
+    for row_id, row in current["endpoint"].items():
+        if row["customer"] in prune_customers and row_id not in wanted["endpoint"]:
+            yield Change(action="delete", kind="endpoint", id=row_id)
+
+
+def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
+    """Raise RegistrationError for what the database would refuse too, but without saying where it stands."""
+    changed = {(change.kind, change.id) for change in changes}
+    customers = current["customer"].keys() | {row.id for row in wanted.customers}
+    endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
+    modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
+    for number, endpoint in enumerate(wanted.endpoints):
+        if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
+            raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
+        owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
+        if owner != endpoint.customer:
+            problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
+            raise errors.RegistrationError(f"endpoints[{number}].customer", problem)
+        if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
+            problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
+            raise errors.RegistrationError(f"endpoints[{number}].mode", problem)
+    for number, subscription in enumerate(wanted.subscriptions):
+        if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
+            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
+        before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
+        if before in modes and modes[before] != modes[subscription.endpoint]:
+            problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
+            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
