@@ -16,8 +16,7 @@ import orjson
 import typer
 
 from delivery import errors, settings
-from delivery.model import SignatureScheme
-from fanout import cli_api, cli_letters, terminal
+from fanout import cli_api, cli_endpoints, cli_letters, terminal
 from fanout.terminal import AsJson, console
 
 app = typer.Typer(
@@ -27,11 +26,9 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The registry's schema in Postgres.", no_args_is_help=True)
 keys = typer.Typer(help="The key ring that seals customers' secrets.", no_args_is_help=True)
-endpoints = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
 app.add_typer(db, name="db")
-app.add_typer(endpoints, name="endpoints")
+app.add_typer(cli_endpoints.app, name="endpoints")
 app.add_typer(keys, name="keys")
-
 app.add_typer(cli_letters.app, name="dead-letters")
 app.add_typer(cli_api.app, name="api-keys")
 
@@ -104,67 +101,6 @@ def get(
         _print_json(rows)
     else:
         _print_table(registering.shortened(rows))
-
-
-@endpoints.command("rotate-secret")
-def endpoints_rotate_secret(
-    context: typer.Context,
-    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
-    overlap: Annotated[str, typer.Option(help="How long the secrets before it go on to sign: 30s, 15m, 24h, 7d.")] = "24h",
-    scheme: Annotated[SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519, with a public key for the customer.")] = (
-        SignatureScheme.HMAC
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Give an endpoint a new signing secret, shown once. Until the overlap ends, old and new ones both sign.
-
-    Doing it again makes another secret and gives none of the others more time; five may hold at once. With `--overlap 0s` the
-    others end now. What a document of `fanout apply` names under `signing_secrets` is rotated there instead.
-    """
-    from fanout import registering  # noqa: PLC0415
-
-    config, time = _settings(context), registering.overlap_of(overlap)
-    rotated = registering.rotate_secret(config, endpoint_id, scheme=scheme, overlap=time)
-    if as_json:
-        _print_json(rotated)
-    else:
-        registering.show_rotation(console, rotated)
-
-
-@endpoints.command("enable")
-def endpoints_enable(context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Make an endpoint active again: one that was disabled or paused. What waits for it is attempted soon."""
-    from fanout import registering  # noqa: PLC0415
-
-    registering.enable(_settings(context), endpoint_id)
-    console.print(f"{endpoint_id} is active")
-
-
-@endpoints.command("disable")
-def endpoints_disable(
-    context: typer.Context,
-    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
-    reason: Annotated[str, typer.Option(help="Why, for who asks later; `fanout get endpoints` shows it.")],
-) -> None:
-    """Disable an endpoint: nothing is sent to it, and what is due to it waits. `fanout apply` alone does not enable it."""
-    from fanout import registering  # noqa: PLC0415
-
-    registering.disable(_settings(context), endpoint_id, reason)
-    console.print(f"{endpoint_id} is disabled")
-
-
-@endpoints.command("validate")
-def endpoints_validate(
-    context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
-) -> None:
-    """Ask the endpoint's receiver whether it wants deliveries (OPTIONS). Until it has permitted them, what is due waits."""
-    from fanout import registering  # noqa: PLC0415
-
-    reply = registering.validate(_settings(context), endpoint_id)
-    if as_json:
-        _print_json({"state": reply.state, "permitted_per_minute": reply.per_minute, "reason": reply.reason})
-    else:
-        registering.show_reply(console, endpoint_id, reply)
 
 
 @keys.command("generate")

@@ -1,0 +1,77 @@
+"""The commands `fanout endpoints …`: what they are called, what they take, what they print.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from delivery.model import SignatureScheme
+from fanout import terminal
+from fanout.terminal import AsJson, console
+
+app = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
+
+
+@app.command("rotate-secret")
+def rotate_secret(
+    context: typer.Context,
+    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    overlap: Annotated[str, typer.Option(help="How long the secrets before it go on to sign: 30s, 15m, 24h, 7d.")] = "24h",
+    scheme: Annotated[SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519, with a public key for the customer.")] = (
+        SignatureScheme.HMAC
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Give an endpoint a new signing secret, shown once. Until the overlap ends, old and new ones both sign.
+
+    Doing it again makes another secret and gives none of the others more time; five may hold at once. With `--overlap 0s` the
+    others end now. What a document of `fanout apply` names under `signing_secrets` is rotated there instead.
+    """
+    from fanout import registering  # noqa: PLC0415
+
+    config, time = terminal.settings_of(context), registering.overlap_of(overlap)
+    rotated = registering.rotate_secret(config, endpoint_id, scheme=scheme, overlap=time)
+    if as_json:
+        terminal.print_json(rotated)
+    else:
+        registering.show_rotation(console, rotated)
+
+
+@app.command("enable")
+def enable(context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Make an endpoint active again: one that was disabled or paused. What waits for it is attempted soon."""
+    from fanout import registering  # noqa: PLC0415
+
+    registering.enable(terminal.settings_of(context), endpoint_id)
+    console.print(f"{endpoint_id} is active")
+
+
+@app.command("disable")
+def disable(
+    context: typer.Context,
+    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    reason: Annotated[str, typer.Option(help="Why, for who asks later; `fanout get endpoints` shows it.")],
+) -> None:
+    """Disable an endpoint: nothing is sent to it, and what is due to it waits. `fanout apply` alone does not enable it."""
+    from fanout import registering  # noqa: PLC0415
+
+    registering.disable(terminal.settings_of(context), endpoint_id, reason)
+    console.print(f"{endpoint_id} is disabled")
+
+
+@app.command("validate")
+def validate(
+    context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
+) -> None:
+    """Ask the endpoint's receiver whether it wants deliveries (OPTIONS). Until it has permitted them, what is due waits."""
+    from fanout import registering  # noqa: PLC0415
+
+    reply = registering.validate(terminal.settings_of(context), endpoint_id)
+    if as_json:
+        terminal.print_json({"state": reply.state, "permitted_per_minute": reply.per_minute, "reason": reply.reason})
+    else:
+        registering.show_reply(console, endpoint_id, reply)
