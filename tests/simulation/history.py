@@ -17,7 +17,7 @@ from delivery.model import Batching, DeliveryMode, Endpoint, EndpointId, Endpoin
 from delivery.webhooks import retry
 from delivery.webhooks.snapshot import Snapshot
 from tests import builders
-from tests.simulation import platform, virtual, world
+from tests.simulation import platform, shards, virtual, worker, world
 
 FAULTS_S = 600.0
 """For so long there are faults; then all are well."""
@@ -105,7 +105,7 @@ class History:
     async def _publish(self) -> None:
         for number in range(self._count):
             await asyncio.sleep(self._rng.expovariate(self._count / FAULTS_S) if self._rng.random() < 0.2 else 0.0)
-            at_ms = platform.now_ms()
+            at_ms = virtual.now_ms()
             value = b'{"id":"e%d","tenant_id":"t%d","key":%d}' % (number, number % TENANTS, number % KEYS)
             topic = "events.order.created"
             self.platform.publish(Record(topic=topic, partition=0, offset=number, appended_at_ms=at_ms, value=value))
@@ -131,7 +131,7 @@ class History:
             customer = self.world.customers[name]
             if reason == retry.GONE and customer.gone_at < now - UNDER_WAY_S:
                 raise Violated(f"{name} was disabled as gone, and has not said so")
-            since = now - platform.POLICY.disable_after_s
+            since = now - shards.POLICY.disable_after_s
             has_accepted = any(since < at <= now - UNDER_WAY_S for at, _ in customer.accepted)
             if reason == platform.FAILING and has_accepted and not self.platform.died:  # else who died may have known it alone
                 raise Violated(f"{name} was disabled as failing, and has accepted something meanwhile")
@@ -204,7 +204,7 @@ class History:
         endpoint = one.endpoint
         if one.largest > (endpoint.batching.max_events if endpoint.batching else 1):
             raise Violated(f"{name}: {one.largest} events in one request")
-        bound = endpoint.max_in_flight or platform.LIMITS.max_in_flight_per_endpoint
+        bound = endpoint.max_in_flight or worker.LIMITS.max_in_flight_per_endpoint
         if one.most_under_way > bound * LANES and not self.platform.died:
             raise Violated(f"{name}: {one.most_under_way} requests under way, {bound} allowed for each lane")
         rate = endpoint.max_per_second

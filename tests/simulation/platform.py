@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
@@ -20,135 +19,30 @@ import orjson
 from delivery.model import EndpointId, Record
 from delivery.stages import held
 from delivery.webhooks import (
-    acceptances,
     batch_lane,
-    batching,
     collecting,
     direct_lane,
-    dispatch,
     egress,
     envelope,
-    guard,
     handover,
     journal,
-    late,
-    limits,
     parcel,
-    pending,
     retry,
     retry_lane,
-    retrying,
     routing,
     rows,
     segment,
-    sender,
 )
-from delivery.webhooks.results import Results, of_late
+from delivery.webhooks.results import Results
 from delivery.webhooks.snapshot import Snapshot
+from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World
 
-EPOCH_S = 1_700_000_000
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
-LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
-POLICY = retrying.Policy(max_pending=100_000, disable_after_s=120.0)
-ATTEMPT_S = 2.0
 SETTLE_S = 1.0
-HORIZON_MS = 500
-SHARDS = 2
 TRIGGER_S = 0.5
-PASS_THROUGH_S = 1.0
 FAILING = "failing"
 CONFIRMED_S = 0.01
 """So long after they were written rows are in their topics."""
-
-
-class Worker:
-    """What a Python worker process keeps from micro-batch to micro-batch, and loses when it dies."""
-
-    def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=now_s)
-        self.paces: limits.Paces = {}
-        self.circuits: dict[Any, Any] = {}
-        self.answer_times: dict[Any, Any] = {}
-        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s))
-        self.rng = rng
-        self.clock = loop.time
-        self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
-        self.is_dead = False
-        self._write = write
-        self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
-
-    def _told(self, ended: late.Ended) -> None:
-        """Write what had gone on alone, as the worker does: also while it has no task."""
-        if not self.is_dead:
-            self._write([*_rows(of_late([ended])), *rows.settled([ended], TOPICS)])
-
-    def direct(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
-        hand_over = self._handover(held)
-        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, envelope.Layout(), ended)
-
-    def batches(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
-        hand_over = self._handover(held)
-        return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
-
-    def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
-
-    def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
-        return dispatch.Dispatcher(
-            self.sender,
-            LIMITS,
-            retry.QuickRetry(),
-            hand_over,
-            self.late,
-            paces=self.paces,
-            circuits=self.circuits,
-            answer_times=self.answer_times,
-            clock=self.clock,
-        )
-
-
-class BatchShard:
-    """The state of one shard of the batch lane, as bytes."""
-
-    def __init__(self) -> None:
-        self.index: bytes | None = None
-        self.segments: dict[int, bytes] = {}
-        self.due_ms: int | None = None
-        """When the first batch has to leave; None: nothing waits."""
-
-    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batching.Decision:
-        return batching.decide(
-            batching.decoded(self.index),
-            arrived,
-            self.segments.__getitem__,
-            now_ms=at_ms,
-            horizon_ms=round(PASS_THROUGH_S * 1000),
-        )
-
-    def commit(self, decided: batching.Decision) -> None:
-        self.segments |= decided.append
-        for number in decided.drop:
-            del self.segments[number]
-        self.index = batching.encoded(decided.index)
-        self.due_ms = min((one.due_ms for one in decided.index.endpoints.values()), default=None)
-
-
-class Shard:
-    """The state of one shard of the retry lane, as bytes."""
-
-    def __init__(self) -> None:
-        self.index: bytes | None = None
-        self.segments: dict[int, bytes] = {}
-        self.told = pending.Pending()
-
-    def commit(self, decided: retrying.Decision, now_ms: int) -> None:
-        self.segments |= decided.append
-        for number in decided.drop:
-            del self.segments[number]
-        self.index = retrying.encoded(decided.index)
-        self.told = retrying.told(decided, now_ms)
 
 
 class Platform:
@@ -177,12 +71,12 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._held = held.Held(ATTEMPT_S, asyncio.get_running_loop().time)
+        self._held = held.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.egress = egress.Egress()
         self.was_cut_off = False
         """Whether the lanes have ever held because our own network was broken."""
-        self.shards = [Shard() for _ in range(SHARDS)]
-        self.batches = [BatchShard() for _ in range(SHARDS)]
+        self.shards = [shards.Shard() for _ in range(shards.COUNT)]
+        self.batches = [shards.BatchShard() for _ in range(shards.COUNT)]
         self.died = 0
         self.ended_by_fast: set[journal.Key] = set()
         self.repeated: set[journal.Key] = set()
@@ -194,7 +88,7 @@ class Platform:
             published.set()
 
     async def run_direct(self) -> None:
-        worker = Worker(self._world, self._rng, self._append)
+        process = worker.Worker(self._world, self._rng, self._append)
         while True:
             end = len(self.events)
             records = self.events[self._committed["direct"] : end]
@@ -205,20 +99,20 @@ class Platform:
             begun, before = self._ends(), frozenset[journal.Key]()
             while True:
                 await self._until_the_network_works()
-                lane = worker.direct(self._known(), self._held_now(), before)
-                if await self._lives(self._delivered(worker, lane, _some(records, 50)), is_fast=True):
+                lane = process.direct(self._known(), self._held_now(), before)
+                if await self._lives(self._delivered(process, lane, _some(records, 50)), is_fast=True):
                     break
                 lane.abandon()
-                worker.is_dead, worker = True, Worker(self._world, self._rng, self._append)
+                process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
                 before = self._ended_since(begun, journal.OfFastLane())
             self._committed["direct"] = end
 
     async def run_batch(self) -> None:
-        worker = Worker(self._world, self._rng, self._append)
+        process = worker.Worker(self._world, self._rng, self._append)
         while True:
             await asyncio.sleep(TRIGGER_S)
             await self._until_batches_are_due()
-            end, at_ms = len(self.events), now_ms()
+            end, at_ms = len(self.events), virtual.now_ms()
             records = self.events[self._committed["batch"] : end]
             begun, before = self._ends(), frozenset[journal.Key]()
             while True:
@@ -227,18 +121,18 @@ class Platform:
                 collected = await self._collected(known, records, at_ms)
                 decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
                 leaving = [batch for one in decided for batch in one.batches]
-                lane = worker.batches(known, self._held_now(), before)
-                if await self._lives(self._delivered(worker, lane, _some(leaving, 5)), is_fast=True):
+                lane = process.batches(known, self._held_now(), before)
+                if await self._lives(self._delivered(process, lane, _some(leaving, 5)), is_fast=True):
                     break
                 lane.abandon()
-                worker.is_dead, worker = True, Worker(self._world, self._rng, self._append)
+                process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
                 before = self._ended_since(begun, journal.OfFastLane())
             self._committed["batch"] = end
             for shard, one in zip(self.batches, decided, strict=True):
                 shard.commit(one)
 
     async def run_retry(self) -> None:
-        worker = Worker(self._world, self._rng, self._append)
+        process = worker.Worker(self._world, self._rng, self._append)
         while True:
             await asyncio.sleep(TRIGGER_S)
             await self._until_retries_are_due()
@@ -246,14 +140,14 @@ class Platform:
             begun = self._ends()
             arrived: list[list[bytes]] = [[] for _ in self.shards]
             for written in self.topics["retries"][self._committed["retry"] : begun["retries"]]:
-                arrived[segment.shard_of(parcel.message(written).endpoint_id, SHARDS)].append(written)
-            at_ms = now_ms()
-            decided = [self._decide(shard, came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
+                arrived[segment.shard_of(parcel.message(written).endpoint_id, shards.COUNT)].append(written)
+            at_ms = virtual.now_ms()
+            decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
             turns = [turn for one in decided for turn in one.turns]
             before = frozenset[journal.Key]()
-            while not await self._lives(self._retried(worker.retries, turns, before), is_fast=False):
-                await worker.retries.close()
-                worker = Worker(self._world, self._rng, self._append)
+            while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
+                await process.retries.close()
+                process = worker.Worker(self._world, self._rng, self._append)
                 # The same records, at the same time: the same turns leave again.
                 before = self._ended_since(begun, journal.OfRetryLane())
             self._committed["retry"] = begun["retries"]
@@ -294,24 +188,13 @@ class Platform:
     def _known(self) -> routing.WholeRegistry:
         return routing.WholeRegistry("simulated", self._registry())
 
-    @staticmethod
-    def _decide(shard: Shard, arrived: list[bytes], at_ms: int) -> retrying.Decision:
-        return retrying.decide(
-            retrying.decoded(shard.index),
-            arrived,
-            shard.segments.__getitem__,
-            POLICY,
-            now_ms=at_ms,
-            horizon_ms=HORIZON_MS,
-        )
-
     async def _until_retries_are_due(self) -> None:
         """Wait until something came for the shards, or one of them is due."""
         if self._committed["retry"] < len(self.topics["retries"]):
             return
         self._handed_over.clear()
         due = min((shard.told.due_ms for shard in self.shards if shard.told.due_ms is not None), default=None)
-        wait_s = None if due is None else max(0.0, (due - HORIZON_MS - now_ms()) / 1000)
+        wait_s = None if due is None else max(0.0, (due - shards.HORIZON_MS - virtual.now_ms()) / 1000)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
@@ -321,7 +204,7 @@ class Platform:
             return
         self._published["batch"].clear()
         due = min((shard.due_ms for shard in self.batches if shard.due_ms is not None), default=None)
-        wait_s = None if due is None else max(0.0, (due - now_ms()) / 1000 - PASS_THROUGH_S)
+        wait_s = None if due is None else max(0.0, (due - virtual.now_ms()) / 1000 - shards.PASS_THROUGH_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._published["batch"].wait(), wait_s)
 
@@ -336,30 +219,32 @@ class Platform:
 
     async def _collected(self, known: routing.Registry, records: list[Record], at_ms: int) -> list[list[bytes]]:
         """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
-        collector = collecting.Collector(known, envelope.Layout(), shards=SHARDS, now_ms=at_ms, pass_through_s=PASS_THROUGH_S)
-        for_shards: list[list[bytes]] = [[] for _ in range(SHARDS)]
+        collector = collecting.Collector(
+            known, envelope.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
+        )
+        for_shards: list[list[bytes]] = [[] for _ in range(shards.COUNT)]
         for collected in (await collector.take(records), collector.finish()):
-            self._append(_rows(collected.results))
+            self._append(worker.rows_of(collected.results))
             for row in collected.rows:
                 for_shards[row.shard].append(row.segment)
         return for_shards
 
     async def _delivered(
-        self, worker: Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
+        self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
     ) -> AsyncIterator[list[rows.Row]]:
         for some in given:
-            yield _rows(await lane.take(some))
+            yield worker.rows_of(await lane.take(some))
         last = await lane.finish()
-        last.accepting = worker.acceptances.news(last.accepting, asyncio.get_running_loop().time())
-        yield _rows(last)
-        self._told(worker, last)
+        last.accepting = process.acceptances.news(last.accepting, asyncio.get_running_loop().time())
+        yield worker.rows_of(last)
+        self._told(process, last)
 
-    def _told(self, worker: Worker, last: Results) -> None:
+    def _told(self, process: worker.Worker, last: Results) -> None:
         """Take what a micro-batch tells, as the driver and the worker do."""
         self.egress = self.egress.told(last.asked, last.unreachable, asyncio.get_running_loop().time())
         self.was_cut_off |= self.egress.is_broken
         if egress.is_ours(last.asked, last.unreachable):
-            worker.circuits.clear()
+            process.circuits.clear()
         if not self.egress.is_broken:
             self._held.silent(last.silent)
         if last.gone:
@@ -367,7 +252,7 @@ class Platform:
 
     def _ended_since(self, begun: dict[str, int], found: journal.Journal) -> journal.Ended:
         """Read back what a micro-batch has written."""
-        for topic, reader in found.readers(TOPICS).items():
+        for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
                 found.take(written, reader)
         return found.ended
@@ -376,9 +261,9 @@ class Platform:
         self, retries: retry_lane.RetryLane, turns: list[bytes], before: journal.Ended
     ) -> AsyncIterator[list[rows.Row]]:
         for ended in (await retries.take(turns, self._known(), SETTLE_S, before), await retries.settle(SETTLE_S)):
-            yield list(rows.rows(ended.results, TOPICS))
+            yield list(rows.rows(ended.results, worker.TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
-            yield list(rows.reports(ended.reports, TOPICS))
+            yield list(rows.reports(ended.reports, worker.TOPICS))
             if ended.results.gone:
                 self._disable(ended.results.gone, retry.GONE)
 
@@ -401,7 +286,7 @@ class Platform:
     def _note_ended(self, some: list[rows.Row]) -> None:
         """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
         found = journal.OfFastLane()
-        readers = found.readers(TOPICS)
+        readers = found.readers(worker.TOPICS)
         for row in some:
             if row.value is not None and row.topic in readers:
                 found.take(row.value, readers[row.topic])
@@ -430,19 +315,6 @@ def _event_ids(entry: dict[str, Any]) -> list[str]:
         for offsets in partitions.values()
         for offset in offsets
     ]
-
-
-def _rows(results: Results) -> list[rows.Row]:
-    told = (rows.postponed(results, TOPICS, now_ms=now_ms()), rows.health(results, TOPICS, now_ms=now_ms()))
-    return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
-
-
-def now_s() -> float:
-    return EPOCH_S + asyncio.get_running_loop().time()
-
-
-def now_ms() -> int:
-    return round(now_s() * 1000)
 
 
 async def while_running(platform: Platform, work: Coroutine[Any, Any, None]) -> None:

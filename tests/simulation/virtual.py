@@ -11,6 +11,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+EPOCH_S = 1_700_000_000
+"""When a loop begins."""
 
 
 class _Jumping(selectors.SelectSelector):
@@ -48,3 +50,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+
+def now_s() -> float:
+    return EPOCH_S + asyncio.get_running_loop().time()
+
+
+def now_ms() -> int:
+    return round(now_s() * 1000)

@@ -1,67 +1,16 @@
 """Turns are taken as endpoints, slots and memory allow; no micro-batch waits for late answers, and each turn has one report."""
 
 import asyncio
-import collections
-import dataclasses
 
 import pytest
 from msgspec.structs import replace
 
-from delivery.model import Attempt, Retrying, SubscriptionStatus
+from delivery.model import Retrying, SubscriptionStatus
 from delivery.webhooks import journal, limits, parcel, retry, retry_lane, routing, segment
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders, fakes
+from tests.retry_lanes import Sender, deliver, lane_of, together
 from tests.turns import NOW_MS, registry, turn, waiting
-
-
-class Sender:
-    """Answers as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
-
-    def __init__(self, answer=lambda _: None):
-        self.sent, self.in_flight, self.most = [], collections.Counter(), collections.Counter()
-        self._answer = answer
-
-    async def attempt(self, delivery, number, timeout_s=None):
-        endpoint_id = delivery.endpoint.endpoint_id
-        self.sent.append((delivery, number, timeout_s))
-        self.in_flight[endpoint_id] += 1
-        self.most[endpoint_id] = max(self.most[endpoint_id], self.in_flight[endpoint_id])
-        await asyncio.sleep(0)
-        error_class = self._answer(delivery)
-        if isinstance(error_class, asyncio.Event):
-            await error_class.wait()
-            error_class = None
-        self.in_flight[endpoint_id] -= 1
-        return Attempt(number, NOW_MS, 5.0, None, error_class)
-
-    def ids(self):
-        return [delivery.event.event_id for delivery, _, _ in self.sent]
-
-
-def lane_of(sender, clock=None, **bounds):
-    clock = clock or fakes.Clock(NOW_MS / 1000)
-    return retry_lane.RetryLane(sender, limits.Limits(**bounds), paces={}, clock=clock, now_s=clock)
-
-
-def deliver(registry, *turns, sender=None, **bounds):
-    """Deliver turns in one micro-batch; return what has ended."""
-
-    async def main():
-        lane = lane_of(sender, **bounds)
-        first = await lane.take(map(parcel.encoded, turns), routing.WholeRegistry("base", registry), 10)
-        return together(first, await lane.settle(10))
-
-    sender = sender or Sender()
-    return asyncio.run(main())
-
-
-def together(*ended):
-    results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
-    for one in ended:
-        results.outcomes += one.results.outcomes
-        results.batches += one.results.batches
-        results.rejections += one.results.rejections
-    return retry_lane.Ended(results, [report for one in ended for report in one.reports])
 
 
 def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_now():
@@ -173,129 +122,6 @@ def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_
     assert [report.delivered for one in ended for report in one.reports] == [7, 6]  # one each 5 s, in 30 s
     assert [[back.attempts for back in one.reports[0].back] for one in ended] == [[()] * 3, [()] * 4]
     assert clock.now == NOW_MS / 1000 + 60
-
-
-class Hanging:
-    """A lane with an endpoint that does not answer before it is told to."""
-
-    def __init__(self, **bounds):
-        self.answers = asyncio.Event()
-        self.sender = Sender(lambda delivery: self.answers if delivery.endpoint.endpoint_id == "ep1" else None)
-        self.lane = lane_of(self.sender, **bounds)
-        other = [builders.endpoint("ep2"), builders.subscription("s2", endpoint_id="ep2")]
-        self.registry = routing.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription(), *other))
-
-    async def micro_batch(self, *turns, settle_s=0.01):
-        taken = await self.lane.take(map(parcel.encoded, turns), self.registry, settle_s)
-        return together(taken, await self.lane.settle(settle_s))
-
-
-def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_it():
-    async def main():
-        hanging = Hanging()
-        first = await hanging.micro_batch(turn(), turn(waiting(through=("s2",)), endpoint="ep2"))
-        assert [report.endpoint_id for report in first.reports] == ["ep2"]
-        assert (await hanging.micro_batch()).reports == []
-        hanging.answers.set()
-        late = await hanging.micro_batch(turn(waiting(through=("s2",)), endpoint="ep2", number=2))
-        assert {(report.endpoint_id, report.delivered) for report in late.reports} == {("ep1", 1), ("ep2", 1)}
-        assert len(late.results.outcomes) == 2
-        assert (await hanging.micro_batch()).results.outcomes == []
-
-    asyncio.run(main())
-
-
-def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
-    async def main():
-        hanging = Hanging()
-        await hanging.micro_batch(turn())
-        assert hanging.lane.ended() is None
-        hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
-        late = hanging.lane.ended()
-        assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
-        assert len(late.results.outcomes) == 1
-        assert hanging.lane.ended() is None
-        assert (await hanging.micro_batch()).reports == []
-
-    asyncio.run(main())
-
-
-def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
-    async def main():
-        hanging = Hanging()
-        await hanging.micro_batch(turn())
-        await hanging.micro_batch(turn())
-        hanging.answers.set()
-        ended = await hanging.micro_batch(turn(), settle_s=5)
-        assert [report.turn for report in ended.reports] == [1]
-        assert len(hanging.sender.sent) == 1
-
-    asyncio.run(main())
-
-
-def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_not_begun():
-    of = [waiting(builders.event(event_id=f"e{n}")) for n in range(3)]
-
-    async def main():
-        hanging = Hanging()
-        await hanging.micro_batch(turn(*of, order_key="k"))
-        await hanging.micro_batch(turn(*of, order_key="k", number=2))
-        hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
-        ended = await hanging.micro_batch()
-        assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
-        assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
-
-    asyncio.run(main())
-
-
-def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back():
-    async def main():
-        hanging = Hanging(max_in_flight_per_endpoint=1)
-        await hanging.micro_batch(turn(waiting(), waiting()))
-        hanging.lane.stop()
-        hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
-        [report] = hanging.lane.ended().reports
-        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
-        assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
-
-    asyncio.run(main())
-
-
-def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
-    async def main():
-        known = routing.WholeRegistry("base", registry(max_per_second=0.05))
-        lane = lane_of(sender := Sender())
-        await lane.take([parcel.encoded(turn(waiting(), waiting()))], known, 0)
-        await lane.settle(0.01)
-        lane.stop()
-        ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
-        assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
-        [report] = lane.ended().reports
-        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
-
-    asyncio.run(main())
-
-
-def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_others_make_some(monkeypatch):
-    monkeypatch.setattr(retry_lane, "MAX_UNDER_WAY_BYTES", 3 * retry_lane.PARCEL_BYTES)
-    others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
-
-    async def main():
-        hanging = Hanging()
-        first = await hanging.micro_batch(turn(), *others)
-        assert sum(report.delivered for report in first.reports) == 20
-        turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
-        [report] = turned_away.reports
-        assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-        assert all(back.again.at_ms > NOW_MS for back in report.back)
-        given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry.NO_ROOM))
-        assert len(given_up.results.outcomes) == 2
-        await hanging.lane.close()
-
-    asyncio.run(main())
 
 
 def unreadable(monkeypatch, broken):

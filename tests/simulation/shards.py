@@ -1,0 +1,65 @@
+"""The state of the two lanes that have some, as bytes; what Spark's store would keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delivery.webhooks import batching, pending, retrying
+
+COUNT = 2
+"""Of each lane."""
+POLICY = retrying.Policy(max_pending=100_000, disable_after_s=120.0)
+HORIZON_MS = 500
+PASS_THROUGH_S = 1.0
+
+
+class BatchShard:
+    """The state of one shard of the batch lane, as bytes."""
+
+    def __init__(self) -> None:
+        self.index: bytes | None = None
+        self.segments: dict[int, bytes] = {}
+        self.due_ms: int | None = None
+        """When the first batch has to leave; None: nothing waits."""
+
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batching.Decision:
+        return batching.decide(
+            batching.decoded(self.index),
+            arrived,
+            self.segments.__getitem__,
+            now_ms=at_ms,
+            horizon_ms=round(PASS_THROUGH_S * 1000),
+        )
+
+    def commit(self, decided: batching.Decision) -> None:
+        self.segments |= decided.append
+        for number in decided.drop:
+            del self.segments[number]
+        self.index = batching.encoded(decided.index)
+        self.due_ms = min((one.due_ms for one in decided.index.endpoints.values()), default=None)
+
+
+class Shard:
+    """The state of one shard of the retry lane, as bytes."""
+
+    def __init__(self) -> None:
+        self.index: bytes | None = None
+        self.segments: dict[int, bytes] = {}
+        self.told = pending.Pending()
+
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> retrying.Decision:
+        return retrying.decide(
+            retrying.decoded(self.index),
+            arrived,
+            self.segments.__getitem__,
+            POLICY,
+            now_ms=at_ms,
+            horizon_ms=HORIZON_MS,
+        )
+
+    def commit(self, decided: retrying.Decision, now_ms: int) -> None:
+        self.segments |= decided.append
+        for number in decided.drop:
+            del self.segments[number]
+        self.index = retrying.encoded(decided.index)
+        self.told = retrying.told(decided, now_ms)

@@ -1,0 +1,87 @@
+"""A Python worker process of one of the lanes, and the rows that it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from delivery.webhooks import (
+    acceptances,
+    batch_lane,
+    direct_lane,
+    dispatch,
+    envelope,
+    guard,
+    handover,
+    journal,
+    late,
+    limits,
+    retry,
+    retry_lane,
+    routing,
+    rows,
+    sender,
+)
+from delivery.webhooks.results import Results, of_late
+from tests.simulation.shards import POLICY
+from tests.simulation.virtual import now_ms, now_s
+from tests.simulation.world import World
+
+TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
+LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
+ATTEMPT_S = 2.0
+
+
+class Worker:
+    """What a Python worker process keeps from micro-batch to micro-batch, and loses when it dies."""
+
+    def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=now_s)
+        self.paces: limits.Paces = {}
+        self.circuits: dict[Any, Any] = {}
+        self.answer_times: dict[Any, Any] = {}
+        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s))
+        self.rng = rng
+        self.clock = loop.time
+        self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
+        self.is_dead = False
+        self._write = write
+        self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
+
+    def _told(self, ended: late.Ended) -> None:
+        """Write what had gone on alone, as the worker does: also while it has no task."""
+        if not self.is_dead:
+            self._write([*rows_of(of_late([ended])), *rows.settled([ended], TOPICS)])
+
+    def direct(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
+        hand_over = self._handover(held)
+        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, envelope.Layout(), ended)
+
+    def batches(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
+        hand_over = self._handover(held)
+        return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
+
+    def _handover(self, held: handover.Held) -> handover.Handover:
+        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
+
+    def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
+        return dispatch.Dispatcher(
+            self.sender,
+            LIMITS,
+            retry.QuickRetry(),
+            hand_over,
+            self.late,
+            paces=self.paces,
+            circuits=self.circuits,
+            answer_times=self.answer_times,
+            clock=self.clock,
+        )
+
+
+def rows_of(results: Results) -> list[rows.Row]:
+    told = (rows.postponed(results, TOPICS, now_ms=now_ms()), rows.health(results, TOPICS, now_ms=now_ms()))
+    return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
