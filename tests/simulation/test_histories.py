@@ -3,6 +3,7 @@
 Every run of the tests takes other seeds. A failure says how to see it again: `python -m tests.simulation --seed N --deaths D`.
 """
 
+import random
 import secrets
 
 import pytest
@@ -24,6 +25,17 @@ def test_every_history_keeps_every_promise_and_comes_to_an_end(number, deaths):
 def test_a_seed_is_one_history():
     first, again = (history.History(5, deaths=0.1).run() for _ in range(2))
     assert [one.accepted for one in first.world.customers.values()] == [one.accepted for one in again.world.customers.values()]
+
+
+def test_no_part_of_a_history_draws_numbers_of_its_own(monkeypatch):
+    """A generator that nobody gave a seed draws others in each process. A seed would be one history most of the time."""
+
+    class Seeded(random.Random):
+        def __new__(cls, seed):
+            return super().__new__(cls, seed)
+
+    monkeypatch.setattr(random, "Random", Seeded)
+    assert history.History(5, deaths=0.1).run().platform.died
 
 
 def test_whatever_ends_a_history_says_how_to_see_it_again(monkeypatch):

@@ -44,7 +44,7 @@ class Worker:
         self.paces: limits.Paces = {}
         self.circuits: dict[Any, Any] = {}
         self.answer_times: dict[Any, Any] = {}
-        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s))
+        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
         self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
