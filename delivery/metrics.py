@@ -105,6 +105,11 @@ CPU_SECONDS = Counter(
     "CPU time of all worker processes (workers), the driver's JVM (jvm) and the driver's Python (driver).",
     ["process"],
 )
+OWN_DELAY_SECONDS = Counter(
+    "fanout_own_delay_seconds",
+    "Time in which worker processes waited for their own machine (CPU, memory, a stall). No endpoint is judged by it.",
+    ["lane"],
+)
 REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
 REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
@@ -174,6 +179,7 @@ def account(lane: str, tally: Tally) -> None:
     LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
     IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
     CPU_SECONDS.labels("workers").inc(tally.cpu_s)
+    OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 
 
 def declared() -> dict[str, str]:

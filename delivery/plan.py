@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 from delivery import settings
-from delivery.webhooks import acceptances, envelope, guard, limits, retry, retrying, rows, worker
+from delivery.webhooks import acceptances, envelope, guard, limits, retry, retrying, rows, worker_plan
 
 
-def of(config: settings.Settings) -> worker.Plan:
+def of(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan of the direct lane."""
     lane, source, known = config.delivery, config.source, config.snapshot
-    return worker.Plan(
+    return worker_plan.Plan(
         topics=rows.Topics(
             attempts=lane.attempts_topic,
             dead_letters=lane.dead_letter_topic,

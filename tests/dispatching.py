@@ -27,6 +27,7 @@ def fast_lane(
     alone: late.Late | None = None,
     answer_times: answering.AnswerTimes | None = None,
     quick_retry: retry.QuickRetry | None = None,
+    judging: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], handover.Handover]:
     """What a fast lane has for one task: who delivers, and by what is handed over instead."""
@@ -42,6 +43,7 @@ def fast_lane(
         circuits=kept,
         answer_times={} if answer_times is None else answer_times,
         clock=clock,
+        judging=judging or clock,
     )
     return dispatcher, hand_over
 

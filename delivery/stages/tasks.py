@@ -18,7 +18,7 @@ from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark 
 from delivery.model import Revision
 from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
-from delivery.webhooks import late, retry_lane, rows, worker
+from delivery.webhooks import late, retry_lane, rows, worker, worker_plan
 from delivery.webhooks.journal import Key
 from delivery.webhooks.results import Results
 
@@ -34,7 +34,7 @@ LAST_FLUSH_S = 0.5
 class Tools:
     """What each task of a lane is given. Survives pickling."""
 
-    plan: worker.Plan
+    plan: worker_plan.Plan
     observe: Callable[[Results], None]
     """Told, in the worker, of all results."""
     sink: sink.Sink

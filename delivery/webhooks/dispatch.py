@@ -19,6 +19,7 @@ from typing import Generic, Protocol
 
 from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
 from delivery.webhooks import answering, circuit, egress, handover, late, limits, queued, retry
+from delivery.webhooks.endpoint_clock import Countdown
 from delivery.webhooks.queued import Pending, Queue, UnderWay
 
 ENOUGH_IN_TURN, FEW_IN_TURN = 16, 8
@@ -35,8 +36,9 @@ class Sender(Protocol):
 class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
-    `clock` is monotonic, in seconds. `paces`, `circuits` and `answer_times` outlive the dispatcher: an endpoint's second does
-    not end with a micro-batch, nor do its failures, nor what is known of its answers.
+    `clock` and `judging` are monotonic, in seconds; endpoints are judged by the latter (delivery.webhooks.endpoint_clock).
+    `paces`, `circuits` and `answer_times` outlive the dispatcher: an endpoint's second does not end with a micro-batch, nor do
+    its failures, nor what is known of its answers.
     Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
     """
 
@@ -52,6 +54,7 @@ class Dispatcher(Generic[Sent]):
         circuits: circuit.Circuits,
         answer_times: answering.AnswerTimes,
         clock: Callable[[], float],
+        judging: Callable[[], float],
     ) -> None:
         self._sender = sender
         self._bounds = bounds
@@ -62,6 +65,7 @@ class Dispatcher(Generic[Sent]):
         self._circuits = circuits
         self._answer_times = answer_times
         self._clock = clock
+        self._judging = judging
         self._queues: dict[EndpointId, Queue[Sent]] = {}
         self._turns: collections.deque[Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
@@ -72,8 +76,8 @@ class Dispatcher(Generic[Sent]):
         self._unsettled = 0
         self._enough_settled = 0
         self._is_awaited = False
-        self._straggling: asyncio.TimerHandle | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._straggling: Countdown | None = None
+        self._patience: Countdown | None = None
         self._is_finishing = self._is_over = False
         self._gone: set[EndpointId] = set()
         self._silent: set[EndpointId] = set()
@@ -146,9 +150,6 @@ class Dispatcher(Generic[Sent]):
         self._is_abandoned = True
         self._turns.clear()
         self._stop_timing()
-        self._dismiss_runners()
-
-    def _dismiss_runners(self) -> None:
         for runner in self._runners:
             runner.cancel()
 
@@ -161,12 +162,12 @@ class Dispatcher(Generic[Sent]):
 
     def _time_stragglers(self) -> None:
         if self._is_awaited and self._straggling is None:
-            self._straggling = asyncio.get_running_loop().call_later(self._bounds.lane_deadline_s, self._end_stragglers)
+            self._straggling = Countdown(self._judging, self._bounds.lane_deadline_s, self._end_stragglers)
         if self._is_finishing and self._patience is None and self._bounds.patience_s < math.inf:
             self._time_answers(min(answering.MIN_PATIENCE_S, self._bounds.patience_s))
 
     def _time_answers(self, wait_s: float) -> None:
-        self._patience = asyncio.get_running_loop().call_later(wait_s, self._leave_alone)
+        self._patience = Countdown(self._judging, wait_s, self._leave_alone)
 
     def _stop_timing(self) -> None:
         for timer in (self._straggling, self._patience):
@@ -179,9 +180,9 @@ class Dispatcher(Generic[Sent]):
         self._straggling = None
         if not self._is_awaited:
             return
-        self._is_over, now = self._is_finishing, self._clock()
+        self._is_over, now = self._is_finishing, self._judging()
         for queue in self._queues.values():
-            is_paced = queue.pace is not None and queue.pace.wait_s(now) > 0
+            is_paced = queue.pace is not None and queue.pace.wait_s(self._clock()) > 0
             until = now if self._is_over else now - self._bounds.lane_deadline_s
             self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE, until)
         self._time_stragglers()
@@ -196,7 +197,7 @@ class Dispatcher(Generic[Sent]):
         self._patience = None
         if not self._is_awaited or self._turns:
             return
-        overdue = queued.overdue(self._under_way, self._clock(), self._bounds.patience_s)
+        overdue = queued.overdue(self._under_way, self._judging(), self._bounds.patience_s)
         if not queued.may_be_ours(self._queues.values(), overdue.silent):
             for pending in overdue.attempts:
                 if self._late.has_room(pending.delivery):
@@ -237,7 +238,7 @@ class Dispatcher(Generic[Sent]):
         elif self._is_over:
             self._postpone(pending, retry.LANE_DEADLINE)
         else:
-            pending.since = self._clock()
+            pending.since = self._judging()
             queue.waiting.append(pending)
             self._give_turn(queue)
             self._start_runner()
@@ -304,7 +305,7 @@ class Dispatcher(Generic[Sent]):
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
             if self._in_flight == len(self._runners) - len(self._idle):
                 self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
-            pending.since = now
+            pending.since = self._judging()
             self._under_way[pending] = UnderWay(queue, runner)
             attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
             pending.attempts += (attempt,)
@@ -348,8 +349,7 @@ class Dispatcher(Generic[Sent]):
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:
-            queue.was_reached, queue.reached_at = True, self._clock()
-            queue.answer_time.took(queue.reached_at - began_at)
+            queue.answered(pending.since, self._judging())
         if error_class is None:
             queue.has_accepted = True
             if queue.circuit is not None:

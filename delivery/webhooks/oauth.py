@@ -18,7 +18,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import Auth
-from delivery.webhooks import target, transport
+from delivery.webhooks import endpoint_clock, limits, target, transport
 
 MAX_TOKENS = 20_000
 PAUSE_S = 5.0
@@ -57,12 +57,23 @@ class _Token:
 
 
 class Tokens:
-    """The access tokens of one worker process. `timeout_s` bounds a token request; `clock` gives seconds."""
+    """The access tokens of one worker process.
 
-    def __init__(self, network: Transport, *, timeout_s: float, clock: Callable[[], float]) -> None:
+    `timeout_s` bounds a token request; `clock` gives seconds since the epoch; by `judging` token servers are judged.
+    """
+
+    def __init__(
+        self,
+        network: Transport,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float],
+        judging: Callable[[], float] = endpoint_clock.loop_time,
+    ) -> None:
         self._network = network
         self._timeout_s = timeout_s
         self._clock = clock
+        self._judging = judging
         self._tokens: cachetools.LRUCache[Auth, _Token] = cachetools.LRUCache(maxsize=MAX_TOKENS)
 
     async def header(self, grant: target.Grant, timeout_s: float) -> bytes:
@@ -80,14 +91,20 @@ class Tokens:
         if now < token.expires_at:
             return token.header
         if token.fetching is not None:
-            # Whoever stops waiting leaves the request to the others; it has a time of its own.
-            done, _ = await asyncio.wait({token.fetching}, timeout=timeout_s)
-            if not done:
-                raise errors.TokenRefused("no token came within the attempt's time")
-            done.pop().result()  # raises what nobody foresaw
+            await self._fetched(token.fetching, timeout_s)
         if token.failure is not None:
             raise type(token.failure)(*token.failure.args)
         return token.header
+
+    async def _fetched(self, fetching: asyncio.Task[None], timeout_s: float) -> None:
+        """Wait for a token request. An attempt that stops waiting leaves it to the others; it has a time of its own."""
+        ends_at = self._judging() + timeout_s
+        while not fetching.done():
+            left_s = ends_at - self._judging()
+            if left_s <= limits.ROUNDING_S:
+                raise errors.TokenRefused("no token came within the attempt's time")
+            await asyncio.wait({fetching}, timeout=left_s)
+        fetching.result()  # raises what nobody foresaw
 
     async def instead_of(self, refused: bytes, grant: target.Grant, timeout_s: float) -> bytes | None:
         """Return the header line to try after a 401 for `refused`; None when a new token would not help."""

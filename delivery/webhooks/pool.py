@@ -24,7 +24,7 @@ from aiohttp import client_reqrep, connector
 from aiohttp.helpers import TimerNoop
 
 from delivery import errors
-from delivery.webhooks import guard, resolver, wire
+from delivery.webhooks import deadlines, guard, resolver, wire
 from delivery.webhooks.target import Origin
 
 KEEPALIVE_S = 30.0
@@ -34,6 +34,7 @@ _MAX_CONNECTIONS = 16_384
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
+_NONE_FREE = "no connection came free within the attempt's time"
 
 
 def default_max_connections() -> int:
@@ -45,11 +46,23 @@ def default_max_connections() -> int:
     return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MAX_CONNECTIONS))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Opening:
-    """How far a new connection has come, for the text of a timeout."""
+    """A new connection that is being made, for its deadline."""
 
-    phase: str
+    timeout: asyncio.Timeout
+    step: str = ""
+    """How far it has come, for the text of a failure."""
+    failure: errors.AttemptFailed | None = None
+
+    def phase(self) -> str:
+        return self.step or "before a connection came free"
+
+    def expire(self, failure: errors.AttemptFailed) -> None:
+        if self.failure is None:
+            # That none of our own connections is free says nothing of the endpoint.
+            self.failure = failure if self.step else errors.LocalFailure(_NONE_FREE)
+            self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
@@ -68,7 +81,19 @@ class Connection(wire.Connection):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         # Made when TCP is connected and before the TLS handshake.
-        _opening.get().phase = "in the TLS handshake"
+        _opening.get().step = "in the TLS handshake"
+
+    def phase(self) -> str:
+        """Tell what an exchange is doing, for the text of a failure."""
+        if self.has_spoken:
+            return "inside the head of the answer"
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            return "while sending the request"
+        return "while waiting for the answer"
+
+    def expire(self, failure: errors.AttemptFailed) -> None:
+        """Wait no longer for the answer."""
+        self.end(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -79,7 +104,7 @@ class Connection(wire.Connection):
 class _Connector(aiohttp.TCPConnector):
     def __init__(self, address_guard: guard.Guard, names: resolver.Resolver) -> None:
         def make_socket(addr_info: Sequence[Any]) -> socket.socket:
-            _opening.get().phase = "while connecting"
+            _opening.get().step = "while connecting"
             return address_guard.socket_factory(addr_info)
 
         # The guard stands where the socket is made: a resolver would not be asked for literal addresses. No limits of its own:
@@ -101,7 +126,8 @@ class Pool:
     longest unused first, when another endpoint needs their place.
     """
 
-    def __init__(self, address_guard: guard.Guard, max_connections: int) -> None:
+    def __init__(self, address_guard: guard.Guard, max_connections: int, running: deadlines.Deadlines) -> None:
+        self._deadlines = running
         self._loop = asyncio.get_running_loop()
         self._names = resolver.Resolver()
         self._connector = _Connector(address_guard, self._names)
@@ -122,23 +148,20 @@ class Pool:
             self.close(connection)
         return None
 
-    async def open(self, origin: Origin, deadline: float) -> Connection:
+    async def open(self, origin: Origin, deadline: deadlines.Deadline) -> Connection:
         """Return a new connection to `origin`; raise AttemptFailed, OSError or a ClientError of aiohttp."""
-        opening = _Opening("")
+        opening = _Opening(asyncio.timeout(None))
         _opening.set(opening)
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._take_place()
-                opening.phase = "while looking up the name"
+            async with opening.timeout:
+                self._deadlines.begin(opening, deadline)
                 try:
-                    lease = await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
-                except BaseException:
-                    self._places.release()
-                    raise
+                    lease = await self._connected(origin, opening)
+                finally:
+                    self._deadlines.end(opening)
         except TimeoutError:
-            if not opening.phase:
-                raise errors.LocalFailure("no connection came free within the attempt's time") from None
-            raise errors.AttemptTimedOut(f"the attempt's time ran out {opening.phase}") from None
+            assert opening.failure is not None, "only `expire` sets a time"  # noqa: S101
+            raise opening.failure from None
         connection = lease.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # by the connector's factory
         connection.origin, connection.lease = origin, lease
@@ -147,6 +170,15 @@ class Pool:
         else:
             connection.on_closed = self._closed
         return connection
+
+    async def _connected(self, origin: Origin, opening: _Opening) -> connector.Connection:
+        await self._take_place()
+        opening.step = "while looking up the name"
+        try:
+            return await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
+        except BaseException:
+            self._places.release()
+            raise
 
     def release(self, connection: Connection) -> None:
         """Keep `connection` for the next request, unless it is spent or somebody waits for its place."""

@@ -68,6 +68,11 @@ class Queue(Generic[Sent]):
         """Return whose it is."""
         return self.endpoint.endpoint_id
 
+    def answered(self, since: float, now: float) -> None:
+        """Record that a request which began at `since` has its answer."""
+        self.was_reached, self.reached_at = True, now
+        self.answer_time.took(now - since)
+
 
 class UnderWay(NamedTuple, Generic[Sent]):
     """An attempt that is waited for, and by whom."""

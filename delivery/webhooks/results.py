@@ -34,6 +34,8 @@ class Results:
     """Endpoints that were waited for and did not answer."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints of which to tell that they have accepted something."""
+    own_delay_s: float = 0.0
+    """Seconds in which this worker waited for its own machine, since it last said so (delivery.webhooks.endpoint_clock)."""
 
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

@@ -5,7 +5,6 @@ Runs in the executors. Must not import pyspark or psycopg. A failed attempt is d
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -13,7 +12,7 @@ from typing import Protocol
 
 from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Sendable
-from delivery.webhooks import guard, oauth, retry, signing, target, transport
+from delivery.webhooks import endpoint_clock, guard, oauth, retry, signing, target, transport
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,10 @@ class Transport(Protocol):
 
 
 class Sender:
-    """Send deliveries over one transport. `clock` gives seconds since the epoch."""
+    """Send deliveries over one transport.
+
+    `clock` gives seconds since the epoch. `judging` is the clock by which endpoints are judged.
+    """
 
     def __init__(
         self,
@@ -36,15 +38,17 @@ class Sender:
         *,
         timeout_s: float,
         clock: Callable[[], float],
+        judging: Callable[[], float] = endpoint_clock.loop_time,
         max_retry_after_s: float = retry.MAX_RETRY_AFTER_S,
     ) -> None:
         self._network = network
         self._guard = address_guard
         self._timeout_s = timeout_s
         self._clock = clock
+        self._judging = judging
         self._max_retry_after_s = max_retry_after_s
         self._targets: dict[EndpointId, target.Target] = {}
-        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock)
+        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, judging=judging)
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
         """Make attempt `number` (1-based), within `timeout_s` or the lanes' time.
@@ -93,14 +97,13 @@ class Sender:
         self, to: target.Target, grant: target.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> transport.Response:
         """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_s
+        deadline = self._judging() + timeout_s
         token = await self._tokens.header(grant, timeout_s)
-        answer = await self._network.post(to, headers + token, body, deadline - now())
+        answer = await self._network.post(to, headers + token, body, deadline - self._judging())
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            newer = await self._tokens.instead_of(token, grant, deadline - now())
+            newer = await self._tokens.instead_of(token, grant, deadline - self._judging())
             if newer is not None:
-                answer = await self._network.post(to, headers + newer, body, deadline - now())
+                answer = await self._network.post(to, headers + newer, body, deadline - self._judging())
         return answer
 
     def _target(self, endpoint: Endpoint) -> target.Target:

@@ -47,6 +47,8 @@ class Tally:
     """Those of them to which there was no way at all (delivery.webhooks.egress)."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
+    own_delay_s: float = 0.0
+    """Seconds in which the worker processes waited for their own machines (delivery.webhooks.endpoint_clock)."""
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -61,6 +63,7 @@ class Tally:
             asked=self.asked + other.asked,
             unreachable=self.unreachable + other.unreachable,
             cpu_s=self.cpu_s + other.cpu_s,
+            own_delay_s=self.own_delay_s + other.own_delay_s,
         )
 
 
@@ -105,6 +108,7 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         asked=results.asked,
         unreachable=results.unreachable,
         cpu_s=cpu_s,
+        own_delay_s=results.own_delay_s,
     )
 
 

@@ -5,17 +5,16 @@ Runs in the executors. Must not import pyspark or psycopg. What went wrong leave
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import aiohttp
 
 from delivery import errors
-from delivery.webhooks import guard, pool
+from delivery.webhooks import deadlines, endpoint_clock, guard, pool
 from delivery.webhooks.target import Target
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -34,10 +33,16 @@ class Response(NamedTuple):
 class Transport:
     """Requests to all endpoints of one worker process. Made inside the event loop that uses it."""
 
-    def __init__(self, address_guard: guard.Guard, *, max_connections: int = 0) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._pool = pool.Pool(address_guard, max_connections or pool.default_max_connections())
-        self._deadlines = _Deadlines(self._loop)
+    def __init__(
+        self,
+        address_guard: guard.Guard,
+        *,
+        max_connections: int = 0,
+        judging: Callable[[], float] = endpoint_clock.loop_time,
+    ) -> None:
+        """`judging` is the clock by which endpoints are judged."""
+        self._deadlines = deadlines.Deadlines(judging)
+        self._pool = pool.Pool(address_guard, max_connections or pool.default_max_connections(), self._deadlines)
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a class of AttemptFailed when none came.
@@ -45,7 +50,7 @@ class Transport:
         `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange, because a
         bound on single reads never fires on an endpoint that drips. Redirects are not followed.
         """
-        deadline = self._loop.time() + timeout_s
+        deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
         connection = self._pool.take(target.origin)
         try:
@@ -67,7 +72,7 @@ class Transport:
         self._deadlines.stop()
         await self._pool.close_all()
 
-    async def _exchange(self, connection: pool.Connection, request: bytes, deadline: float) -> Response:
+    async def _exchange(self, connection: pool.Connection, request: bytes, deadline: deadlines.Deadline) -> Response:
         """Write a request, wait for its final response, and give the connection back."""
         self._deadlines.begin(connection, deadline)
         try:
@@ -80,45 +85,6 @@ class Transport:
         response = Response(connection.status, connection.headers, connection.kept_body())
         self._pool.release(connection)
         return response
-
-
-class _Deadlines:
-    """Interrupt requests that get no answer in time. One timer for all: one for each would be a tenth of a request's cost."""
-
-    TICK_S = 0.02
-    """By so much a request may overrun its time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._running: dict[pool.Connection, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, connection: pool.Connection, deadline: float) -> None:
-        self._running[connection] = deadline
-        if self._timer is None:
-            self._timer = self._loop.call_later(self.TICK_S, self._tick)
-
-    def end(self, connection: pool.Connection) -> None:
-        del self._running[connection]
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _tick(self) -> None:
-        now = self._loop.time()
-        for connection, deadline in self._running.items():
-            if deadline <= now:
-                connection.end(errors.AttemptTimedOut(f"the attempt's time ran out {_phase(connection)}"))
-        self._timer = self._loop.call_later(self.TICK_S, self._tick) if self._running else None
-
-
-def _phase(connection: pool.Connection) -> str:
-    if connection.has_spoken:
-        return "inside the head of the answer"
-    if connection.transport is not None and connection.transport.get_write_buffer_size():
-        return "while sending the request"
-    return "while waiting for the answer"
 
 
 def translated(exc: Exception) -> errors.AttemptFailed:

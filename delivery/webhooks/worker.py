@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import cachetools
@@ -33,20 +32,19 @@ from delivery.webhooks import (
     direct_lane,
     dispatch,
     egress,
-    envelope,
+    endpoint_clock,
     garbage,
     gate,
-    guard,
     handover,
     journal,
     late,
     limits,
-    retry,
+    own_delay,
     retry_lane,
     routing,
-    rows,
     sender,
     transport,
+    worker_plan,
 )
 from delivery.webhooks.results import Results, of_late
 
@@ -73,25 +71,6 @@ RESTS_S = 0.02
 Returned = TypeVar("Returned")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything a worker is told, as plain values."""
-
-    topics: rows.Topics
-    guard: guard.Guard = field(default_factory=guard.Guard)
-    layout: envelope.Layout = field(default_factory=envelope.Layout)
-    limits: limits.Limits = field(default_factory=limits.Limits)
-    quick_retry: retry.QuickRetry = field(default_factory=retry.QuickRetry)
-    attempt_timeout_s: float = 2.0
-    max_retry_after_s: float = retry.MAX_RETRY_AFTER_S
-    max_connections: int = 0
-    """0: half of the files that the process may open."""
-    tell_accepted_every_s: float = 0.0
-    """So often the retry lane is told that an endpoint accepts something. 0: by each task."""
-    registry_max_age_s: float = 3600.0
-    """No registry by which is delivered is older."""
-
-
 class _Begun(Protocol):
     """A lane's part of one task."""
 
@@ -103,7 +82,7 @@ class _Begun(Protocol):
 class Worker:
     """One event loop on a thread of its own, and what lives in it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: worker_plan.Plan) -> None:
         self._garbage = garbage.Garbage(time.monotonic)
         self._plan = plan
         self._registry: routing.Registry | None = None
@@ -117,12 +96,13 @@ class Worker:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
         self._thread.start()
-        self._network = self._wait_for(self._open())
+        self._judging, self._network = self._wait_for(self._open())
         self._sender = sender.Sender(
             self._network,
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=time.time,
+            judging=self._judging.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
         self._gate = gate.Gate(self._sender)
@@ -136,8 +116,10 @@ class Worker:
         """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
         threading.Thread(target=self._write_what_ended_alone, name="late results", daemon=True).start()
 
-    async def _open(self) -> transport.Transport:
-        return transport.Transport(self._plan.guard, max_connections=self._plan.max_connections)
+    async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
+        judging = endpoint_clock.EndpointClock(own_delay.OwnDelay())
+        most = self._plan.max_connections
+        return judging, transport.Transport(self._plan.guard, max_connections=most, judging=judging.time)
 
     def close(self) -> None:
         """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
@@ -327,6 +309,7 @@ class Worker:
     def _learned_from(self, results: Results) -> Results:
         """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
         results.accepting = self._acceptances.news(results.accepting, time.monotonic())
+        results.own_delay_s = self._judging.own_delay_s()
         if egress.is_ours(results.asked, results.unreachable):
             self._circuits.clear()
         return results
@@ -376,6 +359,7 @@ class Worker:
             circuits=self._circuits,
             answer_times=self._answer_times,
             clock=self._loop.time,
+            judging=self._judging.time,
         )
 
 
@@ -387,10 +371,10 @@ def _taken(waiting: queue.SimpleQueue[Returned]) -> list[Returned]:
     return taken
 
 
-_workers: dict[Plan, Worker] = {}
+_workers: dict[worker_plan.Plan, Worker] = {}
 
 
-def of(plan: Plan) -> Worker:
+def of(plan: worker_plan.Plan) -> Worker:
     """Return this process's worker for `plan`, made on first use."""
     worker = _workers.get(plan)
     if worker is None:

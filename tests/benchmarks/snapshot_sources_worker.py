@@ -23,7 +23,7 @@ import uvloop
 
 from delivery.model import Event, Record, Revision, SubscriptionStatus
 from delivery.stages import deliver, observer  # noqa: F401  # what the partition function is made of, with all that it imports
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import routing, rows, worker, worker_plan
 from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
 
 WARM_EVENTS = 20_000
@@ -188,7 +188,9 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
-    worker.of(worker.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")))  # loop, pool, sender
+    worker.of(
+        worker_plan.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"))
+    )  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())
     sys.stdout.flush()

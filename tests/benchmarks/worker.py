@@ -25,7 +25,7 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 from delivery.model import SigningKey
 from delivery.secret import Secret
 from delivery.stages import deliver, tasks
-from delivery.webhooks import envelope, garbage, guard, limits, packing, routing, rows, tally, worker
+from delivery.webhooks import envelope, garbage, guard, limits, packing, routing, rows, tally, worker, worker_plan
 from load_tests import receiver, traffic
 from tests import builders, sinks
 
@@ -113,7 +113,7 @@ def measure(
     variant: Variant, given: list[pa.RecordBatch], registry: routing.BroadcastSource, collector: Collector
 ) -> dict[str, float]:
     """Deliver all of `given` once; return µs for each delivery."""
-    plan = worker.Plan(topics=TOPICS, guard=OPEN, layout=envelope.Layout(), limits=variant.bounds)
+    plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=envelope.Layout(), limits=variant.bounds)
     worker.of(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
     told: list[tally.Tally] = []

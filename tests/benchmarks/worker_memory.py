@@ -21,7 +21,7 @@ from delivery import plan, settings
 from delivery.model import EndpointStatus
 from delivery.stages import arrow, deliver, observer, session, tasks, telemetry
 from delivery.stages import snapshot as following
-from delivery.webhooks import routing, worker
+from delivery.webhooks import routing, worker_plan
 from delivery.webhooks.snapshot import Snapshot
 from fanout.local import jars, postgres, stack
 from subscriptions_db import connect, keyring, migrate, snapshot
@@ -34,7 +34,7 @@ SCHEMA = pa.schema([("told", pa.string())])
 class Measured:
     """The partition function, which tells at its end what its process takes."""
 
-    def __init__(self, told: worker.Plan, source: routing.Source, observe: observer.Observer) -> None:
+    def __init__(self, told: worker_plan.Plan, source: routing.Source, observe: observer.Observer) -> None:
         self._written = sinks.Nowhere()
         tools = tasks.Tools(plan=told, observe=observe, sink=self._written)
         self._partition = deliver.DeliverPartition(tools=tools, source=source)

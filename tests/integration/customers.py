@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from delivery.webhooks import routing, rows, worker
+from delivery.webhooks import routing, rows, worker, worker_plan
 from delivery.webhooks.snapshot import Snapshot
 from tests.integration.serving import OPEN
 
@@ -80,4 +80,4 @@ class Source:
 
 def working(**told: Any) -> contextlib.closing[worker.Worker]:
     """Give a worker to whom these customers' addresses are open."""
-    return contextlib.closing(worker.Worker(worker.Plan(topics=TOPICS, guard=OPEN, **told)))
+    return contextlib.closing(worker.Worker(worker_plan.Plan(topics=TOPICS, guard=OPEN, **told)))

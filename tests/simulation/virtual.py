@@ -39,6 +39,10 @@ class Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def stall(self, seconds: float) -> None:
+        """Let the time go by while nothing in the loop can go on, as a stopped process does."""
+        self._jumping.now += seconds
+
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end on a loop of its own."""

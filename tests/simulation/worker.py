@@ -79,6 +79,7 @@ class Worker:
             circuits=self.circuits,
             answer_times=self.answer_times,
             clock=self.clock,
+            judging=self.clock,
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from delivery import errors, plan, settings
-from delivery.webhooks import worker
+from delivery.webhooks import worker_plan
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders
 
@@ -112,7 +112,7 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
     made = plan.of(settings.Settings())
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
-    assert isinstance(made, worker.Plan)
+    assert isinstance(made, worker_plan.Plan)
 
 
 def test_a_plan_has_the_retry_lane_told_often_enough_for_when_it_disables():

@@ -1,0 +1,82 @@
+"""Measure how much of the time this process waited for its own machine: for a CPU, or for memory.
+
+Runs in the executors. Must not import pyspark or psycopg. Reads what Linux tells; where it tells nothing, there is no delay.
+Sources: Documentation/accounting/psi.rst and Documentation/scheduler/sched-stats.rst of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PRESSURES = ("cpu", "memory")
+_MAX_READ_BYTES = 512
+"""A file with a pressure has two lines of some 60 bytes."""
+
+
+class OwnDelay:
+    """The delay of one thread and of its machine, as cumulative counters. Made in the thread that it measures.
+
+    Three counters are read: the pressure on CPU and on memory, of the own control group where it has such files and of the
+    machine elsewhere, and the thread's time in the run queue. They overlap, so the one that grew most counts.
+    """
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._pressures = [fd for name in _PRESSURES if (fd := _opened(_pressure_file(name, proc, cgroups))) is not None]
+        self._schedule = _opened(proc / "self" / "task" / str(threading.get_native_id()) / "schedstat")
+        self._last = self._read()
+
+    def grown_s(self) -> float:
+        """Return the seconds of delay since the last call."""
+        before, self._last = self._last, self._read()
+        return max((now - then for now, then in zip(self._last, before, strict=True)), default=0.0)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in (*self._pressures, *([] if self._schedule is None else [self._schedule])):
+            os.close(fd)
+        self._pressures, self._schedule, self._last = [], None, []
+
+    def _read(self) -> list[float]:
+        totals = [_pressure_s(os.pread(fd, _MAX_READ_BYTES, 0)) for fd in self._pressures]
+        if self._schedule is not None:
+            totals.append(_run_queue_s(os.pread(self._schedule, _MAX_READ_BYTES, 0)))
+        return totals
+
+
+def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
+    """Return the own control group's file, or else the machine's."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        group = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
+        own = cgroups / group.lstrip("/") / f"{name}.pressure"
+        if own.exists():
+            return own
+    return proc / "pressure" / name
+
+
+def _opened(file: Path) -> int | None:
+    """Open a file that is read again and again; None: this system has none, or does not let us."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.pread(fd, 1, 0)  # where the kernel was started with psi=0, the file opens and cannot be read
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _pressure_s(text: bytes) -> float:
+    """Return the seconds of `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`."""
+    return int(text.split(b"\n", 1)[0].rsplit(b"=", 1)[1]) / 1e6
+
+
+def _run_queue_s(text: bytes) -> float:
+    """Return the seconds of `NANOSECONDS_ON_CPU NANOSECONDS_IN_RUN_QUEUE TIMESLICES`."""
+    return int(text.split()[1]) / 1e9
