@@ -31,6 +31,17 @@ from subscriptions_db import connect, manifest, migrate
 START_TIMEOUT_S = 120
 WORK_TIMEOUT_S = 180
 END_TIMEOUT_S = 60
+TELLING = (
+    "fanout_deliveries_total",
+    "fanout_rejected_total",
+    "fanout_lag_records",
+    "fanout_pending_events",
+    "fanout_held_endpoints",
+    "fanout_endpoints_disabled_total",
+    "fanout_egress_broken",
+    "fanout_source_up",
+)
+"""Metrics that tell why a scenario does not come to its end. `postponed` without a retry lane, for one, never arrives."""
 
 
 class Platform:
@@ -121,7 +132,7 @@ class Command:
         while not is_so():
             if self.has_ended() or time.monotonic() > deadline:
                 why = "it has ended" if self.has_ended() else f"not within {within_s:.0f} s"
-                raise errors.LocalStackError(f"{what}: {why}\n{self._log.read_text()[-4000:]}")
+                raise errors.LocalStackError(f"{what}: {why}\n{self.condition()}\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
         return self.elapsed_s()
 
@@ -138,6 +149,17 @@ class Command:
         _, text = self._got("/metrics")
         samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+    def condition(self) -> str:
+        """Return what the process says of itself, for the message when a wait has failed."""
+        try:
+            status, ready = self._got("/readyz")
+            _, text = self._got("/metrics")
+        except OSError as exc:
+            return f"it does not answer: {exc}"
+        samples = [sample for family in parser.text_string_to_metric_families(text) for sample in family.samples]
+        told = [f"{one.name}{dict(one.labels)}: {one.value:,.0f}" for one in samples if one.value and one.name in TELLING]
+        return "\n".join([f"/readyz: {status} {ready.strip()}", *told])
 
     def is_ready(self) -> bool:
         """Tell whether `/readyz` says so now."""
