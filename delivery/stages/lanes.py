@@ -78,7 +78,7 @@ class Common:
 
     def told(self, told: telemetry.Told) -> None:
         """Take what the workers told of a micro-batch of any lane."""
-        self.network.told(told.tally.asked, told.tally.unreachable)
+        self.network.told(told.tally.reach)
         if not self.network.is_broken:
             self.held.silent(told.silent)
         if told.gone:
@@ -290,8 +290,9 @@ class Retry(_Stateful):
             self._common.held.told(told.held)
             metrics.HELD_ENDPOINTS.set(len(told.held))
             metrics.FAILING_ENDPOINTS.set(len(told.failing))
-            if told.failing and not self._common.network.is_broken:
-                self._common.disable(told.failing, FAILING)
+            failing = self._common.network.failing(told.failing, self._config.retry.disable_after_s)
+            if failing:
+                self._common.disable(failing, FAILING)
 
 
 def made(

@@ -111,9 +111,9 @@ class Dispatcher(Generic[Sent]):
         """Return the endpoints that have accepted something."""
         return [queue.endpoint for queue in self._queues.values() if queue.has_accepted]
 
-    def reached(self) -> queued.Reached:
-        """Return to how many endpoints there was a way."""
-        return queued.reached(self._queues.values())
+    def reach(self) -> egress.Reach:
+        """Return to which destinations there was a way."""
+        return queued.reach(self._queues.values())
 
     async def room(self) -> None:
         """Give the event loop its turn, and wait while there is enough to do."""

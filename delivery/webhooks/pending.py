@@ -7,9 +7,20 @@ the sum of one micro-batch is all that waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delivery.model import EndpointId
 from delivery.webhooks import batching
+
+
+class Failing(NamedTuple):
+    """An endpoint that accepts nothing. Times are in ms since the epoch."""
+
+    endpoint_id: EndpointId
+    since_ms: int
+    """When it first accepted something not, since when it has accepted nothing."""
+    failed_ms: int
+    """When it did so last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +38,7 @@ class Pending:
     """When the first of it must have left; in the past when a decision had no room for all; None when nothing waits."""
     held: frozenset[EndpointId] = frozenset()
     """Endpoints whose events go to the retry lane at once, because it is holding them back. Told by the retry lane."""
-    failing: frozenset[EndpointId] = frozenset()
+    failing: frozenset[Failing] = frozenset()
     """Endpoints that have accepted nothing for so long that they are to be disabled. Told by the retry lane."""
 
     def __add__(self, other: Pending) -> Pending:

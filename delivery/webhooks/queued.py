@@ -17,15 +17,8 @@ from delivery.model import Attempt, Endpoint, EndpointId, Sent
 from delivery.webhooks import answering, circuit, egress, limits
 
 FEW_ASKED = 2
-"""Of so few endpoints in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
+"""Of so few destinations in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
 (delivery.webhooks.egress): with more of them silent, a task waits for the end of their attempts, so as to tell."""
-
-
-class Reached(NamedTuple):
-    """How many endpoints were asked, and to how many of them there was no way at all."""
-
-    asked: int
-    unreachable: int
 
 
 @dataclass(slots=True, eq=False)
@@ -91,13 +84,9 @@ class Overdue(NamedTuple, Generic[Sent]):
     """When to look again."""
 
 
-def reached(queues: Iterable[Queue[Sent]]) -> Reached:
-    """Return to how many endpoints there was a way."""
-    was_reached, no_way = 0, 0
-    for queue in queues:
-        was_reached += queue.was_reached
-        no_way += queue.had_no_way_there and not queue.was_reached
-    return Reached(was_reached + no_way, no_way)
+def reach(queues: Iterable[Queue[Sent]]) -> egress.Reach:
+    """Return to which destinations there was a way."""
+    return egress.reach((queue.endpoint, queue.was_reached) for queue in queues if queue.was_reached or queue.had_no_way_there)
 
 
 def overdue(under_way: Mapping[Pending[Sent], UnderWay[Sent]], now: float, most_s: float) -> Overdue[Sent]:
@@ -124,8 +113,6 @@ def overdue(under_way: Mapping[Pending[Sent], UnderWay[Sent]], now: float, most_
 
 def may_be_ours(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]]) -> bool:
     """Judge as if there were no way to any of the `silent` that has not answered yet, nor to those left alone before."""
-    asked, unreachable = reached(queues)
-    unknown = sum(
-        not queue.was_reached and not queue.had_no_way_there for queue in queues if queue.is_silent or queue in silent
-    )
-    return asked + unknown > FEW_ASKED and unreachable + unknown >= egress.SHARE * (asked + unknown)
+    unknown = (queue for queue in queues if not queue.was_reached and (queue.is_silent or queue in silent))
+    seen = reach(queues) + egress.reach((queue.endpoint, False) for queue in unknown)
+    return seen.is_broken(least=FEW_ASKED + 1)

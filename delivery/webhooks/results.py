@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.model import Delivery, Endpoint, EndpointId, Outcome
-from delivery.webhooks import batch_message, dispatch, intake, late, retry
+from delivery.webhooks import batch_message, dispatch, egress, intake, late, retry
 from delivery.webhooks.batch_message import BatchDelivery
 
 
@@ -24,10 +24,8 @@ class Results:
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
-    asked: int = 0
-    """Endpoints to which requests were made."""
-    unreachable: int = 0
-    """Those of them to which there was no way at all."""
+    reach: egress.Reach = egress.NOTHING
+    """Destinations to which requests were made."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that have said that they are gone for good."""
     silent: frozenset[EndpointId] = frozenset()
@@ -40,11 +38,9 @@ class Results:
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
     """Return the last results of a task, with what its dispatcher tells of the whole of it."""
-    reached = dispatcher.reached()
     return Results(
         most_in_flight=dispatcher.most_in_flight,
-        asked=reached.asked,
-        unreachable=reached.unreachable,
+        reach=dispatcher.reach(),
         gone=dispatcher.gone(),
         silent=dispatcher.silent(),
         accepting=dispatcher.accepting(),

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from delivery.model import Attempt, CustomerId, EndpointId, Sendable
+from delivery.model import Attempt, CustomerId, Endpoint, EndpointId, Sendable
 from delivery.webhooks import egress, journal, limits, parcel, parting, retry, routing
 from delivery.webhooks.results import Results
 from delivery.webhooks.turn_under_way import TurnUnderWay
@@ -83,8 +83,8 @@ class RetryLane:
         self._begun: set[asyncio.Task[None]] = set()
         self._ended: list[TurnUnderWay] = []
         self._gone: set[EndpointId] = set()
-        self._reached: set[EndpointId] = set()
-        self._unreachable: set[EndpointId] = set()
+        self._heard: dict[EndpointId, tuple[Endpoint, bool]] = {}
+        """Endpoints of which an attempt told since `settle` was called, each with whether it was reached."""
         self._bytes = 0
         self._is_stuck = False
         self._stopping = asyncio.Event()
@@ -144,7 +144,7 @@ class RetryLane:
         await self.wait(wait_s)
         self._begun, self._is_stuck = set(), False
         told = self._told()
-        told.results.asked, told.results.unreachable = self._heard()
+        told.results.reach, self._heard = egress.reach(self._heard.values()), {}
         return told
 
     def ended(self) -> Ended | None:
@@ -181,12 +181,6 @@ class RetryLane:
             told.results.batches += accepted.batches
         self._ended, self._most_in_flight = [], self._in_flight
         return told
-
-    def _heard(self) -> tuple[int, int]:
-        """Return how many endpoints were asked since the last call, and to how many of them there was no way at all."""
-        asked, unreachable = len(self._reached | self._unreachable), len(self._unreachable - self._reached)
-        self._reached, self._unreachable = set(), set()
-        return asked, unreachable
 
     async def _has_room(self, turn: parcel.Turn, settle_s: float) -> bool:
         """Wait until there is room in memory, as long as turns end; False when none has for `settle_s`, once in a task."""
@@ -267,24 +261,25 @@ class RetryLane:
             if made is None:
                 return
             attempt = await self._sender.attempt(made.delivery, made.number, made.timeout_s)
-            self._hear(one.turn, one.turn.parcels[place], attempt)
+            self._hear(one, one.turn.parcels[place], attempt)
             one.answered(made, attempt, now_ms=self._now_ms(), rng=self._rng)
         except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
             one.put_off(place, fault, self._now_ms())
 
-    def _hear(self, turn: parcel.Turn, waits: parcel.Parcel, attempt: Attempt) -> None:
+    def _hear(self, one: TurnUnderWay, waits: parcel.Parcel, attempt: Attempt) -> None:
         """Take note of what the attempt says beside how it ended.
 
         What comes here has failed before. So it is no news that there is no way to an endpoint that was failing, or to which
         there was none the last time; else ten dead ones, asked in a micro-batch that has nothing else to do, would make all
         lanes hold.
         """
-        if attempt.error_class == retry.GONE:
-            self._gone.add(turn.endpoint_id)
-        if attempt.error_class is None or attempt.status is not None:
-            self._reached.add(turn.endpoint_id)
-        elif attempt.error_class in egress.NO_WAY_THERE and not turn.is_probe and waits.reason not in egress.NO_WAY_THERE:
-            self._unreachable.add(turn.endpoint_id)
+        name, error_class = one.turn.endpoint_id, attempt.error_class
+        if error_class == retry.GONE:
+            self._gone.add(name)
+        if error_class is None or attempt.status is not None:
+            self._heard[name] = one.endpoint, True
+        elif error_class in egress.NO_WAY_THERE and not one.turn.is_probe and waits.reason not in egress.NO_WAY_THERE:
+            self._heard.setdefault(name, (one.endpoint, False))
 
     def _now_ms(self) -> int:
         return int(self._now_s() * 1000)

@@ -98,7 +98,7 @@ def told(decided: Decision, now_ms: int) -> pending.Pending:
     times = [(one.due_ms, one.since_ms) for one in decided.index.buckets.values()]
     for key, one in decided.index.endpoints.items():
         if one.failing_ms == now_ms:
-            failing.add(waiting.endpoint_id(key))
+            failing.add(pending.Failing(waiting.endpoint_id(key), one.failing_since_ms, one.failed_ms))
         if not one.events:
             continue
         events += one.events

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from delivery.model import Attempt, OutcomeKind
+from delivery.webhooks import egress
 from delivery.webhooks.batch_message import REJECTED
 from delivery.webhooks.results import Results
 
@@ -41,10 +42,8 @@ class Tally:
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
     """Requests under way at once in one worker process; of two tallies the larger."""
-    asked: int = 0
-    """Endpoints to which requests were made, by each task; one that has events in two tasks counts twice."""
-    unreachable: int = 0
-    """Those of them to which there was no way at all (delivery.webhooks.egress)."""
+    reach: egress.Reach = egress.NOTHING
+    """Destinations to which requests were made, and whether there was a way."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
     own_delay_s: float = 0.0
@@ -60,8 +59,7 @@ class Tally:
             latencies=self.latencies + other.latencies,
             latency_sum_s=self.latency_sum_s + other.latency_sum_s,
             most_in_flight=max(self.most_in_flight, other.most_in_flight),
-            asked=self.asked + other.asked,
-            unreachable=self.unreachable + other.unreachable,
+            reach=self.reach + other.reach,
             cpu_s=self.cpu_s + other.cpu_s,
             own_delay_s=self.own_delay_s + other.own_delay_s,
         )
@@ -105,8 +103,7 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         latencies=latencies,
         latency_sum_s=latency_sum_s,
         most_in_flight=results.most_in_flight,
-        asked=results.asked,
-        unreachable=results.unreachable,
+        reach=results.reach,
         cpu_s=cpu_s,
         own_delay_s=results.own_delay_s,
     )

@@ -115,6 +115,9 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whether a turn of it is."""
     failing_ms: int
     """When it was last reported that it is to be disabled; 0: it was not."""
+    failing_since_ms: int = 0
+    failed_ms: int = 0
+    """The times of that report: see pending.Failing."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -123,6 +126,7 @@ _decoder = msgspec.msgpack.Decoder(Waiting)
 
 def entry(one: Waiting, policy: Policy, now_ms: int) -> Entry:
     """Return an endpoint as the index has it."""
+    is_failing = one.window.is_failing(policy, now_ms)
     return Entry(
         written=_encoder.encode(one),
         due_ms=one.due_ms(policy),
@@ -131,7 +135,9 @@ def entry(one: Waiting, policy: Policy, now_ms: int) -> Entry:
         since_ms=min((piece.since_ms for pieces in one.pieces() for piece in pieces), default=NEVER_MS),
         held_until_ms=one.window.held_until_ms if None in one.flows else 0,
         is_away=any(each.away for each in one.flows.values()),
-        failing_ms=now_ms if one.window.is_failing(policy, now_ms) else 0,
+        failing_ms=now_ms if is_failing else 0,
+        failing_since_ms=(one.window.failing_since_ms or 0) if is_failing else 0,
+        failed_ms=one.window.failed_ms if is_failing else 0,
     )
 
 

@@ -31,7 +31,6 @@ from delivery.webhooks import (
     collecting,
     direct_lane,
     dispatch,
-    egress,
     endpoint_clock,
     garbage,
     gate,
@@ -310,7 +309,7 @@ class Worker:
         """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
         results.accepting = self._acceptances.news(results.accepting, time.monotonic())
         results.own_delay_s = self._judging.own_delay_s()
-        if egress.is_ours(results.asked, results.unreachable):
+        if results.reach.is_broken():
             self._circuits.clear()
         return results
 

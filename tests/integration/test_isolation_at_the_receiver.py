@@ -1,6 +1,7 @@
 """An endpoint that hangs, as the others' receivers see it: one micro-batch waits for it for a moment, and later ones do not."""
 
 import collections
+import itertools
 import queue
 import socket
 import time
@@ -51,8 +52,12 @@ def micro_batch(here, source, held=handover.NOBODY_HELD):
     return time.monotonic() - began, kinds
 
 
-def registry(url):
-    endpoints = [builders.endpoint(name, url=f"{url}/{name}") for name in ENDPOINTS]
+def registry(*urls):
+    """Endpoints of a customer each, at these URLs in turn."""
+    endpoints = [
+        builders.endpoint(name, url=f"{url}/{name}", customer_id=f"c-{name}")
+        for name, url in zip(ENDPOINTS, itertools.cycle(urls), strict=False)
+    ]
     subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name, scope=builders.scope(name)) for name in ENDPOINTS]
     return Source(builders.snapshot(*endpoints, *subscriptions, tenants=tuple(ENDPOINTS)))
 
@@ -104,7 +109,7 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_none_of_them_is_though
     _, here, _ = platform
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        nobody = registry(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        nobody = registry(*(f"http://127.0.0.{n + 1}:{unused.getsockname()[1]}" for n in range(len(ENDPOINTS))))
         for _ in range(2):
             results = list(here.deliver([records()], nobody))
-            assert (results[-1].asked, results[-1].unreachable) == (len(ENDPOINTS), len(ENDPOINTS))
+            assert (results[-1].reach.asked, results[-1].reach.unreachable) == (len(ENDPOINTS), len(ENDPOINTS))

@@ -1,6 +1,7 @@
 """Turns as their receivers see them, sent by a real worker over real connections, from one micro-batch to the next."""
 
 import base64
+import itertools
 import socket
 
 import pytest
@@ -22,8 +23,12 @@ def here():
         yield made
 
 
-def source(**urls):
-    endpoints = [builders.endpoint(name, url=url, retrying=Retrying(timeout_s=3.0)) for name, url in urls.items()]
+def source(customers=(), **urls):
+    owners = itertools.chain(customers, itertools.repeat("c1"))
+    endpoints = [
+        builders.endpoint(name, url=url, customer_id=owner, retrying=Retrying(timeout_s=3.0))
+        for (name, url), owner in zip(urls.items(), owners, strict=False)
+    ]
     return Source(builders.snapshot(*endpoints, *(builders.subscription(f"s-{name}", endpoint_id=name) for name in urls)))
 
 
@@ -86,10 +91,10 @@ def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_la
 def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_circuits_know_is_forgotten(here):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/"
-        known = source(**{f"ep{n}": nobody for n in range(10)})
+        port = unused.getsockname()[1]
+        known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
         here._circuits["ep1"] = circuit.Circuit()
-        turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}") for n in range(10)]
+        turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
         ended = list(here.retry([parcel.encoded(one) for one in turns], known, 5.0))
-    assert [(one.results.asked, one.results.unreachable) for one in ended] == [(0, 0), (10, 10)]
+    assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
     assert here._circuits == {}

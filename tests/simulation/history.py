@@ -27,6 +27,7 @@ UNDER_WAY_S = 60.0
 """So long what has begun may go on: a turn, and an attempt at its end."""
 KEYS = 3
 TENANTS = 2
+CUSTOMERS = 7
 OUTAGE_S = 90.0
 ROUTED_S = OUTAGE_S + 2 * UNDER_WAY_S
 """By then an event has been routed: the lanes hold while our own network is broken."""
@@ -133,6 +134,11 @@ class History:
                 raise Violated(f"{name} was disabled as gone, and has not said so")
             since = now - shards.POLICY.disable_after_s
             has_accepted = any(since < at <= now - UNDER_WAY_S for at, _ in customer.accepted)
+            last = max((at for at, _ in customer.accepted if at <= now - UNDER_WAY_S), default=0.0)
+            ours_s = self.world.cut_off_s(last, now) if self.platform.was_cut_off else 0.0
+            own_s = now - last - ours_s
+            if reason == platform.FAILING and own_s < shards.POLICY.disable_after_s and not self.platform.died:
+                raise Violated(f"{name} was disabled for what failed while our own network was broken")
             if reason == platform.FAILING and has_accepted and not self.platform.died:  # else who died may have known it alone
                 raise Violated(f"{name} was disabled as failing, and has accepted something meanwhile")
 
@@ -149,6 +155,8 @@ class History:
         is_batch = rng.random() < 0.4
         return builders.endpoint(
             f"ep{number}",
+            url=f"https://ep{number}.example/",
+            customer_id=f"c{number % CUSTOMERS}",
             mode=DeliveryMode.BATCH if is_batch else DeliveryMode.DIRECT,
             batching=batching if is_batch else None,
             retrying=Retrying(schedule_s=schedule, max_age_s=rng.choice([300.0, 86_400.0, 259_200.0])),

@@ -26,6 +26,7 @@ from delivery.webhooks import (
     envelope,
     handover,
     journal,
+    outages,
     parcel,
     retry,
     retry_lane,
@@ -73,6 +74,8 @@ class Platform:
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._held = held.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.egress = egress.Egress()
+        self.outages = outages.Outages()
+        self._mended = asyncio.Event()
         self.was_cut_off = False
         """Whether the lanes have ever held because our own network was broken."""
         self.shards = [shards.Shard() for _ in range(shards.COUNT)]
@@ -155,8 +158,13 @@ class Platform:
                 shard.commit(one, at_ms)
             self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
             failing = frozenset().union(*(shard.told.failing for shard in self.shards))
-            if failing and not self.egress.is_broken:
-                self._disable(failing, FAILING)
+            own = [
+                one.endpoint_id
+                for one in failing
+                if self.outages.failing_s(one.since_ms, one.failed_ms) >= shards.POLICY.disable_after_s
+            ]
+            if own:
+                self._disable(own, FAILING)
 
     @property
     def is_done(self) -> bool:
@@ -209,7 +217,10 @@ class Platform:
             await asyncio.wait_for(self._published["batch"].wait(), wait_s)
 
     async def _until_the_network_works(self) -> None:
-        await asyncio.sleep(max(0.0, self.egress.until - asyncio.get_running_loop().time()))
+        while (wait_s := self.egress.until - asyncio.get_running_loop().time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                self._mended.clear()
+                await asyncio.wait_for(self._mended.wait(), wait_s)
 
     def _held_now(self) -> handover.Held:
         return self._held.now()
@@ -241,9 +252,12 @@ class Platform:
 
     def _told(self, process: worker.Worker, last: Results) -> None:
         """Take what a micro-batch tells, as the driver and the worker do."""
-        self.egress = self.egress.told(last.asked, last.unreachable, asyncio.get_running_loop().time())
+        self.egress = self.egress.told(last.reach, asyncio.get_running_loop().time())
+        self.outages = self.outages.told(is_broken=self.egress.is_broken, is_well=last.reach.is_well, now_ms=virtual.now_ms())
+        if not self.egress.is_broken:
+            self._mended.set()
         self.was_cut_off |= self.egress.is_broken
-        if egress.is_ours(last.asked, last.unreachable):
+        if last.reach.is_broken():
             process.circuits.clear()
         if not self.egress.is_broken:
             self._held.silent(last.silent)

@@ -77,6 +77,9 @@ class World:
     def is_cut_off(self, now: float) -> bool:
         return any(since <= now < until for since, until in self.outages)
 
+    def cut_off_s(self, since: float, until: float) -> float:
+        return sum(max(0.0, min(last, until) - max(first, since)) for first, last in self.outages)
+
     async def post(self, to: target.Target, _: bytes, body: bytes, timeout_s: float) -> transport.Response:
         customer = self.customers[to.endpoint.endpoint_id]
         loop = asyncio.get_running_loop()

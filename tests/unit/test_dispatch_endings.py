@@ -7,7 +7,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import Again, OutcomeKind, Retrying
-from delivery.webhooks import queued, retry
+from delivery.webhooks import retry
 from tests import builders, fakes
 from tests.dispatching import deliveries, dispatcher_of, run
 
@@ -90,11 +90,12 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
     async def main():
         dispatcher = dispatcher_of(Sender(lambda delivery, _: fates.get(delivery.endpoint.endpoint_id), clock), clock)
         for name in [*fates, "flaps"]:
-            dispatcher.submit(*deliveries(1, name))
+            dispatcher.submit(*deliveries(1, name, url=f"https://{name}.example/"))
         await dispatcher.finish()
-        return dispatcher.reached()
+        return dispatcher.reach()
 
-    assert asyncio.run(main()) == queued.Reached(asked=5, unreachable=2)
+    seen = asyncio.run(main())
+    assert (seen.asked, seen.unreachable) == (5, 2)
 
 
 def test_our_own_exhaustion_is_never_counted_against_the_endpoint():

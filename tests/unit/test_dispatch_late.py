@@ -88,6 +88,11 @@ def fine(count=20):
 FINE = {(f"fine{number}", "delivered", None): 1 for number in range(20)}
 
 
+def apart(*names):
+    """A delivery to each of these endpoints, each at a host of its own and of another customer."""
+    return [one for name in names for one in deliveries(1, name, url=f"https://{name}.example/", customer_id=f"c-{name}")]
+
+
 def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not_ask_it():
     async def play(worker):
         first = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
@@ -236,7 +241,7 @@ def test_an_endpoint_is_waited_for_no_longer_than_it_usually_takes():
 
 def test_when_hardly_any_endpoint_answers_the_fault_may_be_ours_and_the_micro_batch_waits():
     async def play(worker):
-        return await worker.micro_batch(*[one for number in range(12) for one in deliveries(1, f"ep{number}")])
+        return await worker.micro_batch(*apart(*(f"ep{number}" for number in range(12))))
 
     took, kinds = playing(
         play, {f"ep{number}": 2.0 for number in range(12)}, {f"ep{number}": "timeout" for number in range(12)}
@@ -312,10 +317,10 @@ def test_endpoints_that_fall_silent_one_after_another_are_judged_together():
         for number, usual_s in enumerate([0.02, 0.05, 0.08]):
             for _ in range(20):
                 worker.sender.seconds[f"ep{number}"] = usual_s
-                await worker.micro_batch(*deliveries(1, f"ep{number}"))
+                await worker.micro_batch(*apart(f"ep{number}"))
             worker.sender.seconds[f"ep{number}"] = 2.0
         worker.sender.seconds |= {"new1": 2.0, "new2": 2.0}
-        return await worker.micro_batch(*[one for name in ("ep0", "ep1", "ep2", "new1", "new2") for one in deliveries(1, name)])
+        return await worker.micro_batch(*apart("ep0", "ep1", "ep2", "new1", "new2"))
 
     took, kinds = playing(play, {})
     assert (took, {kind for _, kind, _ in kinds}) == (2.0, {"delivered"})

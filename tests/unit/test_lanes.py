@@ -10,6 +10,7 @@ from delivery.stages import held, lanes, network, observer, query, tasks, teleme
 from delivery.webhooks import egress, retry
 from delivery.webhooks.results import Results
 from delivery.webhooks.tally import Tally
+from tests import builders
 
 
 class Accumulator:
@@ -37,12 +38,19 @@ def observed(*results):
     return telemetry.Told(total.value, gone.value, silent.value)
 
 
+def unreachable(first, end):
+    """What a task tells that has reached none of these destinations, each of another customer."""
+    return egress.reach(
+        (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
+    )
+
+
 def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     disabled = []
     common = lanes.Common(
         held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda ids, why: disabled.append((set(ids), why))
     )
-    common.told(observed(Results(asked=2), Results(asked=1)))
+    common.told(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
     common.told(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
     assert disabled == [({"a", "b"}, retry.GONE)]
@@ -51,10 +59,11 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network.Network()
     common = lanes.Common(held=held.Held(2.0, Clock()), network=ours, disable=lambda *_: None)
-    half = Results(asked=egress.MIN_ASKED // 2, unreachable=egress.MIN_ASKED // 2)
-    common.told(observed(half))
+    half = egress.MIN_DESTINATIONS // 2
+    some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
+    common.told(observed(some, some))
     assert not ours.is_broken
-    common.told(observed(half, half))
+    common.told(observed(some, others))
     assert ours.is_broken
 
 
@@ -72,7 +81,7 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
     common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
-    common.told(observed(Results(asked=egress.MIN_ASKED, unreachable=egress.MIN_ASKED, silent=frozenset({"a"}))))
+    common.told(observed(Results(reach=unreachable(0, egress.MIN_DESTINATIONS), silent=frozenset({"a"}))))
     assert common.held.now() == {}
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from delivery.model import Retrying, SubscriptionStatus
-from delivery.webhooks import journal, limits, parcel, retry, retry_lane, routing, segment
+from delivery.webhooks import egress, journal, limits, parcel, retry, retry_lane, routing, segment
 from delivery.webhooks.snapshot import SnapshotChanges
 from tests import builders, fakes
 from tests.retry_lanes import Sender, deliver, lane_of, together
@@ -41,16 +41,16 @@ def test_what_is_given_up_is_not_sent_and_has_no_report():
 
 def answering(**error_classes):
     """A sender to whose endpoints there is no way, or who accept; and the turns to each of them."""
-    endpoints = [builders.endpoint(name, retrying=Retrying()) for name in error_classes]
+    endpoints = [builders.endpoint(name, url=f"https://{name}.example/", retrying=Retrying()) for name in error_classes]
     subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name) for name in error_classes]
     known = routing.WholeRegistry("base", builders.snapshot(*endpoints, *subscriptions))
     lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
 
     async def micro_batch(*turns):
         first = await lane.take(map(parcel.encoded, turns), known, 10)
-        assert (first.results.asked, first.results.unreachable) == (0, 0)
+        assert first.results.reach == egress.NOTHING
         last = await lane.settle(10)
-        return last.results.asked, last.results.unreachable
+        return last.results.reach.asked, last.results.reach.unreachable
 
     return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
 
