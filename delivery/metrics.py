@@ -110,6 +110,11 @@ OWN_DELAY_SECONDS = Counter(
     "Time in which worker processes waited for their own machine (CPU, memory, a stall). No endpoint is judged by it.",
     ["lane"],
 )
+CLOCK_AHEAD_SECONDS = Gauge(
+    "fanout_clock_ahead_seconds",
+    "Of the worker whose clock differs most from the driver's: by how much it is ahead, or behind; 0 for what waits explain.",
+    ["lane"],
+)
 REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
 REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
@@ -179,6 +184,7 @@ def account(lane: str, tally: Tally) -> None:
     LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
     IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
     CPU_SECONDS.labels("workers").inc(tally.cpu_s)
+    CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
     OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 
 

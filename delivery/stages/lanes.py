@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from pyspark import InheritableThread
@@ -39,6 +39,7 @@ from delivery.stages import (
     telemetry,
     ticks,
 )
+from delivery.stages.clocks import Clocks
 from delivery.stages.disabling import FAILING
 from delivery.stages.held import Held
 from delivery.stages.network import Network
@@ -75,10 +76,12 @@ class Common:
     network: Network
     disable: Callable[[Iterable[EndpointId], str], None]
     """Called with endpoints that are to get nothing more, and why. Must not wait."""
+    clocks: Clocks = field(default_factory=Clocks)
 
     def told(self, told: telemetry.Told) -> None:
         """Take what the workers told of a micro-batch of any lane."""
         self.network.told(told.tally.reach)
+        self.clocks.told(told.tally.clock_ahead_s)
         if not self.network.is_broken:
             self.held.silent(told.silent)
         if told.gone:
@@ -119,7 +122,7 @@ class Direct:
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
-        tasks.run(deliver.deliver(records, self._tools, known, parallelism, held=held, journal=journal))
+        tasks.run(deliver.deliver(records, self._tools.made_now(), known, parallelism, held=held, journal=journal))
         self._common.told(self._seen.publish())
 
 
@@ -247,7 +250,9 @@ class Batch(_Stateful):
             raise query.StartAgain
         self._carrier.carry(known)
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
-        self._deliver(deliver_batches.deliver_batches(left, self._tools, known, parallelism, held=held, journal=journal))
+        self._deliver(
+            deliver_batches.deliver_batches(left, self._tools.made_now(), known, parallelism, held=held, journal=journal)
+        )
         self._common.told(self._seen.publish())
         self._waits()
 
@@ -283,7 +288,7 @@ class Retry(_Stateful):
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
         parallelism, journal = self._config.spark.parallelism, self._reruns.journal
-        due = deliver_turns.deliver_turns(left, self._tools, known, parallelism, settle_s=settle_s, journal=journal)
+        due = deliver_turns.deliver_turns(left, self._tools.made_now(), known, parallelism, settle_s=settle_s, journal=journal)
         self._deliver(due)
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:

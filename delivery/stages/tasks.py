@@ -6,6 +6,7 @@ and not yet written when it failed or its process was killed (docs/adr/0014, 001
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,11 +39,17 @@ class Tools:
     observe: Callable[[Results], None]
     """Told, in the worker, of all results."""
     sink: sink.Sink
+    made_s: float | None = None
+    """When the driver made these tasks, in seconds since the epoch; None: they are of a plan that lives on."""
+
+    def made_now(self) -> Tools:
+        """Return these for tasks that are made now. Called on the driver, for each micro-batch."""
+        return dataclasses.replace(self, made_s=time.time())
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
         here = worker.of(self.plan)
-        here.begin_task()
+        here.begin_task(self.made_s)
         orphan.outlive(here.orphaned)
         here.write_late = self.write_late
         return Task(self, here)
@@ -54,7 +61,7 @@ class Tools:
         forget what is written nowhere.
         """
         writing = self.sink()
-        _write(writing, results, self.plan.topics, revision)
+        _write(writing, results, self.plan.topics, revision, worker.of(self.plan).now_s())
         writing.finish()
         writing.write(rows.settled(ended, self.plan.topics))
         writing.finish()
@@ -71,7 +78,7 @@ class Task:
     def write(self, results: Results) -> None:
         """Write what came of some records, and what of it goes to the retry lane."""
         self._observe(results)
-        _write(self._writing, results, self._topics, self.worker.revision)
+        _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_turns(self, ended: retry_lane.Ended) -> None:
         """Write what came of turns of the retry lane: their reports say what of them waits again."""
@@ -107,9 +114,9 @@ class Task:
         return iter(())
 
 
-def _write(writing: sink.Writing, results: Results, topics: rows.Topics, revision: Revision) -> None:
+def _write(writing: sink.Writing, results: Results, topics: rows.Topics, revision: Revision, now_s: float) -> None:
     writing.write(rows.rows(results, topics))
-    now_ms = round(time.time() * 1000)
+    now_ms = round(now_s * 1000)
     writing.write(rows.postponed(results, topics, now_ms=now_ms, revision=revision))
     writing.write(rows.health(results, topics, now_ms=now_ms))
 

@@ -79,6 +79,18 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """About as many as it takes when it is written: its events, and the story of its attempts."""
         return self.size + sum(200 + len(attempt.detail) + len(attempt.response) for attempt in self.story) + 200
 
+    def arrived(self, now_ms: int) -> Parcel:
+        """Return it by the clock of its shard, when that has `now_ms`: one that comes from the future was told by a fast clock.
+
+        Only the differences between its times are true then, and they stay.
+        """
+        ahead_ms = self.since_ms - now_ms
+        if ahead_ms <= 0:
+            return self
+        return msgspec.structs.replace(
+            self, since_ms=now_ms, again_at_ms=self.again_at_ms - ahead_ms, expires_ms=self.expires_ms - ahead_ms
+        )
+
     def returned(self, back: Back) -> Parcel:
         """Return it as it waits after a further attempt."""
         story = (*self.story, *back.attempts)
@@ -141,6 +153,15 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     """How many the turn had; 0: an older version did not say. By other settings a turn of this number may be another one."""
     at_ms: int = 0
     """When it was made; 0: an older version did not say."""
+
+    def back_by(self, now_ms: int) -> list[Back]:
+        """Return `back` by the clock of its shard, when that has `now_ms`: see Parcel.arrived."""
+        ahead_ms = self.at_ms - now_ms
+        if ahead_ms <= 0:
+            return self.back
+        return [
+            msgspec.structs.replace(each, again=Again(each.again.at_ms - ahead_ms, each.again.retries)) for each in self.back
+        ]
 
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -32,6 +32,8 @@ class Results:
     """Endpoints that were waited for and did not answer."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints of which to tell that they have accepted something."""
+    clock_ahead_s: float = 0.0
+    """By how much this worker's clock is ahead of the driver's (delivery.webhooks.driver_clock)."""
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since it last said so (delivery.webhooks.endpoint_clock)."""
 

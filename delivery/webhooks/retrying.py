@@ -187,9 +187,10 @@ class _Deciding:
             one.window.accepted()
         elif postponed.accepts is not None:
             one.window.failed(self._policy, min(postponed.at_ms, self._now_ms))
-        for came in postponed.parcels:
-            if one.had_ended(came):
+        for written in postponed.parcels:
+            if one.had_ended(written):
                 continue
+            came = written.arrived(self._now_ms)
             one.window.heard(came.reason, self._policy, self._now_ms, came.since_ms)
             # What is under way is not given up, and there is never much of it.
             if came.under_way is None and one.events + len(came.packed) > self._policy.max_pending:
@@ -200,12 +201,9 @@ class _Deciding:
         self._leave_for_good(key, None, beyond, retry.NO_ROOM)
 
     def _put(self, key: str, one: Waiting, waits: Parcel) -> None:
-        """Let a parcel wait in the wheel, or at the end of its flow.
-
-        What was to be attempted at once when it came stays in order, though the clock here be behind.
-        """
+        """Let a parcel wait in the wheel, or at the end of its flow, in order, when it is to be attempted at once."""
         item, at_ms = flow.item(waits), min(waits.again_at_ms, waits.expires_ms)
-        if waits.order_key is not None or at_ms <= max(self._now_ms, waits.since_ms):
+        if waits.order_key is not None or at_ms <= self._now_ms:
             self._shelf.add(one.flows[waits.order_key].pieces, item)
         else:
             one.expect(waits)
@@ -229,7 +227,7 @@ class _Deciding:
         if report.hold is not None:
             line.away = 0
             return
-        back = {each.place: each for each in report.back}
+        back = {each.place: each for each in report.back_by(self._now_ms)}
         in_front: list[Parcel] = []
         for place, left in enumerate(line.taken(self._shelf)):
             if place not in back:

@@ -46,6 +46,8 @@ class Tally:
     """Destinations to which requests were made, and whether there was a way."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
+    clock_ahead_s: float = 0.0
+    """By how much a worker's clock is ahead of the driver's, or behind; of two tallies the larger difference."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.endpoint_clock)."""
 
@@ -61,6 +63,7 @@ class Tally:
             most_in_flight=max(self.most_in_flight, other.most_in_flight),
             reach=self.reach + other.reach,
             cpu_s=self.cpu_s + other.cpu_s,
+            clock_ahead_s=max(self.clock_ahead_s, other.clock_ahead_s, key=abs),
             own_delay_s=self.own_delay_s + other.own_delay_s,
         )
 
@@ -105,6 +108,7 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         most_in_flight=results.most_in_flight,
         reach=results.reach,
         cpu_s=cpu_s,
+        clock_ahead_s=results.clock_ahead_s,
         own_delay_s=results.own_delay_s,
     )
 

@@ -31,6 +31,7 @@ from delivery.webhooks import (
     collecting,
     direct_lane,
     dispatch,
+    driver_clock,
     endpoint_clock,
     garbage,
     gate,
@@ -86,6 +87,7 @@ class Worker:
         self._plan = plan
         self._registry: routing.Registry | None = None
         self._newest = Revision(0)
+        self.now_s = driver_clock.DriverClock()
         self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
         self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
         self._answer_times: answering.AnswerTimes = cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES)
@@ -100,7 +102,7 @@ class Worker:
             self._network,
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
-            clock=time.time,
+            clock=self.now_s,
             judging=self._judging.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
@@ -137,9 +139,11 @@ class Worker:
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
-    def begin_task(self) -> None:
-        """Take note that a task begins. Called in its thread, before anything else."""
+    def begin_task(self, driver_s: float | None) -> None:
+        """Record that a task begins, which the driver made at `driver_s`. Called in its thread, before anything else."""
         self._garbage.put_aside()
+        if driver_s is not None:
+            self.now_s.stamped(driver_s)
 
     def deliver(
         self,
@@ -309,6 +313,7 @@ class Worker:
         """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
         results.accepting = self._acceptances.news(results.accepting, time.monotonic())
         results.own_delay_s = self._judging.own_delay_s()
+        results.clock_ahead_s = self.now_s.ahead_s
         if results.reach.is_broken():
             self._circuits.clear()
         return results
@@ -328,13 +333,13 @@ class Worker:
                 self._plan.limits,
                 paces=self._paces,
                 clock=asyncio.get_running_loop().time,
-                now_s=time.time,
+                now_s=self.now_s,
                 registry_max_age_s=self._plan.registry_max_age_s,
             )
         return self._retries, self._by(source)
 
     async def _begin_collecting(self, source: routing.Source, shards: int, pass_through_s: float) -> collecting.Collector:
-        now_ms = int(time.time() * 1000)
+        now_ms = int(self.now_s() * 1000)
         return collecting.Collector(
             self._by(source), self._plan.layout, shards=shards, now_ms=now_ms, pass_through_s=pass_through_s
         )
@@ -344,7 +349,7 @@ class Worker:
         return self._registry
 
     def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self._circuits, self._late, clock=self._loop.time, now_s=time.time)
+        return handover.Handover(held, self._circuits, self._late, clock=self._loop.time, now_s=self.now_s)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         self._gate = gate.Gate(self._sender)

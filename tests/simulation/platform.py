@@ -121,7 +121,7 @@ class Platform:
             while True:
                 await self._until_the_network_works()
                 known = self._known()  # when it runs again all is collected anew, by the registry of that moment
-                collected = await self._collected(known, records, at_ms)
+                collected = await self._collected(process, known, records, at_ms)
                 decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
                 leaving = [batch for one in decided for batch in one.batches]
                 lane = process.batches(known, self._held_now(), before)
@@ -148,6 +148,7 @@ class Platform:
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
             turns = [turn for one in decided for turn in one.turns]
             before = frozenset[journal.Key]()
+            process.begin_task()
             while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
@@ -228,14 +229,16 @@ class Platform:
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
 
-    async def _collected(self, known: routing.Registry, records: list[Record], at_ms: int) -> list[list[bytes]]:
+    async def _collected(
+        self, process: worker.Worker, known: routing.Registry, records: list[Record], at_ms: int
+    ) -> list[list[bytes]]:
         """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
         collector = collecting.Collector(
             known, envelope.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
         )
         for_shards: list[list[bytes]] = [[] for _ in range(shards.COUNT)]
         for collected in (await collector.take(records), collector.finish()):
-            self._append(worker.rows_of(collected.results))
+            self._append(process.rows_of(collected.results))
             for row in collected.rows:
                 for_shards[row.shard].append(row.segment)
         return for_shards
@@ -244,10 +247,10 @@ class Platform:
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
     ) -> AsyncIterator[list[rows.Row]]:
         for some in given:
-            yield worker.rows_of(await lane.take(some))
+            yield process.rows_of(await lane.take(some))
         last = await lane.finish()
         last.accepting = process.acceptances.news(last.accepting, asyncio.get_running_loop().time())
-        yield worker.rows_of(last)
+        yield process.rows_of(last)
         self._told(process, last)
 
     def _told(self, process: worker.Worker, last: Results) -> None:

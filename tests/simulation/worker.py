@@ -13,6 +13,7 @@ from delivery.webhooks import (
     batch_lane,
     direct_lane,
     dispatch,
+    driver_clock,
     envelope,
     guard,
     handover,
@@ -27,12 +28,14 @@ from delivery.webhooks import (
 )
 from delivery.webhooks.results import Results, of_late
 from tests.simulation.shards import POLICY
-from tests.simulation.virtual import now_ms, now_s
+from tests.simulation.virtual import now_s
 from tests.simulation.world import World
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
 ATTEMPT_S = 2.0
+CLOCKS = (0.0, 0.0, 0.0, 0.4, -0.4, 600.0, -600.0)
+"""By how many seconds a worker's clock may be ahead."""
 
 
 class Worker:
@@ -40,7 +43,9 @@ class Worker:
 
     def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
         loop = asyncio.get_running_loop()
-        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=now_s)
+        ahead_s = rng.choice(CLOCKS)
+        self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
+        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s)
         self.paces: limits.Paces = {}
         self.circuits: dict[Any, Any] = {}
         self.answer_times: dict[Any, Any] = {}
@@ -50,23 +55,33 @@ class Worker:
         self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
         self.is_dead = False
         self._write = write
-        self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=now_s, rng=rng)
+        self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=self.now_s, rng=rng)
 
     def _told(self, ended: late.Ended) -> None:
         """Write what had gone on alone, as the worker does: also while it has no task."""
         if not self.is_dead:
-            self._write([*rows_of(of_late([ended])), *rows.settled([ended], TOPICS)])
+            self._write([*self.rows_of(of_late([ended])), *rows.settled([ended], TOPICS)])
+
+    def begin_task(self) -> None:
+        self.now_s.stamped(now_s())
+
+    def rows_of(self, results: Results) -> list[rows.Row]:
+        at_ms = round(self.now_s() * 1000)
+        told = (rows.postponed(results, TOPICS, now_ms=at_ms), rows.health(results, TOPICS, now_ms=at_ms))
+        return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
 
     def direct(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
+        self.begin_task()
         hand_over = self._handover(held)
         return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, envelope.Layout(), ended)
 
     def batches(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
+        self.begin_task()
         hand_over = self._handover(held)
         return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
 
     def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=now_s, rng=self.rng)
+        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(
@@ -81,8 +96,3 @@ class Worker:
             clock=self.clock,
             judging=self.clock,
         )
-
-
-def rows_of(results: Results) -> list[rows.Row]:
-    told = (rows.postponed(results, TOPICS, now_ms=now_ms()), rows.health(results, TOPICS, now_ms=now_ms()))
-    return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
