@@ -110,6 +110,11 @@ OWN_DELAY_SECONDS = Counter(
     "Time in which worker processes waited for their own machine (CPU, memory, a stall). No endpoint is judged by it.",
     ["lane"],
 )
+WAITED_FOR_HOSTS = Counter(
+    "fanout_waited_for_hosts",
+    "How often a request has waited because of delivery.max_connections_per_host or max_per_second_per_host.",
+    ["lane"],
+)
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
     "Of the worker whose clock differs most from the driver's: by how much it is ahead, or behind; 0 for what waits explain.",
@@ -184,6 +189,7 @@ def account(lane: str, tally: Tally) -> None:
     LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
     IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
     CPU_SECONDS.labels("workers").inc(tally.cpu_s)
+    WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
     CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
     OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 

@@ -39,6 +39,9 @@ def of(config: settings.Settings) -> worker_plan.Plan:
             lane_deadline_s=lane.lane_deadline_s,
             patience_s=lane.patience_s if lane.patience_s < lane.attempt_timeout_s else math.inf,
             workers=config.spark.parallelism,
+            max_per_host=lane.max_connections_per_host,
+            max_per_second_per_host=lane.max_per_second_per_host,
+            unlimited_hosts=tuple(name.lower().rstrip(".") for name in lane.unlimited_hosts),
         ),
         quick_retry=retry.QuickRetry(
             max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s

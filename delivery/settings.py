@@ -163,6 +163,13 @@ class Delivery(Area):
     max_connections: Annotated[int, Field(ge=0)] = 0
     """At most so many open connections in one worker process, idle ones included; beyond it the longest unused are closed.
     0: half of the files that the process may open (`ulimit -n`)."""
+    max_connections_per_host: Annotated[int, Field(ge=0)] = 128
+    """At most so many connections to one host, whoever's endpoints are there, over all workers: each has its share, one of
+    `spark.parallelism`, and at least one. 0: hosts have no bounds, this one and the next."""
+    max_per_second_per_host: Annotated[float, Field(gt=0)] = 2000
+    """At most so many requests a second to one host, whoever's endpoints are there, over all workers."""
+    unlimited_hosts: tuple[str, ...] = ()
+    """Hosts that are meant to get more than that, such as a gateway of your own. `*.example.com` stands for all below it."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard lets through although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False
@@ -185,7 +192,7 @@ class Delivery(Area):
     """Topic of what waits for its next attempt, on its way to the retry lane, and of what came of it. No retention may be
     shorter than the retry lane may stand still."""
 
-    @pydantic.field_validator("allow_networks", "allow_ports", mode="before")
+    @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

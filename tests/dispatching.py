@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delivery.model import Delivery, Outcome
-from delivery.webhooks import answering, circuit, dispatch, handover, late, limits, retry
+from delivery.webhooks import answering, circuit, dispatch, handover, hosts, late, limits, queued, retry
 from tests import builders, fakes
 
 
@@ -23,6 +23,7 @@ def fast_lane(
     *,
     held: Iterable[str] = (),
     paces: limits.Paces | None = None,
+    known_hosts: hosts.Hosts | None = None,
     circuits: circuit.Circuits | None = None,
     alone: late.Late | None = None,
     answer_times: answering.AnswerTimes | None = None,
@@ -39,9 +40,12 @@ def fast_lane(
         quick_retry or retry.QuickRetry(first_wait_s=0.001),
         hand_over,
         alone,
-        paces={} if paces is None else paces,
-        circuits=kept,
-        answer_times={} if answer_times is None else answer_times,
+        memory=queued.Memory(
+            paces={} if paces is None else paces,
+            hosts=known_hosts or hosts.Hosts(limits.Limits(**bounds), clock),
+            circuits=kept,
+            answer_times={} if answer_times is None else answer_times,
+        ),
         clock=clock,
         judging=judging or clock,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from delivery.model import Attempt
-from delivery.webhooks import limits, parcel, retry_lane, routing
+from delivery.webhooks import hosts, limits, parcel, retry_lane, routing
 from delivery.webhooks.snapshot import Snapshot
 from tests import fakes
 from tests.turns import NOW_MS
@@ -43,7 +43,8 @@ class Sender:
 
 def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> retry_lane.RetryLane:
     clock = clock or fakes.Clock(NOW_MS / 1000)
-    return retry_lane.RetryLane(sender, limits.Limits(**bounds), paces={}, clock=clock, now_s=clock)
+    chosen = limits.Limits(**bounds)
+    return retry_lane.RetryLane(sender, chosen, paces={}, known_hosts=hosts.Hosts(chosen, clock), clock=clock, now_s=clock)
 
 
 def deliver(registry: Snapshot, *turns: parcel.Turn, sender: Any = None, **bounds: int) -> retry_lane.Ended:

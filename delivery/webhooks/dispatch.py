@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import math
 from collections.abc import Callable
 from typing import Generic, Protocol
@@ -37,8 +38,7 @@ class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
     `clock` and `judging` are monotonic, in seconds; endpoints are judged by the latter (delivery.webhooks.endpoint_clock).
-    `paces`, `circuits` and `answer_times` outlive the dispatcher: an endpoint's second does not end with a micro-batch, nor do
-    its failures, nor what is known of its answers.
+    `memory` outlives the dispatcher.
     Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
     """
 
@@ -50,9 +50,7 @@ class Dispatcher(Generic[Sent]):
         hand_over: handover.Handover,
         under_way: late.Late,
         *,
-        paces: limits.Paces,
-        circuits: circuit.Circuits,
-        answer_times: answering.AnswerTimes,
+        memory: queued.Memory,
         clock: Callable[[], float],
         judging: Callable[[], float],
     ) -> None:
@@ -61,9 +59,7 @@ class Dispatcher(Generic[Sent]):
         self._quick_retry = quick_retry
         self._hand_over = hand_over
         self._late = under_way
-        self._paces = paces
-        self._circuits = circuits
-        self._answer_times = answer_times
+        self._memory = memory
         self._clock = clock
         self._judging = judging
         self._queues: dict[EndpointId, Queue[Sent]] = {}
@@ -148,6 +144,8 @@ class Dispatcher(Generic[Sent]):
         What goes on alone is not touched.
         """
         self._is_abandoned = True
+        for queue in self._turns:
+            queue.leave_line()
         self._turns.clear()
         self._stop_timing()
         for runner in self._runners:
@@ -182,7 +180,7 @@ class Dispatcher(Generic[Sent]):
             return
         self._is_over, now = self._is_finishing, self._judging()
         for queue in self._queues.values():
-            is_paced = queue.pace is not None and queue.pace.wait_s(self._clock()) > 0
+            is_paced = queue.is_bounded(self._clock())
             until = now if self._is_over else now - self._bounds.lane_deadline_s
             self._empty(queue, retry.RATE_LIMITED if is_paced else retry.LANE_DEADLINE, until)
         self._time_stragglers()
@@ -230,7 +228,8 @@ class Dispatcher(Generic[Sent]):
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
         if queue is None:
-            queue = self._queues[endpoint.endpoint_id] = self._queue_of(endpoint)
+            queue = self._memory.queue_of(endpoint, self._bounds, self._late)
+            self._queues[endpoint.endpoint_id] = queue
         if queue.circuit is not None and queue.circuit.is_open(self._clock()):
             self._postpone(pending, retry.CIRCUIT_OPEN)
         elif queue.is_silent:
@@ -243,28 +242,20 @@ class Dispatcher(Generic[Sent]):
             self._give_turn(queue)
             self._start_runner()
 
-    def _queue_of(self, endpoint: Endpoint) -> Queue[Sent]:
-        """Make the queue of an endpoint. What goes on alone from earlier tasks counts against what it takes at once."""
-        bound = self._bounds.in_flight_to(endpoint) - self._late.under_way_to(endpoint.endpoint_id)
-        known = self._circuits.get(endpoint.endpoint_id)
-        limit = 1 if known is not None and known.is_suspect else bound
-        pace = self._bounds.pace_to(endpoint, self._paces)
-        answer_time = self._answer_times.get(endpoint.endpoint_id)
-        if answer_time is None:
-            answer_time = self._answer_times[endpoint.endpoint_id] = answering.AnswerTime()
-        is_silent = bound <= 0 or self._late.is_silent(endpoint.endpoint_id)
-        return Queue(endpoint, bound, pace, known, answer_time, limit, is_silent=is_silent)
-
     def _give_turn(self, queue: Queue[Sent]) -> None:
         if queue.waiting and not queue.is_in_turn and queue.in_flight < queue.limit:
             queue.is_in_turn = True
             self._turns.append(queue)
 
-    def _resume(self, queue: Queue[Sent]) -> None:
-        """Put a queue in line again whose pace made it wait."""
-        if not self._is_abandoned:
-            self._turns.append(queue)
-            self._start_runner()
+    def _resume(self, queue: Queue[Sent], *, is_called: bool = False) -> bool:
+        """Put a queue in line again that its pace or its host made wait; return whether anything waits in it."""
+        if self._is_abandoned or not queue.waiting:
+            queue.is_in_turn = False
+            return False
+        queue.is_called = is_called
+        self._turns.append(queue)
+        self._start_runner()
+        return True
 
     def _start_runner(self) -> None:
         """Use one more slot, if that helps.
@@ -298,7 +289,7 @@ class Dispatcher(Generic[Sent]):
             if not self._may_go(queue, now):
                 continue
             pending = queue.waiting.popleft()
-            queue.in_flight += 1
+            queue.began(now)
             queue.is_in_turn = False
             self._give_turn(queue)
             self._in_flight += 1
@@ -307,9 +298,11 @@ class Dispatcher(Generic[Sent]):
                 self._start_runner()  # all are busy, as after a pace has let a queue go that more than one could take from
             pending.since = self._judging()
             self._under_way[pending] = UnderWay(queue, runner)
-            attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
+            try:
+                attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
+            finally:
+                queue.ended()
             pending.attempts += (attempt,)
-            queue.in_flight -= 1
             if pending.name is not None:
                 self._settle(queue, pending, attempt, now)
                 if not self._is_abandoned:  # its endpoint takes one more again, and this runner takes none
@@ -326,18 +319,24 @@ class Dispatcher(Generic[Sent]):
 
         1. There is none any more, or the endpoint has failed meanwhile and is asked by one request at a time.
         2. Its pace does not allow it yet: the queue stands in line again when it does.
-        3. Otherwise it goes.
+        3. Its host has no room: the queue stands in line again when it has.
+        4. Otherwise it goes.
         """
-        if not queue.waiting or queue.in_flight >= queue.limit:
+        host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
+        is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
+        has_room = host is None or (host.admits_called() if queue.is_called else host.has_room)
+        queue.is_called = False
+        if is_wanted and not wait_s and has_room:
+            return True
+        if not is_wanted:
             queue.is_in_turn = False
-            return False
-        if queue.pace is not None:
-            wait_s = queue.pace.wait_s(now)
-            if wait_s:
-                asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
-                return False
-            queue.pace.take(now)
-        return True
+        elif wait_s:
+            asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
+        elif host is not None:
+            host.wait(functools.partial(self._resume, queue, is_called=True))
+        if host is not None:
+            host.wake()  # what it may have been called for
+        return False
 
     def _settle(self, queue: Queue[Sent], pending: Pending[Sent], attempt: Attempt, began_at: float) -> None:
         """Take the result of an attempt.
@@ -361,7 +360,7 @@ class Dispatcher(Generic[Sent]):
             self._gone.add(queue.endpoint_id)
         known = queue.circuit
         if known is None:
-            known = queue.circuit = self._circuits[queue.endpoint_id] = circuit.Circuit()
+            known = queue.circuit = self._memory.circuits[queue.endpoint_id] = circuit.Circuit()
         is_open = self._tell(queue, known, error_class, began_at)
         wait_s = None if is_open else self._quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)
         if wait_s is None:

@@ -34,13 +34,31 @@ class Limits:
     patience_s: float = 0.5
     """How long answers are waited for, at most, when nothing else is left to do; infinite: until the attempts end."""
     workers: int = 1
-    """How many worker processes share an endpoint's own limits."""
+    """How many worker processes share an endpoint's own limits, and a host's."""
+    max_per_host: int = 0
+    """Connections to one host, over all workers and whoever's endpoints are there. 0: hosts have no bounds at all."""
+    max_per_second_per_host: float = 2000.0
+    """Requests."""
+    unlimited_hosts: tuple[str, ...] = ()
+    """Names of hosts without these bounds. One that begins with `*.` stands for all below it."""
 
     def in_flight_to(self, endpoint: Endpoint) -> int:
         """Return how many requests may be under way to `endpoint` from this worker; at least one, or it would starve."""
         if endpoint.max_in_flight is None:
             return self.max_in_flight_per_endpoint
         return max(1, endpoint.max_in_flight // self.workers)
+
+    def in_flight_to_host(self) -> int:
+        """Return how many connections there may be to one host from this worker; at least one, or it would starve."""
+        return max(1, self.max_per_host // self.workers)
+
+    def rate_to_host(self) -> float:
+        """Return how many requests a second may go to one host from this worker."""
+        return self.max_per_second_per_host / self.workers
+
+    def is_unlimited(self, host: str) -> bool:
+        """Tell whether a host, in lower case, has no bounds."""
+        return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.unlimited_hosts)
 
     def rate_to(self, endpoint: Endpoint) -> float | None:
         """Return how many requests a second may go to `endpoint` from this worker, or None for no bound."""

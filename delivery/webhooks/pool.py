@@ -12,6 +12,7 @@ import asyncio
 import collections
 import contextvars
 import functools
+import math
 import resource
 import socket
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from aiohttp import client_reqrep, connector
 from aiohttp.helpers import TimerNoop
 
 from delivery import errors
-from delivery.webhooks import deadlines, guard, resolver, wire
+from delivery.webhooks import deadlines, guard, hosts, resolver, wire
 from delivery.webhooks.target import Origin
 
 KEEPALIVE_S = 30.0
@@ -126,7 +127,19 @@ class Pool:
     longest unused first, when another endpoint needs their place.
     """
 
-    def __init__(self, address_guard: guard.Guard, max_connections: int, running: deadlines.Deadlines) -> None:
+    def __init__(
+        self,
+        address_guard: guard.Guard,
+        max_connections: int,
+        running: deadlines.Deadlines,
+        most_to: Callable[[str], float] = lambda _: math.inf,
+    ) -> None:
+        """`most_to` says how many connections there may be to the host of a URL."""
+        self._most_to = most_to
+        self._open_to: collections.Counter[str] = collections.Counter()
+        """By host, connections with the idle ones."""
+        self._idle_to: dict[str, collections.OrderedDict[Connection, None]] = {}
+        """By host, the idle ones."""
         self._deadlines = running
         self._loop = asyncio.get_running_loop()
         self._names = resolver.Resolver()
@@ -169,10 +182,12 @@ class Pool:
             self._places.release()
         else:
             connection.on_closed = self._closed
+            self._open_to[hosts.name_of(origin.url)] += 1
         return connection
 
     async def _connected(self, origin: Origin, opening: _Opening) -> connector.Connection:
         await self._take_place()
+        self._keep_bound_of(origin)
         opening.step = "while looking up the name"
         try:
             return await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
@@ -188,6 +203,7 @@ class Pool:
         connection.idle_since = self._loop.time()
         self._idle.setdefault(connection.origin, []).append(connection)
         self._by_age[connection] = None
+        self._idle_to.setdefault(hosts.name_of(connection.origin.url), collections.OrderedDict())[connection] = None
         if self._expiry is None:
             self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
 
@@ -200,6 +216,10 @@ class Pool:
         # Not before: an aborted connection keeps its descriptor until the event loop's next turn, and a burst of new ones in
         # place of old ones would need both.
         self._places.release()
+        host = hosts.name_of(connection.origin.url)
+        self._open_to[host] -= 1
+        if not self._open_to[host]:
+            del self._open_to[host]
         if connection in self._by_age:  # closed by the other side while it was idle
             idle = self._idle[connection.origin]
             self._withdraw(idle, idle.index(connection))
@@ -223,6 +243,13 @@ class Pool:
         finally:
             self._waiting -= 1
 
+    def _keep_bound_of(self, origin: Origin) -> None:
+        """Make room for one more connection to a host: its idle ones may be another customer's, or of another port."""
+        host = hosts.name_of(origin.url)
+        if self._open_to[host] >= self._most_to(origin.url) and (idle := self._idle_to.get(host)):
+            oldest = next(iter(idle))
+            self.close(self._withdraw(self._idle[oldest.origin], 0))
+
     def _close_oldest(self) -> None:
         origin = next(iter(self._by_age)).origin
         self.close(self._withdraw(self._idle[origin], 0))  # of one origin too, the first became idle first
@@ -232,6 +259,10 @@ class Pool:
         del self._by_age[connection]
         if not idle:
             del self._idle[connection.origin]
+        host = hosts.name_of(connection.origin.url)
+        del self._idle_to[host][connection]
+        if not self._idle_to[host]:
+            del self._idle_to[host]
         return connection
 
     def _expire(self) -> None:

@@ -11,10 +11,10 @@ import collections
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from delivery.model import Attempt, Endpoint, EndpointId, Sent
-from delivery.webhooks import answering, circuit, egress, limits
+from delivery.webhooks import answering, circuit, egress, hosts, late, limits
 
 FEW_ASKED = 2
 """Of so few destinations in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
@@ -42,12 +42,16 @@ class Queue(Generic[Sent]):
     pace: limits.Pace | None
     circuit: circuit.Circuit | None
     answer_time: answering.AnswerTime
+    host: hosts.Host | None
+    """Where it is; None: that has no bounds."""
     limit: int
     """Of what is under way now: one while the circuit is suspicious."""
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_in_turn: bool = False
-    """Whether it stands in line for a slot, or will when its pace allows."""
+    """Whether it stands in line for a slot, or will when its pace or its host allows."""
+    is_called: bool = False
+    """Whether its host has called it."""
     is_silent: bool = False
     """Whether it is asked no more: it kept a micro-batch waiting and answered nothing, or has as many under way as it takes."""
     was_reached: bool = False
@@ -61,10 +65,63 @@ class Queue(Generic[Sent]):
         """Return whose it is."""
         return self.endpoint.endpoint_id
 
+    def is_bounded(self, now: float) -> bool:
+        """Tell whether the next request has to wait for a pace or for its host."""
+        return (self.pace is not None and self.pace.wait_s(now) > 0) or (self.host is not None and not self.host.has_room)
+
+    def began(self, now: float) -> None:
+        """Count a request that goes now."""
+        self.in_flight += 1
+        if self.pace is not None:
+            self.pace.take(now)
+        if self.host is not None:
+            self.host.enter()
+
+    def ended(self) -> None:
+        """Count out a request that has ended."""
+        self.in_flight -= 1
+        if self.host is not None:
+            self.host.leave()
+
+    def leave_line(self) -> None:
+        """Give back the place for which its host may have called it."""
+        if self.is_called and self.host is not None:
+            self.is_called = False
+            self.host.admits_called()
+            self.host.wake()
+
     def answered(self, since: float, now: float) -> None:
         """Record that a request which began at `since` has its answer."""
         self.was_reached, self.reached_at = True, now
         self.answer_time.took(now - since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a worker knows of endpoints from task to task: an endpoint's second does not end with a micro-batch."""
+
+    paces: limits.Paces
+    hosts: hosts.Hosts
+    circuits: circuit.Circuits
+    answer_times: answering.AnswerTimes
+
+    def queue_of(self, endpoint: Endpoint, bounds: limits.Limits, under_way: late.Late) -> Queue[Any]:
+        """Make the queue of an endpoint. What goes on alone from earlier tasks counts against what it takes at once."""
+        name = endpoint.endpoint_id
+        bound = bounds.in_flight_to(endpoint) - under_way.under_way_to(name)
+        known, answer_time = self.circuits.get(name), self.answer_times.get(name)
+        if answer_time is None:
+            answer_time = self.answer_times[name] = answering.AnswerTime()
+        return Queue(
+            endpoint,
+            max_in_flight=bound,
+            pace=bounds.pace_to(endpoint, self.paces),
+            host=self.hosts.of(endpoint.url),
+            circuit=known,
+            answer_time=answer_time,
+            limit=1 if known is not None and known.is_suspect else bound,
+            is_silent=bound <= 0 or under_way.is_silent(name),
+        )
 
 
 class UnderWay(NamedTuple, Generic[Sent]):

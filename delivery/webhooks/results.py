@@ -32,6 +32,8 @@ class Results:
     """Endpoints that were waited for and did not answer."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints of which to tell that they have accepted something."""
+    waited_for_hosts: int = 0
+    """How often a request has waited for its host's bounds in this worker, since it last said so."""
     clock_ahead_s: float = 0.0
     """By how much this worker's clock is ahead of the driver's (delivery.webhooks.driver_clock)."""
     own_delay_s: float = 0.0

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, Endpoint, EndpointId, Sendable
-from delivery.webhooks import egress, journal, limits, parcel, parting, retry, routing
+from delivery.webhooks import egress, hosts, journal, limits, parcel, parting, retry, routing
 from delivery.webhooks.results import Results
 from delivery.webhooks.turn_under_way import TurnUnderWay
 
@@ -64,6 +64,7 @@ class RetryLane:
         bounds: limits.Limits,
         *,
         paces: limits.Paces,
+        known_hosts: hosts.Hosts,
         clock: Callable[[], float],
         now_s: Callable[[], float],
         registry_max_age_s: float = 3600.0,
@@ -72,6 +73,7 @@ class RetryLane:
         self._sender = sender
         self._bounds = bounds
         self._paces = paces
+        self._hosts = known_hosts
         self._clock = clock
         self._now_s = now_s
         self._registry_max_age_s = registry_max_age_s
@@ -221,24 +223,28 @@ class RetryLane:
         if gate is None:
             gate = self._gates[key] = asyncio.Semaphore(bound)
         pace = self._bounds.pace_to(one.endpoint, self._paces)
+        host = self._hosts.of(one.endpoint.url)
         runners = 1 if one.turn.order_key is not None else min(bound, len(one.waiting))
         async with asyncio.TaskGroup() as together:
             for _ in range(runners):
-                together.create_task(self._run(one, gate, pace))
+                together.create_task(self._run(one, gate, pace, host))
 
-    async def _run(self, one: TurnUnderWay, gate: asyncio.Semaphore, pace: limits.Pace | None) -> None:
-        """Attempt one parcel after another. Whoever waits for the endpoint's pace holds no slot of the worker."""
+    async def _run(self, one: TurnUnderWay, gate: asyncio.Semaphore, pace: limits.Pace | None, host: hosts.Host | None) -> None:
+        """Attempt one parcel after another. A parcel that waits for a pace or for its host holds no slot of the worker."""
         while one.waiting:
             async with gate, self._slots:
                 now = self._clock()
                 if now > one.until or not one.waiting:
                     return
                 wait_s = 0.0 if pace is None else pace.wait_s(now)
+                if not wait_s and host is not None and not host.has_room:
+                    host.delayed()
+                    wait_s = hosts.ASK_AGAIN_S
                 if not wait_s:
                     if pace is not None:
                         pace.take(now)
                     place = one.waiting.popleft()
-                    with self._counted():
+                    with self._counted(host):
                         await self._attempt(one, place)
                     continue
             if now + wait_s > one.until:
@@ -247,13 +253,17 @@ class RetryLane:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, host: hosts.Host | None) -> Iterator[None]:
         self._in_flight += 1
+        if host is not None:
+            host.enter()
         self._most_in_flight = max(self._most_in_flight, self._in_flight)
         try:
             yield
         finally:
             self._in_flight -= 1
+            if host is not None:
+                host.leave()
 
     async def _attempt(self, one: TurnUnderWay, place: int) -> None:
         try:

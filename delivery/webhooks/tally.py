@@ -46,6 +46,8 @@ class Tally:
     """Destinations to which requests were made, and whether there was a way."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
+    waited_for_hosts: int = 0
+    """How often requests have waited for the bounds of their hosts."""
     clock_ahead_s: float = 0.0
     """By how much a worker's clock is ahead of the driver's, or behind; of two tallies the larger difference."""
     own_delay_s: float = 0.0
@@ -63,6 +65,7 @@ class Tally:
             most_in_flight=max(self.most_in_flight, other.most_in_flight),
             reach=self.reach + other.reach,
             cpu_s=self.cpu_s + other.cpu_s,
+            waited_for_hosts=self.waited_for_hosts + other.waited_for_hosts,
             clock_ahead_s=max(self.clock_ahead_s, other.clock_ahead_s, key=abs),
             own_delay_s=self.own_delay_s + other.own_delay_s,
         )
@@ -108,6 +111,7 @@ def of(results: Results, *, cpu_s: float) -> Tally:
         most_in_flight=results.most_in_flight,
         reach=results.reach,
         cpu_s=cpu_s,
+        waited_for_hosts=results.waited_for_hosts,
         clock_ahead_s=results.clock_ahead_s,
         own_delay_s=results.own_delay_s,
     )

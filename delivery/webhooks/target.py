@@ -23,10 +23,12 @@ USER_AGENT = "fanout-webhooks/1"
 
 
 class Origin(NamedTuple):
-    """Where a connection leads, and by which trust and identity: what is equal in both may share connections."""
+    """Where a connection leads, for whom, and by which trust and identity: what is equal in all may share connections."""
 
     url: str
     """Scheme, host and port."""
+    customer_id: str
+    """Whose requests go there: no connection carries those of two. An answer that comes late is one customer's own at worst."""
     tls: ssl.SSLContext | None
     """None for plain http."""
 
@@ -72,7 +74,7 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     return Target(
         endpoint=endpoint,
         url=url,
-        origin=_origin(url, endpoint.tls),
+        origin=_origin(url, endpoint, endpoint.tls),
         head=_head(url, {"accept": "*/*"} | permitted | auth | dict(endpoint.headers)),
         grant=_grant(endpoint, address_guard) if endpoint.auth.kind is AuthKind.OAUTH2 else None,
     )
@@ -86,11 +88,13 @@ def to_ask(endpoint: Endpoint, question: validation.Question, address_guard: gua
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)
     headers = {"accept": "*/*"} | {name.lower(): value for name, value in question.headers()}
-    return Target(endpoint=endpoint, url=url, origin=_origin(url, endpoint.tls), head=_head(url, headers, method="OPTIONS"))
+    return Target(
+        endpoint=endpoint, url=url, origin=_origin(url, endpoint, endpoint.tls), head=_head(url, headers, method="OPTIONS")
+    )
 
 
-def _origin(url: yarl.URL, settings: Tls | None) -> Origin:
-    return Origin(str(url.origin()), tls.context(settings) if url.scheme == "https" else None)
+def _origin(url: yarl.URL, endpoint: Endpoint, settings: Tls | None) -> Origin:
+    return Origin(str(url.origin()), endpoint.customer_id, tls.context(settings) if url.scheme == "https" else None)
 
 
 def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes:
@@ -154,7 +158,7 @@ def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
         "authorization": _basic(credentials.encode()),
     }
     fields = {"grant_type": "client_credentials"} | ({"scope": auth.token_scope} if auth.token_scope else {})
-    to = Target(endpoint=endpoint, url=url, origin=_origin(url, None), head=_head(url, headers))
+    to = Target(endpoint=endpoint, url=url, origin=_origin(url, endpoint, None), head=_head(url, headers))
     return Grant(auth=auth, to=to, body=urllib.parse.urlencode(fields).encode())
 
 

@@ -6,6 +6,7 @@ Runs in the executors. Must not import pyspark or psycopg. What went wrong leave
 from __future__ import annotations
 
 import errno
+import math
 import os
 import ssl
 from collections.abc import Callable, Sequence
@@ -39,10 +40,11 @@ class Transport:
         *,
         max_connections: int = 0,
         judging: Callable[[], float] = endpoint_clock.loop_time,
+        most_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`judging` is the clock by which endpoints are judged."""
+        """`judging` is the clock by which endpoints are judged. `most_to`: see pool.Pool."""
         self._deadlines = deadlines.Deadlines(judging)
-        self._pool = pool.Pool(address_guard, max_connections or pool.default_max_connections(), self._deadlines)
+        self._pool = pool.Pool(address_guard, max_connections or pool.default_max_connections(), self._deadlines, most_to)
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a class of AttemptFailed when none came.

@@ -24,10 +24,8 @@ from delivery import errors
 from delivery.model import Record, Revision
 from delivery.webhooks import (
     acceptances,
-    answering,
     batch_lane,
     chunks,
-    circuit,
     collecting,
     direct_lane,
     dispatch,
@@ -36,10 +34,11 @@ from delivery.webhooks import (
     garbage,
     gate,
     handover,
+    hosts,
     journal,
     late,
-    limits,
     own_delay,
+    queued,
     retry_lane,
     routing,
     sender,
@@ -88,13 +87,16 @@ class Worker:
         self._registry: routing.Registry | None = None
         self._newest = Revision(0)
         self.now_s = driver_clock.DriverClock()
-        self._paces: limits.Paces = cachetools.LRUCache(maxsize=MAX_PACES)
-        self._circuits: circuit.Circuits = cachetools.LRUCache(maxsize=MAX_CIRCUITS)
-        self._answer_times: answering.AnswerTimes = cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES)
         self._acceptances = acceptances.Acceptances(plan.tell_accepted_every_s)
         # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
         # interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
+        self._memory = queued.Memory(
+            paces=cachetools.LRUCache(maxsize=MAX_PACES),
+            hosts=hosts.Hosts(plan.limits, self._loop.time),
+            circuits=cachetools.LRUCache(maxsize=MAX_CIRCUITS),
+            answer_times=cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES),
+        )
         self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
         self._thread.start()
         self._judging, self._network = self._wait_for(self._open())
@@ -120,7 +122,9 @@ class Worker:
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
         judging = endpoint_clock.EndpointClock(own_delay.OwnDelay())
         most = self._plan.max_connections
-        return judging, transport.Transport(self._plan.guard, max_connections=most, judging=judging.time)
+        return judging, transport.Transport(
+            self._plan.guard, max_connections=most, judging=judging.time, most_to=self._memory.hosts.most_connections
+        )
 
     def close(self) -> None:
         """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
@@ -313,9 +317,10 @@ class Worker:
         """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
         results.accepting = self._acceptances.news(results.accepting, time.monotonic())
         results.own_delay_s = self._judging.own_delay_s()
+        results.waited_for_hosts = self._memory.hosts.waited()
         results.clock_ahead_s = self.now_s.ahead_s
         if results.reach.is_broken():
-            self._circuits.clear()
+            self._memory.circuits.clear()
         return results
 
     async def _begin(self, source: routing.Source, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
@@ -331,7 +336,8 @@ class Worker:
             self._retries = retry_lane.RetryLane(
                 self._sender,
                 self._plan.limits,
-                paces=self._paces,
+                paces=self._memory.paces,
+                known_hosts=self._memory.hosts,
                 clock=asyncio.get_running_loop().time,
                 now_s=self.now_s,
                 registry_max_age_s=self._plan.registry_max_age_s,
@@ -349,7 +355,7 @@ class Worker:
         return self._registry
 
     def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self._circuits, self._late, clock=self._loop.time, now_s=self.now_s)
+        return handover.Handover(held, self._memory.circuits, self._late, clock=self._loop.time, now_s=self.now_s)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         self._gate = gate.Gate(self._sender)
@@ -359,9 +365,7 @@ class Worker:
             self._plan.quick_retry,
             hand_over,
             self._late,
-            paces=self._paces,
-            circuits=self._circuits,
-            answer_times=self._answer_times,
+            memory=self._memory,
             clock=self._loop.time,
             judging=self._judging.time,
         )

@@ -22,7 +22,12 @@ from delivery import errors
 from fanout.local import jars, kafka, postgres
 
 LOCK = "stack.lock"
-DEVELOPMENT = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_ports": []}
+DEVELOPMENT = {
+    "allow_networks": ["127.0.0.0/8"],
+    "allow_http": True,
+    "allow_ports": [],
+    "unlimited_hosts": ["127.0.0.1", "localhost"],
+}
 """What the guard lets through on a developer's machine: receivers on this machine, without TLS, on any port."""
 
 

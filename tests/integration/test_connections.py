@@ -1,6 +1,7 @@
 """Connections between requests: kept, bounded, told apart by identity, and replaced when they went stale."""
 
 import asyncio
+import contextlib
 import errno
 import resource
 import socket
@@ -91,6 +92,55 @@ def test_an_unasked_answer_that_comes_later_spoils_the_connection_too():
         return answer.status, len(server.connections)
 
     assert serving.run(main()) == (200, 2)
+
+
+def test_no_connection_carries_the_requests_of_two_customers():
+    """An answer that came late was taken for the next customer's request at the same origin."""
+
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            for customer in ("acme", "beta", "acme", "beta"):
+                await network.post(serving.to(server.url(), customer_id=customer), HEADERS, b"body", 1.0)
+        return len(server.requests), len(server.connections)
+
+    assert serving.run(main()) == (4, 2)
+
+
+def test_a_late_answer_never_reaches_another_customer():
+    answers = iter(range(1000))
+
+    async def late(_, writer):
+        body = b"%d" % next(answers)
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(head + b"x" * len(body))  # one that nobody has asked for
+
+    async def main():
+        async with serving.serve(late) as server, serving.network() as network:
+            bodies = []
+            for number in range(20):
+                to = serving.to(server.url(), customer_id=f"c{number % 4}")
+                with contextlib.suppress(errors.AttemptFailed):
+                    bodies.append((await network.post(to, HEADERS, b"body", 1.0)).body)
+                await asyncio.sleep(0.02)
+        return bodies
+
+    bodies = serving.run(main())
+    assert bodies
+    assert all(b"x" not in body for body in bodies)
+
+
+def test_a_host_has_no_more_connections_than_it_may_with_the_idle_ones():
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network(most_to=lambda _: 3) as network:
+            for number in range(30):
+                await network.post(serving.to(server.url(), customer_id=f"c{number}"), HEADERS, b"body", 1.0)
+            await asyncio.sleep(0.05)
+        return server.most_open
+
+    assert serving.run(main()) <= 4  # one that was closed may still be seen by the server
 
 
 def test_a_connection_that_the_server_closes_while_it_is_idle_is_forgotten():

@@ -225,7 +225,7 @@ class TestTransport:
             async with Listener(PUBLIC) as inside, network(CLOSED) as using:
                 url = yarl.URL(f"http://{host}:{inside.port}/", encoded=True)
                 to = target.Target(
-                    endpoint=builders.endpoint(), url=url, origin=target.Origin(str(url.origin()), None), head=HEAD
+                    endpoint=builders.endpoint(), url=url, origin=target.Origin(str(url.origin()), "c1", None), head=HEAD
                 )
                 with pytest.raises(errors.AttemptFailed):
                     await using.post(to, b"", b"", 5.0)

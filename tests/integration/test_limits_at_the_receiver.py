@@ -64,3 +64,19 @@ def test_no_more_requests_are_there_at_once_than_the_endpoint_allows():
     with Slow(answers_after_s=0.02) as customer:
         assert deliver(customer, 40, max_in_flight=6) == 80
     assert customer.most_at_once == 6
+
+
+def test_one_event_to_many_customers_at_one_host_keeps_to_the_hosts_bounds():
+    """One event made 2,000 requests in 0.43 s over 256 connections to one host of ten customers."""
+    with Slow(answers_after_s=0.01) as customer:
+        endpoints = [builders.endpoint(f"ep{n}", url=f"{customer.url}/ep{n}", customer_id=f"c{n % 10}") for n in range(300)]
+        to_all = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}", event_type="order.created") for n in range(300)]
+        source = Source(builders.snapshot(*endpoints, *to_all))
+        record = builders.record(value=orjson.dumps({"id": "e1", "tenant_id": "t1"}))
+        bounds = limits.Limits(max_per_host=4, max_per_second_per_host=200.0, lane_deadline_s=30.0)
+        with working(limits=bounds) as here:
+            results = list(here.deliver([[record]], source))
+    assert sum(outcome.kind == "delivered" for part in results for outcome in part.outcomes) == 300
+    assert customer.most_at_once <= 4
+    assert max(sum(at <= other < at + 1 for other in customer.arrivals) for at in customer.arrivals) <= 200 + 4
+    assert results[-1].waited_for_hosts > 0

@@ -93,8 +93,8 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_ci
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
-        here._circuits["ep1"] = circuit.Circuit()
+        here._memory.circuits["ep1"] = circuit.Circuit()
         turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
         ended = list(here.retry([parcel.encoded(one) for one in turns], known, 5.0))
     assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
-    assert here._circuits == {}
+    assert here._memory.circuits == {}

@@ -261,7 +261,7 @@ class Platform:
             self._mended.set()
         self.was_cut_off |= self.egress.is_broken
         if last.reach.is_broken():
-            process.circuits.clear()
+            process.memory.circuits.clear()
         if not self.egress.is_broken:
             self._held.silent(last.silent)
         if last.gone:

@@ -17,9 +17,11 @@ from delivery.webhooks import (
     envelope,
     guard,
     handover,
+    hosts,
     journal,
     late,
     limits,
+    queued,
     retry,
     retry_lane,
     routing,
@@ -46,16 +48,22 @@ class Worker:
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
         self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s)
-        self.paces: limits.Paces = {}
-        self.circuits: dict[Any, Any] = {}
-        self.answer_times: dict[Any, Any] = {}
+        self.memory = queued.Memory(paces={}, hosts=hosts.Hosts(LIMITS, loop.time), circuits={}, answer_times={})
         self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
         self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
         self.is_dead = False
         self._write = write
-        self.retries = retry_lane.RetryLane(self.sender, LIMITS, paces=self.paces, clock=loop.time, now_s=self.now_s, rng=rng)
+        self.retries = retry_lane.RetryLane(
+            self.sender,
+            LIMITS,
+            paces=self.memory.paces,
+            known_hosts=self.memory.hosts,
+            clock=loop.time,
+            now_s=self.now_s,
+            rng=rng,
+        )
 
     def _told(self, ended: late.Ended) -> None:
         """Write what had gone on alone, as the worker does: also while it has no task."""
@@ -81,7 +89,7 @@ class Worker:
         return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
 
     def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
+        return handover.Handover(held, self.memory.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
 
     def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(
@@ -90,9 +98,7 @@ class Worker:
             retry.QuickRetry(),
             hand_over,
             self.late,
-            paces=self.paces,
-            circuits=self.circuits,
-            answer_times=self.answer_times,
+            memory=self.memory,
             clock=self.clock,
             judging=self.clock,
         )
