@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from delivery import errors
 from delivery.webhooks import endpoint_clock
@@ -18,13 +18,9 @@ MAX_EXTENSION_S = 8.0
 """Seconds that our own delay may add to an attempt's time: the end of a worker waits for its attempts."""
 
 
-class Deadline(NamedTuple):
-    """When an exchange has to end."""
-
-    judged: float
-    """By the clock that leaves our own delay out: the endpoint took too long."""
-    latest: float
-    """By the event loop's clock: the delay is our own, and we wait no longer."""
+Deadline = tuple[float, float]
+"""When an exchange has to end: by the clock that leaves our own delay out, as the endpoint took too long; and at the latest by
+the event loop's clock, as the delay is our own. A plain tuple, because it is made for each request."""
 
 
 class Expiring(Protocol):
@@ -47,7 +43,7 @@ class Deadlines:
 
     def within(self, timeout_s: float) -> Deadline:
         """Return the deadline of an exchange that begins now and may take `timeout_s`."""
-        return Deadline(self._judging() + timeout_s, self._loop.time() + timeout_s + MAX_EXTENSION_S)
+        return self._judging() + timeout_s, self._loop.time() + timeout_s + MAX_EXTENSION_S
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
         """Expire `exchange` at `deadline`, unless it ends before."""
@@ -75,10 +71,10 @@ class Deadlines:
         is_stall = now - self._tick_at > endpoint_clock.STALL_S
         self._has_waited = is_stall and not self._has_waited
         if not self._has_waited:
-            for exchange, deadline in list(self._running.items()):
-                if deadline.judged <= judged:
+            for exchange, (deadline, latest) in list(self._running.items()):
+                if deadline <= judged:
                     exchange.expire(errors.AttemptTimedOut(f"the attempt's time ran out {exchange.phase()}"))
-                elif deadline.latest <= now:
+                elif latest <= now:
                     exchange.expire(errors.LocalFailure(f"this worker had too little CPU or memory, {exchange.phase()}"))
         if self._running:
             self._tick_in()

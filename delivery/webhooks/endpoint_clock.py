@@ -43,16 +43,20 @@ class EndpointClock:
 
     def __init__(self, own_delay: OwnDelay) -> None:
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._own_delay = own_delay
         self._began_at = self._reported_at = self._beat_at = self._loop.time()
         self._time = self._reported_time = self._beat_at
+        self._stalled_at = self._beat_at + BEAT_S + STALL_S
         self._speed = 1.0
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def time(self) -> float:
         """Return the time by which endpoints are judged."""
-        passed_s = self._loop.time() - self._beat_at
-        return self._time + (min(BEAT_S + STALL_S, passed_s)) * self._speed
+        now = self._now()
+        if now < self._stalled_at:
+            return self._time + (now - self._beat_at) * self._speed
+        return self._time + (BEAT_S + STALL_S) * self._speed
 
     def own_delay_s(self) -> float:
         """Return the seconds since the last call that the clock has left out."""
@@ -68,7 +72,7 @@ class EndpointClock:
     def _beat(self) -> None:
         now = self._loop.time()
         passed_s = now - self._beat_at
-        self._time, self._beat_at = self.time(), now
+        self._time, self._beat_at, self._stalled_at = self.time(), now, now + BEAT_S + STALL_S
         self._speed = max(LEAST_SPEED, 1.0 - self._own_delay.grown_s() / passed_s) if passed_s > 0 else 1.0
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
