@@ -5,6 +5,7 @@ Runs in the command. One finding never keeps the others from being made.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from delivery import errors, kafka_options, plan, settings
-from delivery.stages import topics
+from delivery.stages import local_address, topics
 from fanout.local import jars, java
 from subscriptions_db import connect, keyring, migrate, snapshot
 
@@ -44,6 +45,7 @@ def examine(config: settings.Settings) -> list[Finding]:
     checks: dict[str, Callable[[settings.Settings], str]] = {
         "python": _python,
         "java": lambda _: str(java.find()),
+        "host name": _host_name,
         "jars": _jars,
         "kafka": _kafka,
         "topics": _topics,
@@ -73,6 +75,16 @@ def _python(_: settings.Settings) -> str:
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version
     return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU"
+
+
+def _host_name(config: settings.Settings) -> str:
+    """A name without an address is common in containers, and Spark's JVM would not start with it."""
+    name = local_address.host_name()
+    if added := local_address.missing(os.environ, config.spark.master, name=name):
+        address = added[local_address.ADDRESS]
+        return f"{name} does not resolve: Spark uses {address}, unless {local_address.ADDRESS} is set"
+    chosen = os.environ.get(local_address.ADDRESS) or os.environ.get(local_address.NAME)
+    return f"{name}; Spark uses {chosen}, by the environment" if chosen else name
 
 
 def _jars(_: settings.Settings) -> str:

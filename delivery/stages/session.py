@@ -5,6 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from delivery import settings
+from delivery.stages import local_address
+
+log = logging.getLogger(__name__)
 
 LOG_LEVEL = "WARN"
 """What Spark itself logs."""
@@ -118,6 +122,7 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
         conf["spark.jars"] = paths
     # PySpark takes the workers' interpreter from here and from nowhere else; without it, it would be the first on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _name_an_address(config.master)
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -127,6 +132,14 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     _look_up_once(spark)
     _write_local_files_by_itself(spark)
     return spark
+
+
+def _name_an_address(master: str) -> None:
+    """Spark takes its address from the environment only: its JVM has failed by the time that it reads other settings."""
+    name = local_address.host_name()
+    if added := local_address.missing(os.environ, master, name=name):
+        log.warning("the host name %s does not resolve: Spark uses %s", name, added[local_address.ADDRESS])
+        os.environ.update(added)
 
 
 def sharing(archive: Path) -> list[str]:

@@ -1,9 +1,13 @@
 """How Spark's JVM is started."""
 
+import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from py4j.java_gateway import JavaClass
 
 from delivery.stages import session
@@ -74,3 +78,20 @@ def test_what_is_written_on_a_local_disk_is_written_by_the_jvm_itself(spark, tmp
     assert written.read_bytes() == b"v1"
     assert oct(written.stat().st_mode & 0o777) == "0o644"
     assert (written.parent / ".0.crc").is_file()  # still with its checksum
+
+
+def test_spark_starts_where_the_host_name_does_not_resolve(tmp_path):
+    """It ended with 60 lines of Java traceback, in a container whose /etc/hosts does not have its name."""
+    alone = ["unshare", "--map-root-user", "--uts"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody have a host name of its own")
+    program = (
+        "from delivery import settings; from delivery.stages import session;"
+        "spark = session.start(settings.Spark(master='local[1]'), session.Libraries());"
+        "print(spark.range(3).count(), spark.sparkContext.getConf().get('spark.driver.host')); spark.stop()"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_LOCAL")}
+    command = [*alone, "sh", "-c", 'hostname nosuchname; exec "$0" -c "$1"', sys.executable, program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "3 localhost\n"), ended.stderr
+    assert "Exception" not in ended.stderr

@@ -6,6 +6,7 @@ import sysconfig
 import pytest
 
 from delivery import settings
+from delivery.stages import local_address
 from fanout import diagnosis
 
 
@@ -22,3 +23,14 @@ def test_an_interpreter_compiled_without_optimisation_is_told_and_is_no_fault(pr
     monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments}.get)
     [found] = diagnosis._findings(settings.Settings(), {"python": diagnosis._python})
     assert (found.is_fine, "--enable-optimizations" in found.text) == (True, is_told)
+
+
+def test_a_host_name_that_does_not_resolve_is_told_with_the_address_that_spark_uses(monkeypatch):
+    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(local_address, "host_name", lambda: "no..such..name")
+    [found] = diagnosis._findings(settings.Settings(), {"host name": diagnosis._host_name})
+    assert (found.is_fine, found.text) == (
+        True,
+        "no..such..name does not resolve: Spark uses 127.0.0.1, unless SPARK_LOCAL_IP is set",
+    )
