@@ -1,9 +1,9 @@
 """Read the settings once, at the start, from TOML files and `FANOUT_…` environment variables.
 
 Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file
-that holds the value, so that a container's description shows no secret), the file named by `--config` or `FANOUT_CONFIG`,
-`./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), the defaults. An unknown name is an error that names the
-nearest known one.
+that holds the value, so that a container's description shows no secret), then the files, then the defaults. A file that
+`--config` or `FANOUT_CONFIG` names is the only one. Without it they are `./fanout.toml` and `./.fanout/local.toml`, which
+`fanout up` writes. An unknown name is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ IN_A_FILE = "_file"
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
     """Read and check the settings; raise SettingsError that names every wrong one together with the right one.
 
-    `config` is the file asked for on the command line; `root` is where the default files are looked for.
+    `config` is the file asked for on the command line; `root` is where the default files are looked for. A named file stands
+    alone: below it, what `fanout up` once wrote into the current folder would open the address guard for a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():
         raise errors.SettingsError(f"there is no settings file {named}: name an existing one with --config or {PREFIX}CONFIG")
     merged: dict[str, dict[str, Any]] = {}
-    for path in (root / LOCAL_FILE, named or root / "fanout.toml"):
+    for path in (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,):
         if path.is_file():
             _merge(merged, _parsed(path))
     _merge(merged, _from_environment(environ))

@@ -35,7 +35,7 @@ def run(
     """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
     claim.take(config.spark.checkpoint, names)
     if opened := plan.opened_for_development(config.delivery):
-        log.warning("the address guard is OPEN for development: %s", opened)
+        log.warning(plan.GUARD_IS_OPEN, opened)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
     network = Network()
     watches = {name: health.Watch(hold=lambda: network.hold_reason() or registry.hold_reason(), stop=stop) for name in names}

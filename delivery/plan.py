@@ -10,6 +10,9 @@ import math
 from delivery import settings
 from delivery.webhooks import acceptances, envelope, guard, limits, retry, retrying, rows, worker_plan
 
+GUARD_IS_OPEN = "the address guard is OPEN for development: %s"
+"""The warning of each process that sends to endpoints or takes their URLs, with the text of `opened_for_development`."""
+
 
 def of(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan of the direct lane."""

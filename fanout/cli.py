@@ -38,7 +38,7 @@ _settings, _print_json, _print_table = terminal.settings_of, terminal.print_json
 @app.callback()
 def _common(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML). Default: ./fanout.toml.")] = None,
+    config: Annotated[Path | None, typer.Option(help="The only settings file (TOML). Default: ./fanout.toml.")] = None,
 ) -> None:
     context.obj = config
 

@@ -15,10 +15,15 @@ HEAD = """\
 
 <!-- Generated from delivery/settings.py by `make docs`. -->
 
-Settings come from, highest first: environment variables `FANOUT_<AREA>_<FIELD>`, the TOML file named by `--config` or
-`FANOUT_CONFIG`, `./fanout.toml`, `./.fanout/local.toml` (written by `fanout up`), and the defaults below. They are read
-once, at the start; an unknown or wrong one is an error that names the right one. `fanout config` shows what is in force,
-`fanout doctor` whether it works.
+Settings come from, highest first:
+
+1. environment variables `FANOUT_<AREA>_<FIELD>`;
+2. the TOML file that `--config` or `FANOUT_CONFIG` names. Where none is named: `./fanout.toml`, then `./.fanout/local.toml`,
+   which `fanout up` writes;
+3. the defaults below.
+
+They are read once, at the start; an unknown or wrong one is an error that names the right one. `fanout config` shows what is in
+force, `fanout doctor` whether it works.
 
 ```toml
 [kafka]

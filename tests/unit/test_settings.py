@@ -21,6 +21,20 @@ def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_u
     assert (loaded.kafka.bootstrap_servers, loaded.kafka.sasl_username, loaded.logs.level) == ("env", "file", "ERROR")
 
 
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_file_that_is_named_stands_alone(folder, by):
+    """What `fanout up` had left in the current folder opened the address guard beneath a production file."""
+    (folder / ".fanout" / "local.toml").write_text('[delivery]\nallow_networks = ["127.0.0.0/8"]\nallow_http = true')
+    (folder / "fanout.toml").write_text('[logs]\nlevel = "ERROR"')
+    named = folder / "production.toml"
+    named.write_text('[kafka]\nbootstrap_servers = "kafka:9092"')
+    if by == "option":
+        loaded = configuration.read({}, named, root=folder)
+    else:
+        loaded = configuration.read({"FANOUT_CONFIG": str(named)}, root=folder)
+    assert loaded == settings.Settings(kafka=settings.Kafka(bootstrap_servers="kafka:9092"))
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [

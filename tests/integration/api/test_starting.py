@@ -79,3 +79,13 @@ def test_while_postgres_is_away_it_starts_and_once_it_is_there_does_nothing_with
             right = world.Client(port, served.keys["acme"])
             assert right.get("/readyz").status == 200
             assert right.ask(*asked).status == 201
+
+
+def test_an_open_address_guard_is_warned_of_as_by_the_job(served, caplog):
+    """A registry of production took endpoints in private networks, and no line of `fanout serve` said so."""
+    opened = settings.Delivery(allow_networks=("10.0.0.0/8",), allow_http=True)
+    start(served.config.model_copy(update={"delivery": opened}))
+    assert "the address guard is OPEN for development: networks 10.0.0.0/8, plain http" in caplog.text
+    caplog.clear()
+    start(served.config.model_copy(update={"delivery": settings.Delivery()}))
+    assert "OPEN" not in caplog.text
