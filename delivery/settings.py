@@ -13,7 +13,10 @@ from typing import Annotated
 import pydantic
 from pydantic import Field, SecretStr
 
+from delivery import topic_pattern
+
 Seconds = Annotated[float, Field(gt=0)]
+TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
 
 
 def _pairs(value: object) -> object:
@@ -90,8 +93,9 @@ class Kafka(Area):
 class Source(Area):
     """Which topics carry events, and where a plain JSON event keeps its attributes."""
 
-    topic_pattern: str = r"events\..+"
-    """Java regular expression of the topics to read. New topics that match are found while the job runs."""
+    topic_pattern: TopicPattern = r"events\..+"
+    """Regular expression of all of a name of the topics to read, of what Java and Python have in common (docs/adr/0037). New
+    topics that match are found while the job runs."""
     topic_prefix: str = "events."
     """What is cut from a topic's name to make the event type, when the event itself names none."""
     starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"

@@ -6,13 +6,12 @@ Runs in the command, with a Spark of its own, while no job runs the lanes.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from delivery import settings
+from delivery import settings, topic_pattern
 from delivery.stages import claim, losses, session
 from fanout import scanning
 from subscriptions_db import auditing, connect
@@ -70,11 +69,7 @@ def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[
 
 
 def _event_topics(config: settings.Settings, scanner: scanning.Scanner) -> list[str]:
-    """Return the topics of events; none where only Java understands their pattern, and those of the checkpoint have to do."""
-    try:
-        return [name for name in scanner.names() if re.fullmatch(config.source.topic_pattern, name)]
-    except re.error:
-        return []
+    return [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]
 
 
 def _entry(one: Accepted) -> dict[str, Any]:

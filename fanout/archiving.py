@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 import confluent_kafka
 import msgspec
 
-from delivery import errors, health, metrics, serving, settings
+from delivery import errors, health, metrics, serving, settings, topic_pattern
 from delivery.health import Phase
 from delivery.stages import backlog, topics
 from delivery.webhooks import chunks
@@ -219,7 +218,7 @@ def policy_of(config: settings.Settings) -> Policy | None:
     asked = config.operations
     if not asked.topic:
         return None
-    if not re.fullmatch(config.source.topic_pattern, asked.topic):
+    if not topic_pattern.matches(config.source.topic_pattern, asked.topic):
         raise errors.SettingsError(
             f"setting operations.topic: {asked.topic} does not match source.topic_pattern, so nobody would be given its events"
         )

@@ -6,7 +6,6 @@ Runs in the command. One finding never keeps the others from being made.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import sysconfig
 import urllib.error
@@ -19,7 +18,7 @@ import orjson
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from delivery import errors, kafka_options, plan, settings
+from delivery import errors, kafka_options, plan, settings, topic_pattern
 from delivery.stages import local_address, topics
 from fanout.local import jars, java
 from subscriptions_db import connect, keyring, migrate, snapshot
@@ -104,19 +103,16 @@ def _kafka(config: settings.Settings) -> str:
 
 
 def _topics(config: settings.Settings) -> str:
-    try:
-        pattern = re.compile(config.source.topic_pattern)
-    except re.error as exc:
-        raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
+    pattern = config.source.topic_pattern
     known = AdminClient(kafka_options.for_librdkafka(config.kafka))
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
         raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
-    if own := [name for name in topics.of_results(config.delivery) if pattern.fullmatch(name)]:
+    if own := [name for name in topics.of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
         raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
     topics.require_room(config.kafka, config.delivery.retries_topic)
-    return f"{sum(bool(pattern.fullmatch(name)) for name in names)} match {config.source.topic_pattern}"
+    return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"
 
 
 def _postgres(config: settings.Settings) -> str:

@@ -6,7 +6,6 @@ Runs in the command. Reads what Spark reads: the records of transactions that we
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import rich.console
 import rich.progress
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
-from delivery import errors, kafka_options, settings
+from delivery import errors, kafka_options, settings, topic_pattern
 from delivery.stages import topics
 from fanout.ledger import Place
 
@@ -151,13 +150,9 @@ class Scanner:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return the topics of these that hold events; raise SettingsError where the pattern is none."""
-    try:
-        pattern = re.compile(config.source.topic_pattern)
-    except re.error as exc:
-        raise errors.SettingsError(f"setting source.topic_pattern is not a regular expression: {exc}") from exc
+    """Return the topics of these that hold events."""
     own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
-    return [name for name in known if pattern.fullmatch(name) and name not in own]
+    return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 
 
 def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:

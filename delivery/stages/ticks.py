@@ -7,15 +7,13 @@ no harm.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
 import threading
 import time
 
 from confluent_kafka import Producer
 
-from delivery import errors, kafka_options, metrics, settings
+from delivery import errors, kafka_options, metrics, settings, topic_pattern
 from delivery.stages import topics
 from delivery.webhooks.pending import Pending
 
@@ -109,10 +107,9 @@ class Ticker:
 
 
 def _require_apart(setting: str, topic: str, pattern: str) -> None:
-    """Raise SettingsError where ticks would be read as events. A pattern that only Java understands is let through."""
-    with contextlib.suppress(re.error):
-        if re.fullmatch(pattern, topic):
-            raise errors.SettingsError(
-                f"setting {setting}: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
-                "name it otherwise"
-            )
+    """Raise SettingsError where ticks would be read as events."""
+    if topic_pattern.matches(pattern, topic):
+        raise errors.SettingsError(
+            f"setting {setting}: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
+            "name it otherwise"
+        )

@@ -1,0 +1,106 @@
+"""One dialect for `source.topic_pattern`: what Java's regular expressions and Python's have in common.
+
+Runs anywhere. Spark gives the pattern to Java; `fanout doctor`, `reconcile` and replays match by Python. So a pattern is made
+of constructs that mean the same to both, for the names that Kafka allows topics to have: letters, digits, `.`, `_`, `-`
+(docs/adr/0037).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+ALLOWED = (
+    r"literals, `.`, `\.`, `\d` `\w` `\s` and their capitals, `[…]`, `(…)`, `(?:…)`, `(?=…)`, `(?!…)`, `|`, `^`, `$`, "
+    "`*`, `+`, `?` and `{n,m}`, each of these four also with `?`"
+)
+_GROUPS = ("(?:", "(?=", "(?!")
+"""Not those that look behind: Java and Python bound their length by rules of their own."""
+_CLASSES = frozenset("dDwWsS")
+_QUANTIFIER = re.compile(r"[*+?]|\{\d{1,3}(,\d{0,3})?\}")
+_IN_CLASS_TWICE = ("&&", "--", "~~", "||")
+"""Set operations: Java's `&&`, and those that Python reserves."""
+
+
+def checked(pattern: str) -> str:
+    """Return a pattern that means the same to Java and Python; raise ValueError with what it must do without."""
+    if not pattern:
+        raise ValueError("is empty: no topic would be read")
+    if problem := _problem(pattern):
+        raise ValueError(f"{problem}. The pattern is read by Java and by Python, so it takes what both have: {ALLOWED}")
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise ValueError(f"is not a regular expression: {exc}") from None
+    return pattern
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Tell whether all of a topic's name matches a checked pattern."""
+    return _compiled(pattern).fullmatch(topic) is not None
+
+
+def _problem(pattern: str) -> str:
+    """Return the first construct that the two dialects do not share, in words; empty when there is none."""
+    if not pattern.isascii() or not pattern.isprintable():
+        return "has a character that no topic's name has"
+    at, can_repeat = 0, False
+    while at < len(pattern):
+        rest = pattern[at:]
+        if quantifier := _QUANTIFIER.match(rest):
+            length = quantifier.end()
+            if not can_repeat:
+                return f"repeats nothing by {quantifier[0]} at character {at + 1}"
+            length += rest[length : length + 1] == "?"
+            if rest[length : length + 1] and (rest[length] == "+" or _QUANTIFIER.match(rest[length:])):
+                return f"has two quantifiers in a row, {rest[: length + 1]}, at character {at + 1}"
+            can_repeat = False
+        elif rest.startswith("{"):
+            return f"has {{ at character {at + 1}, which is no {{n,m}}: write \\{{ for the character"
+        else:
+            length, problem = _atom(rest)
+            if problem:
+                return f"{problem} at character {at + 1}"
+            can_repeat = rest[0] not in "^$|("
+        at += length
+    return ""
+
+
+def _atom(rest: str) -> tuple[int, str]:
+    """Return the length of what stands at the beginning, less its quantifier, and what is wrong with it."""
+    if rest.startswith("(?"):
+        found = next((group for group in _GROUPS if rest.startswith(group)), None)
+        return (len(found), "") if found else (2, f"has {rest[:4]}")
+    if rest.startswith("\\"):
+        return _escape(rest)
+    if rest.startswith("["):
+        return _character_class(rest)
+    return 1, ""
+
+
+def _escape(rest: str) -> tuple[int, str]:
+    escaped = rest[1:2]
+    is_shared = bool(escaped) and (escaped in _CLASSES or not escaped.isalnum())
+    return 2, "" if is_shared else f"has {rest[:2]}"
+
+
+def _character_class(rest: str) -> tuple[int, str]:
+    at = 2 if rest.startswith("[^") else 1
+    first = at
+    while at < len(rest):
+        if rest[at] == "]":
+            return at + 1, "has ] first in […] (write \\])" if at == first else ""
+        if rest[at] == "[":
+            return at, "has [ within […] (write \\[)"
+        if rest[at : at + 2] in _IN_CLASS_TWICE:
+            return at, f"has {rest[at : at + 2]} within […]"
+        length, problem = _escape(rest[at:]) if rest[at] == "\\" else (1, "")
+        if problem:
+            return at, problem
+        at += length
+    return at, "has [ without ]"
