@@ -22,6 +22,8 @@ from delivery.stages.network import Network
 
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry")
+HANDLED = "all that was in Kafka at the start is handled"
+COMMITTED = "every micro-batch that had begun is committed, and the next start goes on behind it"
 
 
 def run(
@@ -43,16 +45,11 @@ def run(
     for name, watch in watches.items():
         backlog.watch(config, name, watch, stop)
     topics.ensure_all(config)
-    spark = session.start(config.spark, libraries)
-    disabler = disabling.Disabling(config, stop)
-    try:
+    with session.running(config.spark, libraries) as spark, disabling.running(config, stop) as disabler:
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(take, stop) for name, take in source.items()}
         common = lanes.Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disabler.disable)
         made = lanes.made(config, spark, hold, stop, common)
         lanes.run(made, watches, stop, once=once)
         lanes.rest(config, spark)
-    finally:
-        stop.set()
-        disabler.close()
-        spark.stop()
+    log.info("stopped in order: %s", HANDLED if once else COMMITTED)

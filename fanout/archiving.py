@@ -38,6 +38,8 @@ WAIT_S = 0.5
 MAX_BYTES = 4 * 1024 * 1024
 """Of the records that are written together."""
 KEEP_DAYS_S = 60.0
+TELL_S = 60.0
+"""How often a line says what was archived, where something was."""
 LOOK_S = 1.0
 """How often to look which endpoints are disabled."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -63,7 +65,8 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
             archiver.failed(exc)
         else:
             if once:
-                return
+                break
+    archiver.stopped()
 
 
 class Archiver:
@@ -80,6 +83,7 @@ class Archiver:
         self._hand_over_at = 0.0
         self._replayer = Replayer(config)
         self._source: Source | None = None
+        self._done = _Done()
 
     def follow(self, *, once: bool) -> None:
         """Archive until it is time to stop, or to begin anew because there are new partitions; raise what is away."""
@@ -93,8 +97,13 @@ class Archiver:
                 topics.ensure(self._config.kafka, [self._config.operations.topic], publishing.EVENT_PARTITIONS)
             with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
+                log.info("archiving %s into Postgres", ", ".join(names))
                 self.watch.entered(Phase.RUNNING)
                 self._go_on(connection, self._source, once=once)
+
+    def stopped(self) -> None:
+        """Say so, as the last line."""
+        log.info("stopped in order: all that was read is archived, %s", self._done.in_all())
 
     def failed(self, exc: errors.FanoutError) -> None:
         """Say that something is away, and wait a while."""
@@ -115,7 +124,7 @@ class Archiver:
         self.watch.reached(source.positions)
 
     def _go_on(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
-        keep_days_at = look_at = 0.0
+        keep_days_at = look_at = tell_at = 0.0
         while not self._stop.is_set():
             if time.monotonic() >= keep_days_at:
                 self._keep_days(connection)
@@ -128,6 +137,9 @@ class Archiver:
                 self._write(connection, source, together)
             handed_over = self._hand_over(connection, once=once)
             self._hold, self._failures = None, 0
+            if time.monotonic() >= tell_at and (said := self._done.since_last()):
+                log.info("archived %s", said)
+                tell_at = time.monotonic() + TELL_S
             if (once and source.has_all() and not handed_over) or (not once and source.has_new_partitions()):
                 return
 
@@ -144,6 +156,7 @@ class Archiver:
         metrics.ARCHIVED.labels("attempts").inc(written.attempts)
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
+        self._done.count(written)
 
     def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
         """Hand over a turn of operational events, letters and replays. While Kafka refuses them, the archive goes on."""
@@ -211,6 +224,32 @@ class Archiver:
         if self._source is not None and self._source.is_away:
             return "Kafka does not answer"
         return self._hold
+
+
+class _Done:
+    """What was archived, for the log."""
+
+    def __init__(self) -> None:
+        self._letters = self._attempts = self._told_letters = self._told_attempts = 0
+
+    def count(self, written: writer.Written) -> None:
+        """Add what was written."""
+        self._letters += written.letters
+        self._attempts += written.attempts
+
+    def since_last(self) -> str:
+        """Return what came since this was asked before; empty when nothing did."""
+        letters, attempts = self._letters - self._told_letters, self._attempts - self._told_attempts
+        self._told_letters, self._told_attempts = self._letters, self._attempts
+        return _counted(letters, attempts) if letters or attempts else ""
+
+    def in_all(self) -> str:
+        """Return what was archived since the start."""
+        return _counted(self._letters, self._attempts)
+
+
+def _counted(letters: int, attempts: int) -> str:
+    return f"dead letters: {letters}, attempts: {attempts}"
 
 
 def policy_of(config: settings.Settings) -> Policy | None:

@@ -7,11 +7,12 @@ operator may have seen to it. One that is gone or failing as before is told agai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import cachetools
@@ -41,6 +42,17 @@ class _Told(NamedTuple):
     reason: str
     at: float
     """When it was told last."""
+
+
+@contextlib.contextmanager
+def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disabling]:
+    """Have one inside. What ends the inside ends the job: `stop` is set."""
+    made = Disabling(config, stop)
+    try:
+        yield made
+    finally:
+        stop.set()
+        made.close()
 
 
 class Disabling:

@@ -28,12 +28,18 @@ ASK_S = 3.0
 MOST_ABSENCES = 3
 """So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go."""
 REASON = "Reason: "
+PY4J_LOG = "py4j.clientserver"
+"""The log of what the JVM asks of Python, micro-batches among them."""
 _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
-class StartAgain(Exception):
-    """Not an error: how `handle` hands back a micro-batch, to have the query planned anew.
+class HandedBack(Exception):
+    """Not an error: a micro-batch is handed back to Spark, and is to run again."""
+
+
+class StartAgain(HandedBack):
+    """How `handle` hands back a micro-batch, to have the query planned anew.
 
     Nothing of it was done, or `planned` finds out what was.
     """
@@ -43,8 +49,17 @@ class _KafkaAway(StartAgain):
     """The query has ended because Kafka did not answer for too long."""
 
 
-class _StopRequested(Exception):  # not an error either: the micro-batch is handed back, and the next start handles it
-    pass
+class _StopRequested(HandedBack):
+    """The next start handles it."""
+
+
+def _quieten_py4j() -> None:
+    logging.getLogger(PY4J_LOG).addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell whether py4j logs an error. It logs every exception that passes through it, by a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HandedBack))
 
 
 class Lane(Generic[Registry]):
@@ -88,6 +103,7 @@ class Lane(Generic[Registry]):
         `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain, and when Kafka is back after an
         absence that has ended the query. None: the job is to stop.
         """
+        _quieten_py4j()
         while (rows := planned()) is not None:
             self._run_query(rows, config, interval_s, once=once)
             handed_back, self._handed_back = self._handed_back, None
@@ -133,7 +149,7 @@ class Lane(Generic[Registry]):
             self._began(batch_id)
             self._handle(batch, registry)
             self._handled = batch_id
-        except (StartAgain, _StopRequested) as handed_back:
+        except HandedBack as handed_back:
             # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with
             # the batch uncommitted, to be run again at the next start; that is no error, so Spark is not to report one.
             self._last_begun = before

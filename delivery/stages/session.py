@@ -5,23 +5,25 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.stages import local_address
 
 log = logging.getLogger(__name__)
 
 LOG_LEVEL = "WARN"
 """What Spark itself logs."""
-STATE_SERVER = "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer"
+LOG_CONFIGURATION = Path(__file__).with_name("log4j2.xml")
 JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """Less CPU than by default: the collector a sixth of the JVM's in the load test, as small heaps do without shorter pauses; the
 quick compiler alone another third, as the other one takes minutes for code that mostly waits (docs/adr/0024). With one compiler
@@ -93,6 +95,9 @@ LOOKED_UP_ONCE = (
 """What PySpark asks the JVM for by these names each time that it makes a plan. For the short ones the JVM looks through all of
 its jars first, each time: a tenth of its CPU in small micro-batches (docs/adr/0029)."""
 
+GONE = (Py4JNetworkError, ConnectionError)
+"""What a call raises whose JVM has ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Libraries:
@@ -109,7 +114,9 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
-        "spark.driver.defaultJavaOptions": java_options(*([] if archive is None else sharing(archive))),
+        "spark.driver.defaultJavaOptions": java_options(
+            f"-Dlog4j2.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
+        ),
         **({} if "://" in config.checkpoint else LOCAL_CHECKPOINT),
         "spark.app.name": config.app_name,
         "spark.master": config.master,
@@ -128,10 +135,36 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
-    _quieten(spark)
     _look_up_once(spark)
     _write_local_files_by_itself(spark)
     return spark
+
+
+@contextlib.contextmanager
+def running(config: settings.Spark, libraries: Libraries) -> Iterator[SparkSession]:
+    """Have a session inside; raise LaneFailed where its JVM ends before it is asked to."""
+    spark = start(config, libraries)
+    try:
+        yield spark
+    except GONE as exc:
+        raise errors.LaneFailed(
+            "Spark's JVM has ended: it was killed, or had no memory left. What was committed is kept: start again"
+        ) from exc
+    finally:
+        _end(spark)
+
+
+def _end(spark: SparkSession) -> None:
+    """End the session, if there is one still.
+
+    Spark's own log is off meanwhile. Threads of its state that are still at work find no SparkEnv, and log a traceback as
+    of a crash.
+    """
+    try:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.stop()
+    except (Py4JError, OSError) as gone:
+        log.warning("Spark's JVM is gone already: %s", gone)
 
 
 def _name_an_address(master: str) -> None:
@@ -168,9 +201,3 @@ def _look_up_once(spark: SparkSession) -> None:
     jvm = spark.sparkContext._jvm  # noqa: SLF001  # no public way
     for name in LOOKED_UP_ONCE:
         setattr(jvm, name, getattr(jvm, name))
-
-
-def _quieten(spark: SparkSession) -> None:
-    """Keep the server of Python's state to errors: it warns of each empty value and each task that ends as it should."""
-    log4j = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001  # no public way
-    log4j.core.config.Configurator.setLevel(STATE_SERVER, log4j.Level.ERROR)

@@ -39,6 +39,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
             await asyncio.to_thread(stop.wait)
 
     uvloop.run(until_stopped())
+    log.info("stopped in order: what was under way is answered")
 
 
 @contextlib.asynccontextmanager

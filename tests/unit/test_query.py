@@ -1,13 +1,15 @@
 """Why a lane ended, in one line; whether it starts again; and what is noticed of what it has committed, in whatever order."""
 
 import json
+import logging
+import re
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from delivery import errors, settings
-from delivery.stages import kafka_away, query
+from delivery.stages import kafka_away, query, session
 
 JVM = """[STREAM_FAILED] it ended: Task failed
 \tat a.b.C(D.java:1)
@@ -226,3 +228,29 @@ def test_a_lane_with_a_fault_of_its_own_is_not_started_again(lane, monkeypatch):
     with pytest.raises(errors.LaneFailed, match="ValueError: no"):
         run()
     assert (run.planned, run.asked) == (1, 0)
+
+
+@pytest.mark.parametrize(("raised", "lines"), [(query.StartAgain, 0), (query._StopRequested, 0), (ValueError, 1)])
+def test_a_micro_batch_that_is_handed_back_is_no_error_in_the_log(raised, lines, caplog):
+    """py4j logged a traceback, which looked like a crash, where a lane was planned anew or a job was asked to stop."""
+    query._quieten_py4j()
+    failure = raised()
+    logging.getLogger("py4j.clientserver").error("There was an exception while executing the Python Proxy", exc_info=failure)
+    assert len(caplog.records) == lines
+
+
+@pytest.mark.parametrize(
+    ("said", "is_routine"),
+    [
+        ("Disabling AQE since AQE is not supported in stateful workloads.", True),
+        ("Current batch is falling behind. The trigger interval is 1000 milliseconds, but spent 8815 milliseconds", True),
+        ("A job was submitted with scheduler pool retry, which has not been configured. This can happen when", True),
+        ("Unable to load native-hadoop library for your platform... using builtin-java classes where applicable", True),
+        ("Failed to cancel job group e0b5e6b2. Cannot find active jobs for it.", True),
+        ("Lost task 0.0 in stage 3.0 (TID 7): java.io.IOException: No space left on device", False),
+        ("Query batch terminated with error", False),
+    ],
+)
+def test_what_spark_says_at_every_start_does_not_hide_what_it_warns_of(said, is_routine):
+    routine = re.search('regex="(.+)"', session.LOG_CONFIGURATION.read_text())[1]
+    assert bool(re.fullmatch(routine, f"[queryId = c04ee] {said}")) is is_routine

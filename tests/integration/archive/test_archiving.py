@@ -128,6 +128,19 @@ def left_out(reason):
     return metrics.ARCHIVE_LEFT_OUT.labels(reason)._value.get()
 
 
+def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
+    """It said nothing, from its start to its end, and looked as if it hung."""
+    caplog.set_level("INFO", archiving.__name__)
+    platform.publish_letters("e1", "e2")
+    platform.archive_once()
+    topics = platform.config.delivery
+    assert [record.getMessage() for record in caplog.records if record.name == archiving.__name__] == [
+        f"archiving {topics.dead_letter_topic}, {topics.attempts_topic} into Postgres",
+        "archived dead letters: 2, attempts: 0",
+        "stopped in order: all that was read is archived, dead letters: 2, attempts: 0",
+    ]
+
+
 def test_letters_and_attempts_are_archived_once_however_often_it_is_started(platform):
     written = platform.publish_letters("e1", "e2")
     now = archiving._now()
