@@ -11,6 +11,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LaneFailed               a streaming query ended by itself; what it committed is kept
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
+    │   ├── ManifestRefused      … a whole document, with all that is wrong in it
     │   ├── FilterError          … in a filter pattern
     │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
@@ -34,6 +35,7 @@ The branch below `AttemptFailed` tells when it broke, and so whether the endpoin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -70,20 +72,53 @@ class LaneFailed(FanoutError):
 
 
 class RegistrationError(FanoutError):
-    """A registration is refused. `path` is where in the document, such as `endpoints[3].url`."""
+    """A registration is refused. `path` is where in the document, such as `endpoints[3].url`; `file` and `line`, if known."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
+    def __init__(self, path: str, problem: str, file: str = "", line: int | None = None) -> None:
+        super().__init__(path, problem, file, line)
         self.path = path
         self.problem = problem
+        self.file = file
+        self.line = line
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}" if self.path else self.problem
+        said = f"{self.path}: {self.problem}" if self.path else self.problem
+        if self.file:
+            return f"{self.file}:{self.line}: {said}" if self.line else f"{self.file}: {said}"
+        return f"line {self.line}: {said}" if self.line else said
+
+    def at(self, file: str, line: int | None) -> RegistrationError:
+        """Return the same refusal with where it stands."""
+        return RegistrationError(self.path, self.problem, file, line)
 
     def within(self, parent: str) -> RegistrationError:
         """Return the same refusal with its path below `parent`."""
         path = f"{parent}.{self.path}" if self.path and not self.path.startswith("[") else parent + self.path
         return type(self)(path, self.problem)
+
+
+class ManifestRefused(RegistrationError):
+    """A document is refused, for all that is wrong in it. Its path and problem are those of the first mistake."""
+
+    SHOWN = 100
+    """Of a document made by a program, each row may have the same mistake."""
+
+    def __init__(self, found: Sequence[RegistrationError]) -> None:
+        first = found[0]
+        super().__init__(first.path, first.problem, first.file, first.line)
+        self.args = (tuple(found),)
+        self.found = tuple(found)
+
+    def __str__(self) -> str:
+        if len(self.found) == 1:
+            return str(self.found[0])
+        shown = [f"  {one}" for one in self.found[: self.SHOWN]]
+        more = [f"  … and {len(self.found) - self.SHOWN} more"] if len(self.found) > self.SHOWN else []
+        return "\n".join([f"{len(self.found)} mistakes, nothing was changed:", *shown, *more])
+
+    def within(self, parent: str) -> ManifestRefused:
+        """Return the same refusals with their paths below `parent`."""
+        return ManifestRefused([one.within(parent) for one in self.found])
 
 
 class FilterError(RegistrationError):

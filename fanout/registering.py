@@ -17,7 +17,19 @@ from delivery import errors, plan, settings
 from delivery.model import SignatureScheme
 from delivery.webhooks import guard, transport, validation
 from fanout import times
-from subscriptions_db import apply, auditing, connect, disabling, keyring, manifest, migrate, registry, rotation, validating
+from subscriptions_db import (
+    apply,
+    auditing,
+    connect,
+    disabling,
+    keyring,
+    manifest,
+    migrate,
+    registry,
+    rotation,
+    validating,
+    yaml_document,
+)
 
 KINDS = {
     "tenants": "tenant",
@@ -34,7 +46,10 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
         text = file.read_bytes()
     except OSError as exc:
         raise errors.RegistrationError(str(file), f"cannot be read: {exc.strerror}") from exc
-    return apply_manifest(config, manifest.load(text, plan.guard_of(config.delivery)), dry_run=dry_run, prune=prune)
+    document = yaml_document.read(text, str(file))
+    with document.naming_lines(str(file)):
+        wanted = manifest.check(document.value, plan.guard_of(config.delivery))
+        return apply_manifest(config, wanted, dry_run=dry_run, prune=prune)
 
 
 def apply_manifest(

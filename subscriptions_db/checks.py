@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cryptography import exceptions, x509
@@ -23,23 +23,43 @@ from subscriptions_db import endpoint_secrets
 
 MAX_HEADERS_BYTES = 16 * 1024
 """Of all headers as JSON: the bound of the column."""
+_ANY_URL = "https://example.com/"
 _SPKI = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
     """Raise RegistrationError, with the path of what is wrong, when no request could be made. Quotes no secret."""
-    _check_auth(endpoint.auth)
+    for problem in problems(endpoint, address_guard):
+        raise problem
+
+
+def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
+    """Yield why no request could be made, each with the path of what is wrong. Quotes no secret."""
+    refused_auth = list(found("", _check_auth, endpoint.auth))
+    yield from refused_auth
     if len(json.dumps(dict(endpoint.headers))) > MAX_HEADERS_BYTES:
-        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS_BYTES} bytes together")
+        yield errors.TargetRefused("headers", f"are more than {MAX_HEADERS_BYTES} bytes together")
     if endpoint.tls is not None:
-        _check_tls(endpoint.tls)
+        yield from found("", _check_tls, endpoint.tls)
     for number, key in enumerate(endpoint.signing_keys):
-        with below(f"signing_secrets[{number}]"):
-            signing.check(key)
+        yield from found(f"signing_secrets[{number}]", signing.check, key)
     if len(endpoint.signing_keys) > endpoint_secrets.MAX_SIGNING_KEYS:
-        raise errors.RegistrationError("signing_secrets", f"are more than {endpoint_secrets.MAX_SIGNING_KEYS}")
+        yield errors.RegistrationError("signing_secrets", f"are more than {endpoint_secrets.MAX_SIGNING_KEYS}")
     # What a request is made of: URLs, headers, secrets. Without TLS, for which it would make a context.
-    target.prepare(endpoint if endpoint.tls is None else replace(endpoint, tls=None), address_guard)
+    plain = endpoint if endpoint.tls is None else replace(endpoint, tls=None)
+    for problem in found("", target.prepare, plain, address_guard):
+        yield problem
+        if problem.path == "url":  # the rest is looked at as if it were another
+            plain = replace(plain, url=_ANY_URL, auth=Auth() if refused_auth else plain.auth)
+            yield from found("", target.prepare, plain, address_guard)
+
+
+def found(parent: str, check: Callable[..., object], *arguments: object) -> Iterator[errors.RegistrationError]:
+    """Yield what a check raises, if it does, with its path below `parent`."""
+    try:
+        check(*arguments)
+    except errors.RegistrationError as exc:
+        yield exc.within(parent) if parent else exc
 
 
 @contextlib.contextmanager

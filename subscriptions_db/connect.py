@@ -16,6 +16,7 @@ import tenacity
 from psycopg.rows import dict_row
 
 from delivery import errors, settings
+from subscriptions_db import constraints
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +96,11 @@ def translating() -> Iterator[None]:
     """
     try:
         yield
-    except (psycopg.errors.UniqueViolation, psycopg.errors.ForeignKeyViolation) as exc:
-        raise errors.RegistrationError(exc.diag.constraint_name or "registry", _said(exc.diag.message_detail)) from exc
-    except (psycopg.IntegrityError, psycopg.DataError) as exc:
-        # Not the detail, which quotes the whole row.
-        said = _said(exc.diag.message_primary or str(exc))
-        raise errors.RegistrationError(exc.diag.constraint_name or "registry", said) from exc
+    except psycopg.IntegrityError as exc:
+        # Not what Postgres says: it names the constraint, and quotes the whole row.
+        raise errors.RegistrationError(*constraints.in_words(exc)) from exc
+    except psycopg.DataError as exc:
+        raise errors.RegistrationError("", f"cannot be kept: {_said(exc.diag.message_primary or str(exc))}") from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected) as exc:

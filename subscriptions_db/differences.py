@@ -5,12 +5,16 @@ Runs in the command and in the API.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from delivery import errors
 from subscriptions_db import manifest, registry
+
+MOST_COMPARED = 10_000
+"""Of ids that might have been meant: to compare takes 10 µs each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +54,39 @@ def of(current: registry.Rows, wanted: registry.Rows, *, prune_customers: set[st
 
 
 def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registry.Rows) -> None:
-    """Raise RegistrationError for what the database would refuse too, but without saying where it stands."""
-    changed = {(change.kind, change.id) for change in changes}
+    """Raise ManifestRefused for all that the database would refuse too, but without saying where it stands."""
+    if found := list(_impossible({(change.kind, change.id) for change in changes}, wanted, current)):
+        raise errors.ManifestRefused(found)
+
+
+def _impossible(
+    changed: set[tuple[registry.Kind, str]], wanted: manifest.Manifest, current: registry.Rows
+) -> Iterator[errors.RegistrationError]:
     customers = current["customer"].keys() | {row.id for row in wanted.customers}
     endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
     modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
     for number, endpoint in enumerate(wanted.endpoints):
         if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
-            raise errors.RegistrationError(f"endpoints[{number}].customer", f"there is no customer {endpoint.customer}")
+            yield errors.RegistrationError(f"endpoints[{number}].customer", _nobody("customer", endpoint.customer, customers))
         owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
         if owner != endpoint.customer:
             problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
-            raise errors.RegistrationError(f"endpoints[{number}].customer", problem)
+            yield errors.RegistrationError(f"endpoints[{number}].customer", problem)
         if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
             problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
-            raise errors.RegistrationError(f"endpoints[{number}].mode", problem)
+            yield errors.RegistrationError(f"endpoints[{number}].mode", problem)
     for number, subscription in enumerate(wanted.subscriptions):
         if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
-            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", f"there is no endpoint {subscription.endpoint}")
+            problem = _nobody("endpoint", subscription.endpoint, endpoints)
+            yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+            continue
         before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
         if before in modes and modes[before] != modes[subscription.endpoint]:
             problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
-            raise errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+            yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+
+
+def _nobody(kind: str, row_id: str, known: Iterable[str]) -> str:
+    """Say that there is none, in the document and in the registry; and which was meant, perhaps."""
+    close = difflib.get_close_matches(row_id, sorted(known)[:MOST_COMPARED], n=1)
+    return f"there is no {kind} {row_id}" + (f"; did you mean {close[0]}?" if close else "")

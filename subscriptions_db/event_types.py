@@ -30,6 +30,7 @@ MAX_STEPS = 20_000
 """At the worst about a second of CPU."""
 MAX_PROBLEMS = 10
 _LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _REFERENCES = ("$ref", "$dynamicRef")
 _NO_OTHERS: referencing.Registry[Any] = referencing.Registry()
 """Knows no other document, and has no way to fetch one."""
@@ -118,7 +119,7 @@ def _require_schema(schema: dict[str, Any]) -> None:
     try:
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)
     except jsonschema.SchemaError as exc:
-        raise errors.RegistrationError(_path_of(exc), _short(exc.message)) from None
+        raise errors.RegistrationError(_path_of(exc), _said(exc)) from None
     schema_patterns.require(_schemas(schema))
     resolver = referencing.Registry().with_resource("", dialects.DRAFT202012.create_resource(schema)).resolver()
     for path, name, value in _texts(schema, ""):
@@ -174,6 +175,13 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
 _DRAFT: Any = jsonschema.Draft202012Validator
 _KEYWORDS: dict[str, Keyword] = _DRAFT.VALIDATORS | schema_patterns.KEYWORDS
 _Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for name, keyword in _KEYWORDS.items()})
+
+
+def _said(error: Any) -> str:
+    """Return in words what is wrong with a schema. The library says of most that it is not valid under any schema."""
+    if str(error.json_path).endswith(".type"):
+        return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
+    return _short(error.message)
 
 
 def _path_of(error: Any) -> str:

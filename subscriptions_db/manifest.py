@@ -5,22 +5,19 @@ Runs in the command and in the API.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 from pydantic import Field, SecretStr
 
 from delivery import errors, model
 from delivery.secret import Secret
 from delivery.webhooks import filters, guard, signing
-from subscriptions_db import checks, endpoint_secrets, event_types
+from subscriptions_db import checks, endpoint_secrets, event_types, mistakes, yaml_document
 
-_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C loader where it is built: ten times faster."""
-MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-EventType = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9_:/-]*(\.[A-Za-z0-9_:/-]+)*(\.\*)?)$", max_length=255)]
+EventType = Annotated[str, Field(pattern=mistakes.EVENT_TYPE_PATTERN, max_length=255)]
 Name = Annotated[str, Field(max_length=200)]
 
 
@@ -34,20 +31,7 @@ def _as_sub_tenant(value: object) -> object:
     return {"id": value} if isinstance(value, str | int) else value
 
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"), pydantic.BeforeValidator(_as_id)]
-
-
-class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
-    """Refuses a key that stands twice: YAML's parsers silently drop the first, and pruning would delete what it named."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # as in the base
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands here twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+Id = Annotated[str, Field(pattern=mistakes.ID_PATTERN), pydantic.BeforeValidator(_as_id)]
 
 
 class Part(pydantic.BaseModel):
@@ -88,19 +72,21 @@ class Auth(Part):
     """What an endpoint wants to see beside the signature. For `oauth2` the secret is the client's."""
 
     kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
-    username: Annotated[str, Field(min_length=1, max_length=200, pattern="^[^:]+$")] | None = None
-    header: str | None = None
+    username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
+    header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
     secret: SecretStr | None = None
-    client_id: Annotated[str, Field(pattern=r"^[ -~]{1,256}$")] | None = None
+    client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
     token_url: str | None = None
-    token_scope: Annotated[str, Field(pattern=r"^[!#-\[\]-~]+( [!#-\[\]-~]+)*$", max_length=1000)] | None = None
+    token_scope: Annotated[str, Field(pattern=mistakes.SCOPE_WORDS_PATTERN, max_length=1000)] | None = None
 
     @pydantic.model_validator(mode="after")
     def _fits_its_kind(self) -> Auth:
         needs = _NEEDS[self.kind]
         given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
-        if given - ({"token_scope"} if self.kind == "oauth2" else set()) != needs:
-            raise ValueError(f"{self.kind} takes {' and '.join(sorted(needs)) or 'nothing else'}")
+        if missing := sorted(needs - given):
+            raise ValueError(f"{self.kind} needs {' and '.join(missing)}")
+        if beyond := sorted(given - needs - ({"token_scope"} if self.kind == "oauth2" else set())):
+            raise ValueError(f"{self.kind} takes no {' and no '.join(beyond)}")
         return self
 
 
@@ -151,7 +137,7 @@ class EndpointFields(Part):
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
     batch: Batch = Batch()
     retry: Retry = Retry()
-    order_by: Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$", max_length=255)] | None = None
+    order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
     validation: Literal["none", "cloudevents"] = "none"
     """Whether its receiver is asked first, and nothing is sent before it has permitted it."""
 
@@ -242,41 +228,74 @@ class Manifest(Part):
     event_types: list[EventTypeEntry] = []
 
 
-def load(text: str | bytes, address_guard: guard.Guard) -> Manifest:
-    """Read and check a document; raise RegistrationError with the path of the first thing that is wrong."""
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes; apply it in parts")
-    try:
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506  # made from a safe one
-    except (ValueError, RecursionError) as exc:  # 2024-13-01 looks like a date to YAML and is none
-        raise errors.RegistrationError("", f"not YAML: {exc}") from None
-    except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else ""
-        raise errors.RegistrationError(where, f"not YAML: {getattr(exc, 'problem', None) or 'unreadable'}") from None
-    return check(document if document is not None else {}, address_guard)
+ROWS: Mapping[str, type[Part]] = {
+    "tenants": Tenant,
+    "customers": Customer,
+    "endpoints": Endpoint,
+    "subscriptions": Subscription,
+    "event_types": EventTypeEntry,
+}
+_Rows = Mapping[str, Sequence[tuple[int, Any]]]
+"""Rows that are of their type, each with its number in the document."""
+
+
+def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
+    """Read and check a document, by the name of its file; raise ManifestRefused with the line of each thing that is wrong."""
+    document = yaml_document.read(text, name)
+    with document.naming_lines(name):
+        return check(document.value, address_guard)
 
 
 def check(document: Any, address_guard: guard.Guard) -> Manifest:
-    """Return the checked manifest of a parsed document."""
+    """Return the checked manifest of a parsed document; raise ManifestRefused with all that is wrong in it."""
+    manifest, found = None, []
     try:
         manifest = Manifest.model_validate(document)
     except pydantic.ValidationError as exc:
-        first = exc.errors(include_input=False, include_url=False)[0]
-        raise errors.RegistrationError(path_of(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
-    for kind in ("tenants", "customers", "endpoints", "subscriptions", "event_types"):
-        _require_unique(kind, (row.id for row in getattr(manifest, kind)))
-    for number, endpoint in enumerate(manifest.endpoints):
-        with checks.below(f"endpoints[{number}]"):
-            checks.check_endpoint(_as_model(endpoint), address_guard)
-    for number, subscription in enumerate(manifest.subscriptions):
-        if subscription.filter is not None:
-            with checks.below(f"subscriptions[{number}].filter"):
-                filters.compile_pattern(subscription.filter)
-    for number, event_type in enumerate(manifest.event_types):
-        with checks.below(f"event_types[{number}]"):
-            event_types.check(event_type.json_schema, event_type.examples)
+        found = list(mistakes.found(exc, Manifest))
+    rows = (
+        _rows_of_their_type(document) if manifest is None else {kind: list(enumerate(getattr(manifest, kind))) for kind in ROWS}
+    )
+    found += _unfit(rows, address_guard)
+    if manifest is None or found:
+        raise errors.ManifestRefused(found)
     return manifest
+
+
+def _rows_of_their_type(document: Any) -> _Rows:
+    """Return the rows that can be checked further, of a document in which others are wrong."""
+    rows: dict[str, list[tuple[int, Any]]] = {kind: [] for kind in ROWS}
+    for kind, model_type in ROWS.items():
+        entries = document.get(kind) if isinstance(document, dict) else None
+        for number, entry in enumerate(entries if isinstance(entries, list) else ()):
+            with contextlib.suppress(pydantic.ValidationError):
+                rows[kind].append((number, model_type.model_validate(entry)))
+    return rows
+
+
+def _unfit(rows: _Rows, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
+    """Yield what is wrong in rows that are of their type."""
+    for kind in ROWS:
+        yield from _twice(kind, rows[kind])
+    for number, tenant in rows["tenants"]:
+        if tenant.id == model.PLATFORM:
+            yield errors.RegistrationError(
+                f"tenants[{number}].id", f"{model.PLATFORM} is the platform's own name: take another"
+            )
+    for number, endpoint in rows["endpoints"]:
+        for problem in _unfit_endpoint(endpoint, address_guard):
+            yield problem.within(f"endpoints[{number}]")
+    for number, subscription in rows["subscriptions"]:
+        if subscription.filter is not None:
+            yield from checks.found(f"subscriptions[{number}].filter", filters.compile_pattern, subscription.filter)
+    for number, event_type in rows["event_types"]:
+        yield from checks.found(f"event_types[{number}]", event_types.check, event_type.json_schema, event_type.examples)
+
+
+def _unfit_endpoint(row: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
+    keys = list(checks.found("", signing_keys, row))
+    yield from keys
+    yield from checks.problems(_as_model(row.model_copy(update={"signing_secrets": None}) if keys else row), address_guard)
 
 
 def signing_keys(endpoint: Endpoint) -> list[model.SigningKey] | None:
@@ -317,17 +336,9 @@ def _as_model(row: Endpoint) -> model.Endpoint:
     )
 
 
-def _require_unique(kind: str, ids: Iterable[str]) -> None:
+def _twice(kind: str, rows: Iterable[tuple[int, Any]]) -> Iterator[errors.RegistrationError]:
     seen: dict[str, int] = {}
-    for number, row_id in enumerate(ids):
-        if row_id in seen:
-            raise errors.RegistrationError(f"{kind}[{number}].id", f"{row_id} stands at {kind}[{seen[row_id]}] already")
-        seen[row_id] = number
-
-
-def path_of(location: tuple[int | str, ...]) -> str:
-    """Return where in a document a field stands."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path
+    for number, row in rows:
+        if row.id in seen:
+            yield errors.RegistrationError(f"{kind}[{number}].id", f"{row.id} stands at {kind}[{seen[row.id]}] already")
+        seen.setdefault(row.id, number)

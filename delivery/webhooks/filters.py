@@ -124,7 +124,7 @@ def _field(wanted: Any, path: str, depth: int) -> _Judge:
         return _nested(_object(wanted, path, depth + 1))
     if isinstance(wanted, list) and wanted:
         return _values(wanted, path)
-    raise errors.FilterError(path, "must be an object of fields, or a list of at least one accepted value")
+    raise errors.FilterError(path, 'must be an object of fields, or a list of at least one value, such as ["paid"]')
 
 
 def _nested(judge_object: _Judge) -> _Judge:

@@ -181,7 +181,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
         lowered = name.lower().replace("_", "-")  # as CGI and its kin read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
-            raise errors.TargetRefused(path, "is not a header name (RFC 9110, section 5.6.2)")
+            raise errors.TargetRefused(path, "is no name of a header: letters, digits and `-`, without spaces")
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
             raise errors.TargetRefused(path, "is set by the platform or by HTTP itself")
         if len(value) > MAX_HEADER_VALUE_CHARS:

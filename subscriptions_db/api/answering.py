@@ -139,12 +139,14 @@ def _once(route: Route, request: Request, call: routes.Call) -> Answer:
 
 def _checked(route: Route, request: Request) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
     """Return query and body as the route has declared them."""
+    kind = route.query
     try:
-        asked = route.query.model_validate(dict(request.query))
+        asked = kind.model_validate(dict(request.query))
         document = _document(request.body) if route.body else {}
-        return asked, document, (route.body or routes.Nothing).model_validate(document)
+        kind = route.body or routes.Nothing
+        return asked, document, kind.model_validate(document)
     except pydantic.ValidationError as exc:
-        raise problems.of_validation(exc) from None
+        raise problems.of_validation(exc, kind) from None
 
 
 def _document(body: bytes) -> dict[str, Any]:

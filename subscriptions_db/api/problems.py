@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 import pydantic
 
 from delivery import errors
-from subscriptions_db import manifest
+from subscriptions_db import mistakes
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +84,16 @@ def unavailable(detail: str) -> Refused:
     return Refused(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
 
 
-def of_validation(exc: pydantic.ValidationError) -> Refused:
+def of_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return what a type of a body or query refuses."""
-    found: list[Any] = exc.errors(include_input=False, include_url=False, include_context=False)
-    return invalid(*((manifest.path_of(one["loc"]), one["msg"].removeprefix("Value error, ")) for one in found))
+    return invalid(*((one.path, one.problem) for one in mistakes.found(exc, model)))
 
 
 def of_error(exc: errors.FanoutError) -> Refused:
     """Return what one of our errors means for who asked."""
     if isinstance(exc, errors.RegistrationError):
-        return invalid((_ROW.sub("", exc.path), exc.problem))
+        found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
+        return invalid(*((_ROW.sub("", one.path), one.problem) for one in found))
     if isinstance(exc, errors.SealError):
         return Refused(409, "a secret of the endpoint does not open any more: send auth and tls whole, or ask the operator")
     if isinstance(exc, errors.SettingsError):

@@ -16,24 +16,24 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"tenant": []}, "tenant: Extra inputs are not permitted"),
-        ([], "Input should be a valid dictionary"),
+        ({"tenant": []}, "tenant: is not known here; did you mean tenants?"),
+        ([], "must be a mapping (`name: value`), and is a list"),
         ({"tenants": [{"id": "a b"}]}, "tenants[0].id:"),
         ({"tenants": [{"id": "a"}, {"id": "a"}]}, "tenants[1].id: a stands at tenants[0] already"),
         ({"tenants": [{"id": True}]}, "tenants[0].id:"),
         ({"event_types": [{"id": "order.*"}]}, "event_types[0].id:"),
-        ({"event_types": [{"id": "a", "json_schema": {"type": 1}}]}, "event_types[0].json_schema.type: 1 is not"),
+        ({"event_types": [{"id": "a", "json_schema": {"type": 1}}]}, "event_types[0].json_schema.type: must be one of"),
         (
             {"event_types": [{"id": "a", "json_schema": {"type": "string"}, "examples": ["a", {}]}]},
             "event_types[0].examples[1]: {} is not of type 'string'",
         ),
         ({"tenants": [{"id": "a", "sub_tenants": ["b", "c d"]}]}, "tenants[0].sub_tenants[1].id:"),
-        ({"tenants": [{"id": "a", "sub_tenants": [{"id": "b", "nme": ""}]}]}, "tenants[0].sub_tenants[0].nme: Extra inputs"),
+        ({"tenants": [{"id": "a", "sub_tenants": [{"id": "b", "nme": ""}]}]}, "tenants[0].sub_tenants[0].nme: is not known"),
         ({"subscriptions": [SUBSCRIPTION | {"everything": False, "sub_tenants": {2: []}}]}, "subscriptions[0].sub_tenants[2]:"),
         ({"endpoints": [ENDPOINT | {"url": "http://example.com/"}]}, "endpoints[0].url: must begin with https://"),
         ({"endpoints": [ENDPOINT | {"url": "https://10.0.0.1/"}]}, "endpoints[0].url: the address is not allowed"),
-        ({"endpoints": [ENDPOINT | {"auth": {"kind": "basic", "secret": "x"}}]}, "endpoints[0].auth: basic takes secret and"),
-        ({"endpoints": [ENDPOINT | {"auth": {"kind": "none", "secret": "x"}}]}, "endpoints[0].auth: none takes nothing else"),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "basic", "secret": "x"}}]}, "endpoints[0].auth: basic needs username"),
+        ({"endpoints": [ENDPOINT | {"auth": {"kind": "none", "secret": "x"}}]}, "endpoints[0].auth: none takes no secret"),
         (
             {"endpoints": [ENDPOINT | {"auth": {"kind": "api_key", "header": "Host", "secret": "x"}}]},
             "endpoints[0].auth.headers.Host: is set by the platform",
@@ -43,7 +43,7 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
             "endpoints[0].headers.authorization: a header value is printable ASCII",
         ),
         ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing"),
-        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"username": "x"}}]}, "endpoints[0].auth: oauth2 takes client_id"),
+        ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"username": "x"}}]}, "endpoints[0].auth: oauth2 takes no username"),
         ({"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_scope": "a  b"}}]}, "endpoints[0].auth.token_scope:"),
         (
             {"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"token_url": "https://127.0.0.1/"}}]},
@@ -51,7 +51,7 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ),
         ({"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hünter2"}}]}, "endpoints[0].auth: the secret is not"),
         ({"endpoints": [ENDPOINT | {"headers": {"Host": "x"}}]}, "endpoints[0].headers.Host: is set by the platform"),
-        ({"endpoints": [ENDPOINT | {"headers": {"X-A": 1}}]}, "endpoints[0].headers.X-A: Input should be a valid string"),
+        ({"endpoints": [ENDPOINT | {"headers": {"X-A": 1}}]}, "endpoints[0].headers.X-A: must be text"),
         ({"endpoints": [ENDPOINT | {"content_mode": "xml"}]}, "endpoints[0].content_mode:"),
         ({"endpoints": [ENDPOINT | {"batch": {"max_events": 5}}]}, "endpoints[0]: batch is for mode: batch"),
         ({"endpoints": [ENDPOINT | {"mode": "batch", "batch": {"max_events": 10_001}}]}, "endpoints[0].batch.max_events:"),
@@ -103,7 +103,6 @@ def test_every_address_that_leads_inside_is_refused_with_the_same_words():
     [
         ("tenants:\n\t- x", "line 2: not YAML"),
         ("tenants: [{id: a}]\ntenants: [{id: b}]", "line 2: not YAML: tenants stands here twice"),
-        ("tenants: [{id: 2024-13-01}]", "not YAML: month must be in 1..12"),
         ("tenants: " + "[" * 5000, "not YAML"),
     ],
 )
