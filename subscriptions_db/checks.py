@@ -46,12 +46,11 @@ def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.
     if len(endpoint.signing_keys) > endpoint_secrets.MAX_SIGNING_KEYS:
         yield errors.RegistrationError("signing_secrets", f"are more than {endpoint_secrets.MAX_SIGNING_KEYS}")
     # What a request is made of: URLs, headers, secrets. Without TLS, for which it would make a context.
-    plain = endpoint if endpoint.tls is None else replace(endpoint, tls=None)
+    plain = replace(endpoint, tls=None, auth=Auth() if refused_auth else endpoint.auth)
     for problem in found("", target.prepare, plain, address_guard):
         yield problem
         if problem.path == "url":  # the rest is looked at as if it were another
-            plain = replace(plain, url=_ANY_URL, auth=Auth() if refused_auth else plain.auth)
-            yield from found("", target.prepare, plain, address_guard)
+            yield from found("", target.prepare, replace(plain, url=_ANY_URL), address_guard)
 
 
 def found(parent: str, check: Callable[..., object], *arguments: object) -> Iterator[errors.RegistrationError]:

@@ -88,6 +88,10 @@ def all_errors(root=errors.FanoutError):
 
 @pytest.mark.parametrize("kind", [kind for kind in all_errors() if kind.__module__ == "delivery.errors"])
 def test_every_error_survives_pickling_with_its_text(kind):
+    if kind is errors.ManifestRefused:
+        raised = kind([errors.RegistrationError("first", "second"), errors.FilterError("third", "fourth")])
+        assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
+        return
     words = ["first", "second"][: len(inspect.signature(kind).parameters) if "__init__" in vars(kind) else 1]
     words = ["first", "second"] if issubclass(kind, errors.RegistrationError | errors.EventRejected) else words
     raised = kind(*words)
