@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 
 from delivery.secret import Secret
 
@@ -27,6 +27,12 @@ and active without a row, so that no `fanout apply --prune` ends them; the regis
 
 KEPT_RESPONSE_BYTES = 1024
 """How much of a response goes into the dead letter."""
+
+
+Attribute: TypeAlias = str | bool | int
+"""A value in the types that CloudEvents has for JSON."""
+Attributes: TypeAlias = tuple[tuple[str, Attribute], ...]
+"""Names and values, each name once."""
 
 
 class Record(NamedTuple):
@@ -57,6 +63,8 @@ class Event(NamedTuple):
     content: Any
     """The payload, parsed once, for the filters."""
     record: Record
+    attributes: Attributes = ()
+    """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer said them."""
 
 
 class TenantStatus(enum.StrEnum):

@@ -13,6 +13,7 @@ import msgspec
 
 from delivery.model import (
     Attempt,
+    Attribute,
     CustomerId,
     EndpointId,
     Event,
@@ -71,6 +72,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     batch_webhook_id: str | None = None
     replay: str | None = None
     """The replay that had asked for it; None: it was due."""
+    attributes: dict[str, Attribute] = {}
+    """The event's CloudEvents attributes that have no field here."""
 
     @property
     def is_of_batch(self) -> bool:
@@ -88,7 +91,16 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         data = base64.b64decode(self.payload_base64)
         return Event(
-            self.event_id, self.event_type, self.source, self.tenant_id, self.sub_tenant_id, self.time, data, None, record
+            event_id=self.event_id,
+            event_type=self.event_type,
+            source=self.source,
+            tenant_id=self.tenant_id,
+            sub_tenant_id=self.sub_tenant_id,
+            time=self.time,
+            data=data,
+            content=None,
+            record=record,
+            attributes=tuple(self.attributes.items()),
         )
 
     def story(self) -> tuple[Attempt, ...]:

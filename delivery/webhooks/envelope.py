@@ -20,13 +20,20 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.model import PLATFORM, Event, EventId, Record, SubTenantId, TenantId
+from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
+from delivery.webhooks import attributes as further
 
 STRUCTURED = "application/cloudevents"
 MAX_ATTRIBUTE_CHARS = 1024
 """Attributes become parts of bodies, keys and log lines; the specification suggests no bound, so this is ours."""
 HEADER_OVERHEAD_BYTES = 24
 
+_RFC_3339 = re.compile(
+    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?"
+    r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+)
+"""RFC 3339, section 5.6, with the `T` that CloudEvents asks for."""
 _JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
@@ -116,7 +123,8 @@ def _binary(record: Record, value: bytes, headers: Mapping[str, bytes]) -> Event
         raise errors.EventRejected("bad_attribute", "a CloudEvents header is not UTF-8") from exc
     if not _JSON_TYPE.match(content_type):
         raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; only JSON payloads are delivered")
-    return _cloud_event(record, attributes, data=value, content=_loads(value))
+    beside = further.beside(attributes, further.NAMED)
+    return _cloud_event(record, attributes, beside, data=value, content=_loads(value))
 
 
 def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
@@ -135,10 +143,11 @@ def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
         content = _loads(data)
     else:
         data, content = b"null", None
-    return _cloud_event(record, document, data=data, content=content)
+    beside = further.beside(document, further.JSON_MEMBERS)
+    return _cloud_event(record, document, beside, data=data, content=content)
 
 
-def _cloud_event(record: Record, attributes: Mapping[str, Any], *, data: bytes, content: Any) -> Event:
+def _cloud_event(record: Record, attributes: Mapping[str, Any], beside: Attributes, *, data: bytes, content: Any) -> Event:
     if attributes.get("specversion") != "1.0":
         raise errors.EventRejected("unsupported", "specversion must be 1.0")
     return Event(
@@ -147,10 +156,11 @@ def _cloud_event(record: Record, attributes: Mapping[str, Any], *, data: bytes, 
         source=_required(attributes.get("source"), "source"),
         tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
         sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
-        time=_optional(attributes.get("time"), "time") or _rfc3339(record.appended_at_ms),
+        time=_time(attributes.get("time")) or _rfc3339(record.appended_at_ms),
         data=data,
         content=content,
         record=record,
+        attributes=beside,
     )
 
 
@@ -166,7 +176,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         source=record.topic,
         tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
         sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
-        time=_optional(_at(document, layout.time_path), "time") or _rfc3339(record.appended_at_ms),
+        time=_time_in(_at(document, layout.time_path)) or _rfc3339(record.appended_at_ms),
         data=value,
         content=document,
         record=record,
@@ -198,6 +208,20 @@ def _optional(value: Any, name: str) -> str | None:
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
         raise errors.EventRejected("bad_attribute", f"{name} must be printable text, at most {MAX_ATTRIBUTE_CHARS} characters")
     return value
+
+
+def _time(value: Any) -> str | None:
+    """Return the time of a CloudEvent: receivers' libraries refuse the whole event for another form of it."""
+    text = _optional(value, "time")
+    if text is not None and not _RFC_3339.fullmatch(text):
+        raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
+    return text
+
+
+def _time_in(value: Any) -> str | None:
+    """Return the time that plain JSON says; None for other text or a number, which stays in the payload."""
+    text = _optional(value, "time")
+    return text if text is not None and _RFC_3339.fullmatch(text) else None
 
 
 def _required(value: Any, name: str) -> str:

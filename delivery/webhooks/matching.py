@@ -208,8 +208,12 @@ def skip_reason(match: Match) -> SkipReason | None:
 
 
 def filter_document(event: Event) -> Mapping[str, Any]:
-    """Return what filter patterns are matched on: the event's attributes, and its payload below `data`."""
-    return {
+    """Return what filter patterns are matched on: the event's attributes, and its payload below `data`.
+
+    CloudEvents attributes without a name here have their own: those have no `_`, and none is called `id`, `type`, `source`,
+    `time` or `data`, so that no two are one.
+    """
+    document = {
         "id": event.event_id,
         "type": event.event_type,
         "source": event.source,
@@ -218,6 +222,7 @@ def filter_document(event: Event) -> Mapping[str, Any]:
         "time": event.time,
         "data": event.content,
     }
+    return dict(event.attributes) | document if event.attributes else document
 
 
 def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import urllib.parse
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.webhooks import attributes as further
 from delivery.webhooks.segment import Packed
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
@@ -44,6 +45,8 @@ def content(event: Event, mode: ContentMode) -> Content:
         lines = "".join(
             f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
         )
+        if event.attributes:
+            lines += _further_lines(event)
         return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
         return Content(b"content-type: application/cloudevents+json\r\n", structured(event))
@@ -52,12 +55,18 @@ def content(event: Event, mode: ContentMode) -> Content:
 
 def structured(event: Event | Packed) -> bytes:
     """Return the event as a CloudEvent in JSON."""
-    return _with_data(_attributes(event) | {"datacontenttype": "application/json"}, event)
+    attributes: dict[str, Any] = _attributes(event) | {"datacontenttype": "application/json"}
+    # Ours stand last: none takes the place of one of them.
+    return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
 
 
 def standard(event: Event | Packed) -> bytes:
     """Return the event as a message of Standard Webhooks."""
-    return _with_data(_standard(event), event)
+    attributes: dict[str, Any] = _standard(event)
+    if event.attributes:
+        # In an object of their own: an extension may be called `timestamp`.
+        attributes["attributes"] = dict(event.attributes)
+    return _with_data(attributes, event)
 
 
 def _standard(event: Event | Packed) -> dict[str, str]:
@@ -74,7 +83,7 @@ def _standard(event: Event | Packed) -> dict[str, str]:
 
 
 def _attributes(event: Event | Packed) -> dict[str, str]:
-    """Return the event's CloudEvents attributes; those that are not of the core specification are ours."""
+    """Return the event's CloudEvents attributes that have a field of their own; those that are not of the core are ours."""
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,
@@ -88,5 +97,19 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
     return attributes
 
 
-def _with_data(attributes: dict[str, str], event: Event | Packed) -> bytes:
+def _further_lines(event: Event) -> str:
+    """Return the header lines of the event's further attributes.
+
+    A name was checked when the event was read. It is checked again here, where it becomes a header's: the event may have come
+    out of state or of a topic since.
+    """
+    lines = ""
+    for name, value in event.attributes:
+        if not further.is_name(name):
+            raise ValueError("the name of an attribute would be another header")
+        lines += f"ce-{name}: {urllib.parse.quote(further.as_text(value), safe=_PRINTABLE)}\r\n"
+    return lines
+
+
+def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:
     return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)

@@ -276,7 +276,7 @@ def _dead_letters(batch: batch_message.BatchOutcome) -> Iterator[dict[str, Any]]
 def _letter(
     event: Event, identity: dict[str, Any], endpoint: Endpoint, reason: str | None, attempts: tuple[Attempt, ...]
 ) -> dict[str, Any]:
-    return {
+    letter = {
         **identity,
         "endpoint_id": endpoint.endpoint_id,
         "customer_id": endpoint.customer_id,
@@ -293,6 +293,7 @@ def _letter(
             for attempt in attempts
         ],
     }
+    return letter | {"attributes": dict(event.attributes)} if event.attributes else letter
 
 
 def _rejected(rejection: Rejection) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from delivery.model import (
+    Attributes,
     Batching,
     CustomerId,
     EndpointId,
@@ -42,6 +43,8 @@ _SPREAD_SALT = -1
 """Makes that part independent of the endpoint's shard. A full batch's salt is its number."""
 _FRAME_BYTES = 136
 """What the larger of the two layouts of a body adds to an event's attributes and payload. Held by a test."""
+_ATTRIBUTES_FRAME_BYTES = 16
+"""What it adds to further attributes, where there are some."""
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -59,12 +62,23 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     offset: int
     appended_at_ms: int
     headers: tuple[tuple[str, bytes], ...] = ()
+    attributes: Attributes = ()
+    """Left out of the bytes of an event that has none."""
 
     def event(self) -> Event:
         """Return the event as the direct lane has it, less what was parsed and the record's value."""
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
-            self.event_id, self.event_type, self.source, self.tenant_id, self.sub_tenant_id, self.time, self.data, None, record
+            event_id=self.event_id,
+            event_type=self.event_type,
+            source=self.source,
+            tenant_id=self.tenant_id,
+            sub_tenant_id=self.sub_tenant_id,
+            time=self.time,
+            data=self.data,
+            content=None,
+            record=record,
+            attributes=self.attributes,
         )
 
 
@@ -210,9 +224,13 @@ def item(event: Event, now_ms: int) -> Item:
     """Pack an event that has arrived by now, even if it says otherwise: producers' clocks may be ahead."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # As a Packed is written: to make one first would take half as long again.
-    packed = _encoder.encode((*event[:7], topic, partition, offset, appended_at_ms, headers))
+    fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)
     # The attributes as JSON have the escapes that they have in a body.
     size = len(orjson.dumps(event[:6])) + len(event.data) + _FRAME_BYTES
+    if event.attributes:
+        fields = (*fields, event.attributes)
+        size += len(orjson.dumps(dict(event.attributes))) + _ATTRIBUTES_FRAME_BYTES
+    packed = _encoder.encode(fields)
     # Headers of Kafka are in no body, and yet travel with the event: a batch that is postponed is one record with all of them.
     return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
 
@@ -224,7 +242,7 @@ def unpacked(packed: bytes) -> Packed:
 
 def packed(event: Packed) -> bytes:
     """Return the bytes of which it was read."""
-    return _encoder.encode(event)
+    return _encoder.encode(event if event.attributes else msgspec.structs.astuple(event)[:-1])
 
 
 def encoded(lots: Iterable[Lot], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[Lot]]]:

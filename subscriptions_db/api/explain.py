@@ -5,20 +5,29 @@ Runs in the API. Nothing is sent and nothing is changed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import pydantic
 from pydantic import Field
 
-from delivery.model import EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
-from delivery.webhooks import explaining
+from delivery import errors
+from delivery.model import Attribute, EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
+from delivery.webhooks import attributes, explaining
 from subscriptions_db import manifest, snapshot
 from subscriptions_db.api import event_types, problems, routes, rows
 from subscriptions_db.api.routes import Call, Route
 from subscriptions_db.sql import query
 
 MAX_EXPLAINED = 100
+
+
+def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
+    """Return the attributes as an event would have them."""
+    try:
+        return dict(attributes.beside(named, frozenset()))
+    except errors.EventRejected as exc:
+        raise ValueError(exc.detail) from None
 
 
 class ExplainedEvent(manifest.Part):
@@ -30,6 +39,8 @@ class ExplainedEvent(manifest.Part):
     id: str = Field("evt_1", max_length=1024)
     source: str = Field("events", max_length=1024)
     time: str = Field("2026-01-01T00:00:00Z", max_length=64)
+    attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
+    """The CloudEvents attributes that have no field here, as `subject`."""
     data: Any = None
 
 
@@ -100,6 +111,7 @@ def _event(wanted: ExplainedEvent) -> Event:
         data=data,
         content=wanted.data,
         record=Record(topic=wanted.source, partition=0, offset=0, appended_at_ms=0, value=data),
+        attributes=tuple(wanted.attributes.items()),
     )
 
 

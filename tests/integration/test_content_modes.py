@@ -26,6 +26,7 @@ EVENT = {
     "sub_tenant_id": SubTenantId("100"),
     "data": DATA,
     "content": orjson.loads(DATA),
+    "attributes": (("subject", "größe 100%"), ("dataschema", "https://s.example.com/#1"), ("traceparent", "00-4bf9-00f0-01")),
 }
 
 
@@ -63,6 +64,7 @@ def test_the_cloudevents_sdk_reads_what_we_send(mode):
         "datacontenttype": "application/json",
         "tenantid": "t1",
         "subtenantid": "100",
+        **dict(EVENT["attributes"]),
     }
     assert event.get_data() == {"b": 2, "a": "ü €", "n": 12345678901234567890}
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.webhooks import envelope
+from delivery.webhooks import attributes, envelope
 from tests import builders
 
 LAYOUT = envelope.Layout()
@@ -205,8 +205,74 @@ def test_what_is_odd_and_yet_json_is_an_event_and_keeps_its_bytes(value):
 
 
 def test_a_header_that_is_no_attribute_does_not_matter():
-    odd = (("ce_", b""), ("ce_\0", b"x"), ("CE_Foo!", b"\xc3\xa9"), ("", b"\xff"), ("traceparent", b"\xff"))
-    assert envelope.parse(builders.record(value=b"{}", headers=(*BINARY, *odd)), LAYOUT).event_id == "e9"
+    odd = (("", b"\xff"), ("traceparent", b"\xff"), ("ce-subject", b"x"), ("ce_datacontenttype", b"text/plain"))
+    event = envelope.parse(builders.record(value=b"{}", headers=(*BINARY, *odd)), LAYOUT)
+    assert (event.event_id, event.attributes) == ("e9", ())
+
+
+class TestFurtherAttributes:
+    def binary(self, *headers):
+        return envelope.parse(builders.record(value=b"{}", headers=(*BINARY, *headers)), LAYOUT).attributes
+
+    def structured(self, **members):
+        return envelope.parse(builders.record(value=structured(**members), headers=STRUCTURED), LAYOUT).attributes
+
+    def test_in_binary_mode_each_header_is_one_as_text(self):
+        """They were lost without a word."""
+        headers = (("ce_subject", "Größe 100%41".encode()), ("CE_Sequence", b"5"), ("ce_traceparent", b""))
+        assert self.binary(*headers) == (("subject", "Größe 100%41"), ("sequence", "5"), ("traceparent", ""))
+
+    def test_in_structured_mode_each_member_is_one_of_its_type(self):
+        found = self.structured(subject="s", sequence=5, sampled=True, floor=-(2**31), gone=None, dataschema="")
+        assert found == (("subject", "s"), ("sequence", 5), ("sampled", True), ("floor", -(2**31)))
+
+    def test_of_one_that_stands_twice_the_last_counts(self):
+        assert self.binary(("ce_subject", b"a"), ("ce_subject", b"b")) == (("subject", "b"),)
+
+    def test_plain_json_has_none_whatever_its_members_and_headers_are_called(self):
+        record = builders.record(value=b'{"tenant_id":"t1","subject":"s"}', headers=(("ce_subject", b"s"),))
+        assert envelope.parse(record, LAYOUT).attributes == ()
+
+    @pytest.mark.parametrize(
+        "name", ["", "a_b", "a-b", "Foo!", "\0", "a\r\nwebhook-id: x", "a:", "é", "\u0660", "data", "data_base64", "x" * 8192]
+    )
+    def test_a_name_that_is_none_is_refused(self, name):
+        with pytest.raises(errors.EventRejected, match="attribute") as rejected:
+            self.binary((f"ce_{name}", b"x"))
+        assert rejected.value.reason == "bad_attribute"
+        assert len(rejected.value.detail) < 300
+
+    @pytest.mark.parametrize("name", ["Subject", "trace_id", "ID"])
+    def test_a_structured_event_says_them_in_lower_case(self, name):
+        with pytest.raises(errors.EventRejected, match=f"'{name}' names no further attribute"):
+            self.structured(**{name: "x"})
+
+    @pytest.mark.parametrize(
+        "value", [1.5, 1.0, 2**31, -(2**31) - 1, 2**70, [], {}, "a\nb", "\r", "\x7f", "\x85", "\ufffe", "\ufdd0"]
+    )
+    def test_a_value_of_another_type_is_refused(self, value):
+        with pytest.raises(errors.EventRejected, match="sequence must be text") as rejected:
+            self.structured(sequence=value if value != 2**70 else float(2**70))
+        assert rejected.value.reason == "bad_attribute"
+
+    @pytest.mark.parametrize("name", ["subject", "dataschema"])
+    @pytest.mark.parametrize("value", [5, True])
+    def test_those_of_the_specification_are_text(self, name, value):
+        with pytest.raises(errors.EventRejected, match=f"{name} must be text"):
+            self.structured(**{name: value})
+
+    def test_as_many_as_may_be_and_no_more(self):
+        allowed = {f"a{n}": "x" for n in range(attributes.MAX_ATTRIBUTES)}
+        assert dict(self.structured(**allowed)) == allowed
+        with pytest.raises(errors.EventRejected, match="more than 32 further attributes"):
+            self.structured(**allowed, more=True)
+
+    def test_as_many_bytes_as_may_be_and_no_more(self):
+        """Counted as UTF-8, names and values together."""
+        allowed = "é" * ((attributes.MAX_BYTES - len("subject")) // 2)
+        assert self.structured(subject=allowed) == (("subject", allowed),)
+        with pytest.raises(errors.EventRejected, match="more than 8192 bytes"):
+            self.structured(subject=allowed + "éé")
 
 
 def test_a_media_type_is_the_same_in_any_case():
@@ -271,3 +337,36 @@ class TestThePlatformsOwnTopic:
         with pytest.raises(errors.EventRejected) as rejected:
             envelope.parse(record, layout)
         assert rejected.value.reason == "tenant_mismatch"
+
+
+TIMES = ["2026-05-01T10:00:00Z", "2026-05-01t10:00:00.123456789z", "2026-12-31T23:59:60+05:30"]
+NO_TIMES = ["yesterday", "2026-05-01", "2026-05-01 10:00:00Z", "2026-13-01T10:00:00Z", "2026-05-01T10:00:00", "1777629600"]
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_a_time_is_passed_on_as_it_was_written(time):
+    assert of_binary(time).time == of_plain(time).time == time
+
+
+@pytest.mark.parametrize("time", NO_TIMES)
+def test_a_cloud_event_whose_time_is_none_is_rejected_with_the_form_that_is_asked_for(time):
+    """It was passed on, and receivers' libraries refused the whole event for it."""
+    with pytest.raises(errors.EventRejected, match="RFC 3339") as refused:
+        of_binary(time)
+    assert refused.value.reason == "bad_attribute"
+
+
+@pytest.mark.parametrize("time", [*NO_TIMES, 1777629600])
+def test_a_field_of_plain_json_that_holds_no_time_stays_in_the_payload_and_the_appending_counts(time):
+    event = of_plain(time)
+    assert event.content["time"] == time
+    assert event.time == of_plain(None).time
+
+
+def of_binary(time):
+    named = tuple(pair for pair in BINARY if pair[0] != "ce_time")
+    return envelope.parse(builders.record(value=b"{}", headers=(*named, ("ce_time", time.encode()))), LAYOUT)
+
+
+def of_plain(time):
+    return envelope.parse(builders.record(value=orjson.dumps({"id": "e1", "tenant_id": "t1", "time": time})), LAYOUT)

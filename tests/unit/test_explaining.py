@@ -17,6 +17,7 @@ from tests import builders
         ({"scope": builders.scope("t2")}, {}, Rule.SCOPE),
         ({"scope": builders.scope(without_tenants=frozenset({"t1"}))}, {}, Rule.EXCLUSION),
         ({"filter_pattern": {"data": {"amount": [6]}}}, {}, Rule.FILTER),
+        ({"filter_pattern": {"subject": [{"prefix": "orders/"}]}}, {}, Rule.FILTER),
         ({"filter_pattern": {"data": {"amount": [6]}}, "fault": "filter"}, {}, Rule.QUARANTINED),
         ({}, {"fault": "url"}, Rule.QUARANTINED),
         ({"status": SubscriptionStatus.PAUSED}, {"status": EndpointStatus.PAUSED}, Rule.SUBSCRIPTION_PAUSED),

@@ -40,3 +40,30 @@ def test_different_events_have_different_webhook_ids(other):
 def test_two_subscriptions_to_one_event_have_different_webhook_ids():
     event = builders.event()
     assert message.webhook_id(event, "s1") != message.webhook_id(event, "s2")
+
+
+def test_an_event_without_further_attributes_is_as_it_was():
+    event = builders.event(attributes=())
+    assert b"attributes" not in message.content(event, ContentMode.STANDARD).body
+    assert message.content(event, ContentMode.CLOUDEVENTS_BINARY).headers.count(b"\r\n") == 7
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "a\r\nwebhook-id: msg_1", "", "data", "a b"])
+def test_a_name_that_would_be_another_header_makes_none_even_out_of_state(name):
+    event = builders.event(attributes=((name, "x"),))
+    with pytest.raises(ValueError, match="another header"):
+        message.content(event, ContentMode.CLOUDEVENTS_BINARY)
+
+
+def test_none_takes_the_place_of_an_attribute_that_is_ours():
+    event = builders.event(attributes=(("id", "forged"), ("time", "forged"), ("data", "forged")))
+    structured = message.content(event, ContentMode.CLOUDEVENTS_STRUCTURED).body
+    assert b"forged" not in orjson.dumps(orjson.loads(structured))
+    standard = orjson.loads(message.content(event, ContentMode.STANDARD).body)
+    assert (standard["id"], standard["data"]) == (event.event_id, {"amount": 5})
+
+
+def test_a_value_stands_in_a_header_percent_encoded():
+    event = builders.event(attributes=(("subject", 'a "b" 100% é\r\nx'), ("sampled", True), ("sequence", -5)))
+    lines = message.content(event, ContentMode.CLOUDEVENTS_BINARY).headers.decode().split("\r\n")
+    assert lines[-4:] == ["ce-subject: a%20%22b%22%20100%25%20%C3%A9%0D%0Ax", "ce-sampled: true", "ce-sequence: -5", ""]

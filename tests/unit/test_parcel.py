@@ -78,3 +78,13 @@ def test_a_turn_is_read_as_it_was_written():
 def test_an_older_parcel_without_the_newest_fields_can_be_read():
     old = msgspec.msgpack.encode([[b"e"], ["s1"], [], None, 1, 2, 3, "timeout"])
     assert msgspec.msgpack.decode(old, type=parcel.Parcel).order_key is None
+
+
+def test_an_event_that_the_version_before_packed_can_be_read_and_that_version_reads_this_ones():
+    """It had no further attributes. An event without any is written as before; of another, that version reads the rest."""
+    event = builders.event()
+    of_then = msgspec.msgpack.encode((*event[:7], *event.record[:4], event.record.headers))
+    assert segment.unpacked(of_then).attributes == ()
+    assert segment.item(event, NOW).packed == of_then
+    of_now = segment.item(event._replace(attributes=(("subject", "x"),)), NOW).packed
+    assert msgspec.msgpack.decode(of_now)[:12] == msgspec.msgpack.decode(of_then)

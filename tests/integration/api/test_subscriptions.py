@@ -91,6 +91,7 @@ def test_somebody_elses_endpoint_is_as_one_that_there_is_not(acme):
         ({"tenant_id": "t2"}, (False, "scope", "neither the tenant nor the sub-tenant is included")),
         ({"tenant_id": "t2", "sub_tenant_id": 100}, (True, "matches", "it would be sent")),
         ({"data": {"amount": 5}}, (False, "filter", "the filter does not take data.amount")),
+        ({"attributes": {"subject": "a", "sampled": True}}, (True, "matches", "it would be sent")),
     ],
 )
 def test_an_event_is_explained_by_the_rule_that_decides(acme, made, change, told):

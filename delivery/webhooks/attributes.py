@@ -1,0 +1,82 @@
+"""Read the CloudEvents attributes of an event that have no field of their own: `subject`, `dataschema` and all extensions.
+
+Runs in the executors, and wherever an event is explained. Must not import pyspark or psycopg. Pure.
+
+Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
+A producer chooses names and values. A name becomes part of a header at the receiver: a name that is no attribute's is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from delivery import errors
+from delivery.model import Attribute, Attributes
+
+MAX_ATTRIBUTES = 32
+"""Attributes of one event beside those of NAMED: as many as an endpoint may ask for headers."""
+MAX_BYTES = 8 * 1024
+"""Of their names and values together, in UTF-8. They travel with the event through state and topics."""
+NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
+"""Attributes with a field of their own in an event. `datacontenttype` is always JSON's at the receiver."""
+JSON_MEMBERS = NAMED | {"data", "data_base64"}
+"""Members of a structured event that are no further attributes."""
+
+_NAME = re.compile(r"[a-z0-9]+")
+_NONCHARACTERS = "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+_NOT_IN_TEXT = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
+"""What the type String excludes: control characters, surrogates and noncharacters. CR and LF are among them."""
+_NEVER_EMPTY = frozenset({"subject", "dataschema"})
+"""An empty one counts as missing, as it does for the attributes of NAMED."""
+_MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
+
+
+def beside(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
+    """Return the attributes that are not in `named`, in their order; raise EventRejected when one of them is none.
+
+    Most events have none: called for each CloudEvent, this is one comparison then.
+    """
+    return () if named.issuperset(attributes) else _checked(attributes, named)
+
+
+def is_name(name: str) -> bool:
+    """Tell whether this can be the name of a further attribute: it has a header of its own and takes nobody else's."""
+    return _NAME.fullmatch(name) is not None and name not in JSON_MEMBERS
+
+
+def as_text(value: Attribute) -> str:
+    """Return the canonical string of a value, as it stands in a header."""
+    if isinstance(value, str):
+        return value
+    return str(value).lower()  # true, false; digits
+
+
+def _checked(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
+    found: list[tuple[str, Attribute]] = []
+    size = 0
+    for name, value in attributes.items():
+        if name in named or value is None or (value == "" and name in _NEVER_EMPTY):
+            continue
+        if not is_name(name):
+            raise _rejected(f"{name[:40]!a} names no further attribute: these have letters a to z and digits")
+        if not _is_value(value) or (name in _NEVER_EMPTY and not isinstance(value, str)):
+            raise _rejected(f"{name[:40]} must be text without control characters, a boolean or an integer of 32 bits")
+        size += len(name) + len(as_text(value).encode())
+        found.append((name, value))
+        if len(found) > MAX_ATTRIBUTES:
+            raise _rejected(f"it has more than {MAX_ATTRIBUTES} further attributes")
+        if size > MAX_BYTES:
+            raise _rejected(f"its further attributes have more than {MAX_BYTES} bytes")
+    return tuple(found)
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, str):
+        return _NOT_IN_TEXT.search(value) is None
+    return isinstance(value, bool) or (isinstance(value, int) and _MIN_INTEGER <= value <= _MAX_INTEGER)
+
+
+def _rejected(detail: str) -> errors.EventRejected:
+    return errors.EventRejected("bad_attribute", detail)
