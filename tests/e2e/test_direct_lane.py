@@ -5,6 +5,7 @@ import collections
 import subprocess
 import sys
 
+import orjson
 import pytest
 
 from delivery.stages import topics
@@ -33,14 +34,16 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     platform.publish(5, first=10, tenant_id="t2", amount=0)
     platform.publish_raw("order", b"not JSON", None, b'{"tenant_id":"nobody"}', b'{"id":"x"}')
     attributes = {"ce_specversion": "1.0", "ce_id": "ce1", "ce_type": "order", "ce_source": "/shop", "ce_tenantid": "t1"}
-    headers = tuple((name, value.encode()) for name, value in attributes.items())
+    further = {"subject": "order/4711", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    headers = tuple((name, value.encode()) for name, value in (attributes | {f"ce_{n}": v for n, v in further.items()}).items())
     platform.publish_raw("shop", b'{ "amount" : 1 }', headers=headers)
 
     platform.run_once()
 
     assert sorted(platform.accepted("ep1")) == sorted([*ids, "ce1"])
     assert all(one.is_verified for one in platform.received)
-    assert any(one.body.endswith(b'"data":{ "amount" : 1 }}') for one in platform.received)
+    [whole] = [one.body for one in platform.received if one.body.endswith(b'"data":{ "amount" : 1 }}')]
+    assert orjson.loads(whole)["attributes"] == further
     told = platform.ledger()
     assert collections.Counter(told.skipped.values()) == {"subscription_paused": 16}
     assert sorted(row["reason"] for row in told.rejected.values()) == [
