@@ -1,7 +1,7 @@
 """Set up logging: lines for people or JSON for machines, on standard error.
 
 Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow
-the text.
+the text. Foreign text in them has no control character left: no line can be forged, and no terminal moved.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 import orjson
+
+from delivery import harmless
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
@@ -29,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         entry |= _extra(record)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry, default=str).decode()
+        return harmless.json(_json(entry))
 
 
 class TextFormatter(logging.Formatter):
@@ -39,7 +41,17 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
-        return " ".join([super().formatMessage(record), *(f"{key}={value}" for key, value in _extra(record).items())])
+        return harmless.line(" ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in _extra(record).items())]))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
+        return harmless.text(super().formatException(ei))
+
+
+def _json(entry: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(entry, default=str).decode()
+    except TypeError:  # text with a lone surrogate, which has no UTF-8
+        return orjson.dumps({key: harmless.text(str(value)) for key, value in entry.items()}).decode()
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

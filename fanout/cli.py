@@ -237,7 +237,7 @@ def listen(
         if as_json:
             document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
             document |= {"events": events, "body": received.body.decode(errors="replace")}
-            sys.stdout.write(orjson.dumps(document).decode() + "\n")
+            terminal.JsonLines().write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
         elif events is not None:
             packed = ", gzip" if "content-encoding" in received.headers else ""
             console.print(
@@ -250,7 +250,7 @@ def listen(
     with receiver.Receiver(
         secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
     ) as listening:
-        sys.stderr.write(f"listening on {listening.url}; Ctrl-C ends\n")
+        terminal.say(f"listening on {listening.url}; Ctrl-C ends")
         terminal.stop_event().wait()
 
 
@@ -343,10 +343,10 @@ def main() -> None:
     try:
         app()
     except errors.SettingsError as exc:
-        sys.stderr.write(f"fanout: {exc}\n")
+        terminal.say(f"fanout: {exc}")
         sys.exit(2)
     except errors.FanoutError as exc:
-        sys.stderr.write(f"fanout: {exc}\n")
+        terminal.say(f"fanout: {exc}")
         sys.exit(1)
 
 

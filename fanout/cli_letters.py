@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,7 +98,7 @@ def export(
 
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         if str(file) == "-":
-            dead_letters.export(reader, wanted, sys.stdout.buffer, limit)
+            dead_letters.export(reader, wanted, terminal.JsonLines(), limit)
             return
         try:
             with file.open("wb") as to:

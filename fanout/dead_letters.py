@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import confluent_kafka
 import msgspec
@@ -22,7 +22,7 @@ import rich.markup
 import rich.table
 
 from delivery import errors, settings
-from fanout import handing, letters, redriving, scanning, times
+from fanout import handing, letters, redriving, scanning, terminal, times
 from fanout.ledger import Place
 from fanout.letters import Letter, Selection
 from fanout.redriving import Redriven
@@ -167,6 +167,10 @@ def get(reader: Reader, name: str) -> Found:
     return found[0]
 
 
+class _Writable(Protocol):
+    def write(self, written: bytes, /) -> object: ...
+
+
 def show(console: rich.console.Console, found: Found) -> None:
     """Print one letter for a person: its fields, what was attempted, the payload."""
     document, event = found.document(), found.letter.event()
@@ -183,11 +187,11 @@ def show(console: rich.console.Console, found: Found) -> None:
         texts = (str(one.status or ""), one.error_class or "", one.detail, one.response)
         table.add_row(str(one.attempt), times.shown(one.started_at_ms), str(one.duration_ms), *map(rich.markup.escape, texts))
     if found.letter.attempts:
-        console.print(table)
+        terminal.show(console, table)
     console.print(event.data.decode(errors="replace"), markup=False)
 
 
-def export(reader: Reader, selection: Selection, to: BinaryIO, limit: int | None = None) -> int:
+def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
     """Write what is asked for, one letter a line, as they are in their topic; return how many. At most the first `limit`."""
     count = 0
 

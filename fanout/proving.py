@@ -20,7 +20,7 @@ import rich.table
 from delivery import errors, plan, settings
 from delivery.model import Record
 from delivery.webhooks import envelope, parcel
-from fanout import evidence, reconciling, redriving, scanning
+from fanout import evidence, reconciling, redriving, scanning, terminal
 from fanout.ledger import Place
 from fanout.reconciling import Account, Terms
 
@@ -189,7 +189,7 @@ def _show_lanes(console: rich.console.Console, account: Account) -> None:
     for name in ("lost", "repeated", "replayed"):
         table.add_row(name, *(str(document[name]) for document in documents))
     table.add_row("records not handled yet", *(str(lane.behind) for lane in account.lanes.values()))
-    console.print(table)
+    terminal.show(console, table)
 
 
 def _show_groups(console: rich.console.Console, account: Account) -> None:
@@ -200,6 +200,6 @@ def _show_groups(console: rich.console.Console, account: Account) -> None:
         numbers = (counts.due, counts.delivered, counts.pending, counts.dead_lettered, counts.skipped.total(), counts.lost)
         table.add_row(*group, *map(str, numbers))
     if largest:
-        console.print(table)
+        terminal.show(console, table)
     if len(largest) > MAX_SHOWN:
         console.print(f"… and {len(largest) - MAX_SHOWN} more of event type and endpoint; --json has them all")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import rich.console
 import rich.table
 
+from fanout import terminal
 from fanout.demo import reconcile
 
 
@@ -37,7 +38,7 @@ def show(console: rich.console.Console, result: reconcile.Account) -> None:
     for name, counts in rows:
         cells = [*counts, sum(counts)] if isinstance(counts, list) else [*([""] * len(lanes)), counts]
         table.add_row(name, *map(str, cells))
-    console.print(table)
+    terminal.show(console, table)
     http = result.over_http
     console.print(
         f"{http.dead_letters} dead letters of {http.customer} over HTTP: {http.polled} polled, "

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyspark
 
 from delivery import errors
+from fanout import terminal
 from fanout.local import jars, java
 
 TRAINING_TIMEOUT_S = 300
@@ -34,7 +35,7 @@ def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.is_file():  # else another process has made it meanwhile
-            sys.stderr.write("archiving the classes that Spark starts with (about a minute, once) …\n")
+            terminal.say("archiving the classes that Spark starts with (about a minute, once) …")
             for outdated in folder.glob("*.jsa"):
                 outdated.unlink()
             _make(archive)

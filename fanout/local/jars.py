@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 import pyspark
 
 from delivery import errors
+from fanout import terminal
 from fanout.local import jar_lock, java
 
 IVY_FILE = Path(__file__).parents[2] / "deploy" / "jars" / "ivy.xml"
@@ -36,7 +36,7 @@ class Jars:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    terminal.say(text)
 
 
 def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars:
