@@ -182,7 +182,7 @@ class TokenRefused(AttemptFailed):
 
 
 class DnsFailed(AttemptFailed):
-    """The host name did not resolve."""
+    """The host name did not resolve. Its text is that of AddressBlocked: no oracle for the names inside."""
 
     error_class = "dns"
 

@@ -18,7 +18,7 @@ from delivery.model import EndpointId
 from delivery.webhooks import guard, target, validation
 from delivery.webhooks.transport import Response
 from delivery.webhooks.validation import Reply, State
-from subscriptions_db import connect, keyring, snapshot
+from subscriptions_db import connect, disclosed, keyring, snapshot
 from subscriptions_db.sql import query
 
 LIFETIME = dt.timedelta(days=7)
@@ -80,7 +80,7 @@ def begin(
 def finish(connection: connect.Connection, asking: Asking, answer: Response | errors.AttemptFailed) -> Reply:
     """Note what came of a question, and return it. A permission that was given before stays, whatever is said now."""
     if isinstance(answer, errors.AttemptFailed):
-        reply = Reply(State.REFUSED, reason=f"no answer ({answer.error_class}): {answer}")
+        reply = Reply(State.REFUSED, reason=f"no answer ({disclosed.word(answer.error_class)}): {answer}")
     else:
         reply = validation.read(asking.question, answer.headers)
     asked = open_question(connection, asking.endpoint_id, asking.token)

@@ -34,6 +34,7 @@ FAILED = frozenset(
         errors.ConnectFailed.error_class,
         errors.ConnectionLost.error_class,
         errors.DnsFailed.error_class,
+        errors.AddressBlocked.error_class,
         errors.TlsFailed.error_class,
         errors.TokenRefused.error_class,
         errors.ResponseInvalid.error_class,
@@ -42,7 +43,7 @@ FAILED = frozenset(
 """What says that the endpoint itself is ill."""
 REFUSED = frozenset({retry.REFUSED, retry.REDIRECT})
 """A 3xx or another 4xx is about one event, or one setting."""
-_NOT_ASKED = frozenset({errors.LocalFailure.error_class, errors.AddressBlocked.error_class, retry.CONFIGURATION})
+_NOT_ASKED = frozenset({errors.LocalFailure.error_class, retry.CONFIGURATION})
 """The endpoint had no part in it. What is in neither set, a 2xx, 3xx or 4xx, is the answer of one that is alive."""
 
 

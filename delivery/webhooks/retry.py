@@ -61,15 +61,15 @@ _RETRIED_QUICKLY = frozenset(
         errors.ConnectFailed.error_class,
         errors.ConnectionLost.error_class,
         errors.DnsFailed.error_class,
+        errors.AddressBlocked.error_class,
         errors.LocalFailure.error_class,
     }
 )
-"""What often passes within a second. Not in it: a timeout, which has used the lane's time already; TLS and blocked addresses,
-which do not change in a second; and the statuses by which an endpoint says no."""
+"""What often passes within a second. Not in it: a timeout, which has used the lane's time already; TLS, which does not change
+in a second; and the statuses by which an endpoint says no. A blocked address does not change either, but is treated as a
+name that does not resolve: the number of attempts would tell customers which names there are inside."""
 
-_MENDED_BY_PEOPLE = frozenset(
-    {REFUSED, REDIRECT, CONFIGURATION, errors.TlsFailed.error_class, errors.AddressBlocked.error_class}
-)
+_MENDED_BY_PEOPLE = frozenset({REFUSED, REDIRECT, CONFIGURATION, errors.TlsFailed.error_class})
 """What does not pass by itself in seconds: the first wait of a schedule is left out."""
 JITTER = 0.2
 """Fraction by which each wait is spread, so that what failed together does not return together."""

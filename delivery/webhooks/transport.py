@@ -21,6 +21,8 @@ from delivery.webhooks.target import Target
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """We ran out of something: no sign about the endpoint."""
 
+_NO_ADDRESS = "the host name leads to no address that is allowed"
+
 
 class Response(NamedTuple):
     """What an endpoint answered. A tuple, because it is made for each request, and fastest."""
@@ -94,11 +96,11 @@ def translated(exc: Exception) -> errors.AttemptFailed:
     if isinstance(exc, errors.AttemptFailed):
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):
-        return errors.AddressBlocked("the address is not allowed")
+        return errors.AddressBlocked(_NO_ADDRESS)
     if isinstance(exc, OSError) and exc.errno in _LOCAL_ERRNO:
         return errors.LocalFailure(os.strerror(exc.errno or 0))
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
-        return errors.DnsFailed("the host name did not resolve")
+        return errors.DnsFailed(_NO_ADDRESS)
     if isinstance(exc, aiohttp.ClientSSLError | ssl.SSLError):
         return errors.TlsFailed(str(exc.__cause__ or exc or "no TLS connection")[:200])
     if isinstance(exc, aiohttp.ClientConnectorError):

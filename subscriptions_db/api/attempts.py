@@ -11,7 +11,7 @@ from typing import Annotated
 import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db import manifest
+from subscriptions_db import disclosed, manifest
 from subscriptions_db.api import dead_letters, routes
 from subscriptions_db.api.dead_letters import Text
 from subscriptions_db.api.routes import Call, Page, Route, Whose
@@ -105,7 +105,7 @@ def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:
         attempt=row.attempt,
         duration_ms=row.duration_ms,
         status=row.status,
-        error_class=row.error_class,
+        error_class=disclosed.word(row.error_class),
         detail=row.detail,
     )
 

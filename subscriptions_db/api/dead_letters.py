@@ -13,7 +13,7 @@ import orjson
 import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db import manifest
+from subscriptions_db import disclosed, manifest
 from subscriptions_db.api import problems, routes, rows
 from subscriptions_db.api.routes import Awaited, Call, Nothing, Page, Raw, Route, Whose
 from subscriptions_db.archive import cursor, letters
@@ -114,7 +114,7 @@ def shown(letter: Archived) -> Letter:
         state_since=letter.state_since,
         archived_at=letter.archived_at,
         payload_base64=base64.b64encode(letter.payload).decode(),
-        record=orjson.loads(letter.letter),
+        record=disclosed.letter(orjson.loads(letter.letter)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import AwareDatetime
 
-from subscriptions_db import manifest
+from subscriptions_db import disclosed, manifest
 from subscriptions_db.api import attempts, dead_letters, problems, routes
 from subscriptions_db.api.attempts import Attempt
 from subscriptions_db.api.dead_letters import Reason, Text
@@ -123,7 +123,7 @@ def _shown(one: deliveries.Delivery) -> dict[str, Any]:
         "subscription": one.subscription_id,
         "events": one.events,
         "status": one.status,
-        "reason": one.reason,
+        "reason": disclosed.word(one.reason),
         "began_at": one.began_at,
         "newest_at": one.newest_at,
         "attempts": one.attempts,

@@ -37,7 +37,7 @@ from delivery.model import (
 )
 from delivery.webhooks import batch_message, guard, limits, message, sender, target, transport
 from delivery.webhooks.segment import Packed
-from subscriptions_db import event_types, manifest, snapshot
+from subscriptions_db import disclosed, event_types, manifest, snapshot
 from subscriptions_db.api import audit, problems, routes, rows
 from subscriptions_db.api import event_types as catalogue
 from subscriptions_db.api.routes import Call, Route, Sending
@@ -92,7 +92,7 @@ class Trials:
             webhook_id=sending.delivery.webhook_id,
             is_delivered=attempt.error_class is None,
             status=attempt.status,
-            error_class=attempt.error_class,
+            error_class=disclosed.word(attempt.error_class),
             detail=attempt.detail,
             response=attempt.response.decode(errors="replace"),
             duration_ms=round(attempt.duration_ms, 1),

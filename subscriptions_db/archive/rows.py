@@ -18,6 +18,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import OutcomeKind
+from subscriptions_db import disclosed
 from subscriptions_db.archive.conditions import Seen
 from subscriptions_db.replays.progress import Ended
 
@@ -110,7 +111,7 @@ class Taken:
 def letter_row(written: bytes) -> LetterRow:
     """Return the dead letter in a record of their topic."""
     try:
-        document: dict[str, Any] = orjson.loads(written)
+        document: dict[str, Any] = disclosed.letter(orjson.loads(written))
         payload = base64.b64decode(document.pop("payload_base64"), validate=True)
         return LetterRow(
             customer_id=_registry_id(document["customer_id"]),
@@ -243,7 +244,7 @@ def _attempts(row: _Outcomes, at: dt.datetime) -> Iterator[AttemptRow]:
             attempt=entry.attempt,
             duration_ms=entry.duration_ms,
             status=entry.status,
-            error_class=entry.error_class if outcome is None else _text(entry.reason or "unknown"),
+            error_class=disclosed.word(entry.error_class if outcome is None else _text(entry.reason or "unknown")),
             detail=_text(entry.detail),
             outcome=outcome,
             topic=None if entry.topic is None else _text(entry.topic),

@@ -13,6 +13,7 @@ import msgspec
 
 from delivery import errors
 from delivery.model import PLATFORM
+from subscriptions_db import disclosed
 from subscriptions_db.archive.conditions import Seen, Sign
 from subscriptions_db.archive.rows import LetterRow
 
@@ -67,6 +68,6 @@ def _signs(entries: list[_Entry]) -> Iterator[tuple[Sign, int, str | None]]:
         if entry.kind in _ATTEMPTS and entry.error_class is None:
             yield Sign.ACCEPTED, 1, None
         elif entry.kind in _ATTEMPTS and entry.error_class != errors.LocalFailure.error_class:
-            yield Sign.FAILED, 1, entry.error_class
+            yield Sign.FAILED, 1, disclosed.word(entry.error_class)
         elif entry.kind in _POSTPONED and entry.tenant_id != PLATFORM:
-            yield Sign.POSTPONED, entry.count, entry.reason
+            yield Sign.POSTPONED, entry.count, disclosed.word(entry.reason)

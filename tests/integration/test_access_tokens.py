@@ -87,5 +87,8 @@ def test_the_guard_stands_before_the_token_server_too():
     """The name was public when the endpoint was registered; now it leads inside."""
     closed = guard.Guard(allow_http=True, allow_ports=())
     [made], token_requests, _ = attempted(granting("t1"), address_guard=closed)
-    assert (made.error_class, made.detail) == ("token_refused", "the token server: the address is not allowed")
+    assert (made.error_class, made.detail) == (
+        "token_refused",
+        "the token server: the host name leads to no address that is allowed",
+    )
     assert token_requests == []

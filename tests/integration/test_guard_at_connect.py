@@ -247,7 +247,7 @@ class TestTransport:
             async with Listener(PUBLIC) as outside, Listener(INSIDE, outside.port) as inside, network(ONE_IS_PUBLIC) as using:
                 monkeypatch.setattr(socket, "getaddrinfo", resolve)  # what the servers needed has been resolved by now
                 first = await post(using, f"http://{NAME}:{outside.port}/")
-                with pytest.raises(errors.AddressBlocked, match=r"^the address is not allowed$"):
+                with pytest.raises(errors.AddressBlocked, match=r"^the host name leads to no address that is allowed$"):
                     await post(using, f"http://{NAME}:{outside.port}/")
                 return first.status, len(outside.requests), inside.requests
 

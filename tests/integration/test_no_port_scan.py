@@ -123,7 +123,7 @@ def test_without_the_guard_the_three_are_told_apart_and_each_connection_is_seen(
 def test_a_refused_attempt_makes_no_socket_whatever_is_there(places, scheme, host, asked, loop_factory):
     ended = attempts(CLOSED, [f"{scheme}://{host}:{port}/" for port in places.ports], loop_factory)
     assert [(said, [event for event, _ in seen]) for said, seen in ended] == [
-        ((errors.AddressBlocked, "the address is not allowed"), asked)
+        ((errors.AddressBlocked, "the host name leads to no address that is allowed"), asked)
     ] * 3
     assert places.came() == 0
 
@@ -137,7 +137,8 @@ def test_no_form_of_an_address_or_name_makes_registering_look_anything_up():
 
 
 VALIDATION = {"test": "none", "validate": "cloudevents"}
-SAID = {"test": "the address is not allowed", "validate": "no answer (address_blocked): the address is not allowed"}
+NO_ADDRESS = "the host name leads to no address that is allowed"
+SAID = {"test": NO_ADDRESS, "validate": f"no answer (dns): {NO_ADDRESS}"}
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +186,21 @@ def test_a_test_event_and_a_question_tell_and_ask_the_same_whatever_is_there(pla
     assert (status, document.get("detail") or document["reason"]) == (200, SAID[action])
     assert sum(event == "socket.getaddrinfo" and arguments[1] in places.ports for event, arguments in seen) == len(places.ports)
     assert (connected(seen, places.ports), places.came()) == ([], 0)
+
+
+@pytest.mark.parametrize("action", VALIDATION)
+def test_a_name_that_leads_inside_and_one_that_there_is_not_are_told_alike(served, monkeypatch, action):
+    """`dns` against `address_blocked` told a customer which internal names exist."""
+
+    def resolve(host, port, *arguments, **options):
+        if host == f"not.{NAME}":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return looked_up(INSIDE if host == NAME else host, port, *arguments, **options)
+
+    looked_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    acme = served.client(served.keys["acme"])
+    documents = [{"url": f"http://{name}/", "validation": VALIDATION[action]} for name in (NAME, f"not.{NAME}")]
+    endpoints = [acme.post("/v1/endpoints", document).json["id"] for document in documents]
+    inside, nowhere = [told(acme.post(f"/v1/endpoints/{endpoint}/{action}", {})) for endpoint in endpoints]
+    assert inside == nowhere

@@ -34,7 +34,7 @@ def told(*answers, each_s=1.0):
         ([retry.REDIRECT] * 100, False),
         ([errors.LocalFailure.error_class] * 100, False),  # it was not asked
         ([retry.CONFIGURATION] * 100, False),
-        ([errors.AddressBlocked.error_class] * 100, False),
+        ([errors.AddressBlocked.error_class] * 5, True),  # as a name that there is not: the difference is not told
         ([DOWN] * 4 + [errors.LocalFailure.error_class, DOWN], True),  # nor does that interrupt a row
     ],
 )

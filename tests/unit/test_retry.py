@@ -54,7 +54,7 @@ OUTCOMES = [
     (600,                            "response_invalid", False, False),
     (999,                            "response_invalid", False, False),
     (errors.LocalFailure,            "local",            True,  True),
-    (errors.AddressBlocked,          "address_blocked",  False, False),
+    (errors.AddressBlocked,          "address_blocked",  True,  True),
     (errors.TokenRefused,            "token_refused",    False, False),
     (errors.DnsFailed,               "dns",              True,  True),
     (errors.ConnectFailed,           "connect",          True,  True),
@@ -241,12 +241,12 @@ AGAIN = [
     ("connect",                        5,        36_000,      6),
     ("connection_lost",                6,        36_000,      7),
     ("dns",                            7,        None,        None),
+    ("address_blocked",                0,        5,           1),  # as `dns`: customers do not see the difference
     # What people have to mend begins with the second wait, and goes on as the others.
     ("refused",                        0,        300,         2),
     ("redirect",                       0,        300,         2),
     ("configuration",                  0,        300,         2),
     ("tls",                            0,        300,         2),
-    ("address_blocked",                0,        300,         2),
     ("refused",                        1,        300,         2),
     ("refused",                        6,        36_000,      7),
     ("refused",                        7,        None,        None),

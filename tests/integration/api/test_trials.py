@@ -143,4 +143,4 @@ def test_a_name_that_leads_inside_is_stopped_at_the_connection_in_the_same_words
         lead("opened.example.com", "127.0.0.1")
         assert acme.post(f"/v1/endpoints/{made(acme, url=url % 'opened')['id']}/test", {}).json["error_class"] == "timeout"
         assert connections(inside) == 1
-    assert told == {(False, None, "address_blocked", "the address is not allowed", "")}
+    assert told == {(False, None, "dns", "the host name leads to no address that is allowed", "")}
