@@ -188,6 +188,8 @@ def show(console: rich.console.Console, found: Found) -> None:
         table.add_row(str(one.attempt), times.shown(one.started_at_ms), str(one.duration_ms), *map(rich.markup.escape, texts))
     if found.letter.attempts:
         terminal.show(console, table)
+    if found.letter.attempts_omitted:
+        console.print(f"{found.letter.attempts_omitted} earlier attempts are not in the letter; the attempts topic has them")
     console.print(event.data.decode(errors="replace"), markup=False)
 
 

@@ -69,6 +69,9 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     payload_base64: str
     headers: list[Header]
     attempts: list[Story]
+    """The last ones."""
+    attempts_omitted: int = 0
+    """How many there were before them."""
     batch_webhook_id: str | None = None
     replay: str | None = None
     """The replay that had asked for it; None: it was due."""

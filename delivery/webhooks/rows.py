@@ -288,6 +288,7 @@ def _letter(
         "time": event.time,
         "headers": _headers(event.record),
         "payload_base64": base64.b64encode(event.data).decode(),
+        "attempts_omitted": attempts[0].number - 1 if attempts else 0,
         "attempts": [
             _attempt(attempt) | {"response": attempt.response[:KEPT_RESPONSE_BYTES].decode(errors="replace")}
             for attempt in attempts

@@ -83,7 +83,9 @@ def list_(call: Call) -> Attempts:
     )
     before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
     found = attempts.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
-    return Attempts(items=shown(found), next_cursor=None if found.before is None else found.before.text())
+    items = routes.fitting_part(shown(found))
+    before = found.before if len(items) == len(found.attempts) else found.places[len(items) - 1]
+    return Attempts(items=items, next_cursor=None if before is None else before.text())
 
 
 def shown(found: attempts.Found) -> list[Attempt]:

@@ -74,8 +74,8 @@ def list_(call: Call) -> Entries:
         raise errors.RegistrationError("cursor", "is no cursor of this list")
     asked = {"before": min(int(last or NEWEST), NEWEST), "customer": wanted.customer, "limit": wanted.limit + 1}
     rows = call.connection.execute(query("page_of_audit_log"), asked).fetchall()
-    more = len(rows) > wanted.limit
-    items = [_shown(call, row) for row in rows[: wanted.limit]]
+    items = routes.fitting_part([_shown(call, row) for row in rows[: wanted.limit]])
+    more = len(rows) > len(items)
     return Entries(items=items, next_cursor=cursors.encode(str(items[-1].entry_id)) if more else None)
 
 

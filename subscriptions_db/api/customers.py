@@ -58,9 +58,12 @@ def granted(call: Call, customer_ids: list[str]) -> dict[str, Granted]:
 
 def list_(call: Call) -> Customers:
     """Return a page of customers."""
-    found, cursor = rows.page(call, "customer")
-    grants = granted(call, list(found))
-    items = [Customer(id=row_id, may_subscribe_to=grants[row_id], **row) for row_id, row in found.items()]
+
+    def show(found: dict[str, dict[str, Any]]) -> list[Customer]:
+        grants = granted(call, list(found))
+        return [Customer(id=row_id, may_subscribe_to=grants[row_id], **row) for row_id, row in found.items()]
+
+    items, cursor = rows.page(call, "customer", show)
     return Customers(items=items, next_cursor=cursor)
 
 

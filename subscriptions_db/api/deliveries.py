@@ -78,7 +78,7 @@ class Story(Delivery):
     """A delivery and its attempts."""
 
     history: list[Attempt]
-    """The newest first, at most 200."""
+    """The newest first, at most 200, and no more than fit into 1 MiB."""
 
 
 def list_(call: Call) -> Deliveries:
@@ -96,10 +96,9 @@ def list_(call: Call) -> Deliveries:
     )
     before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
     found = deliveries.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
-    return Deliveries(
-        items=[Delivery(**_shown(one)) for one in found.deliveries],
-        next_cursor=None if found.before is None else found.before.text(),
-    )
+    items = routes.fitting_part([Delivery(**_shown(one)) for one in found.deliveries])
+    before = found.before if len(items) == len(found.deliveries) else found.places[len(items) - 1]
+    return Deliveries(items=items, next_cursor=None if before is None else before.text())
 
 
 def get(call: Call) -> Story:
@@ -110,7 +109,7 @@ def get(call: Call) -> Story:
         raise problems.not_found("delivery")
     asked = archived_attempts.Asked(webhook_id=webhook_id)
     history = archived_attempts.search(call.connection, customer_id, asked, limit=routes.MAX_PAGE)
-    return Story(**_shown(found), history=attempts.shown(history))
+    return Story(**_shown(found), history=routes.fitting_part(attempts.shown(history)))
 
 
 def _shown(one: deliveries.Delivery) -> dict[str, Any]:

@@ -24,8 +24,7 @@ class Which(Page):
 
 def list_(call: Call) -> shapes.Endpoints:
     """Return a page of endpoints."""
-    found, cursor = rows.page(call, "endpoint", customer=call.query_as(Which).customer)
-    items = [shapes.endpoint(row_id, row) for row_id, row in found.items()]
+    items, cursor = rows.page(call, "endpoint", rows.each(shapes.endpoint), customer=call.query_as(Which).customer)
     return shapes.Endpoints(items=items, next_cursor=cursor)
 
 

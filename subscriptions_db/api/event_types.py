@@ -58,14 +58,18 @@ class InCatalogue(pydantic.BaseModel):
 
 def list_(call: Call) -> EventTypes:
     """Return a page of the catalogue."""
-    found, cursor = rows.page(call, "event_type")
-    return EventTypes(items=[EventType(id=row_id, **row) for row_id, row in found.items()], next_cursor=cursor)
+    items, cursor = rows.page(call, "event_type", rows.each(_shown))
+    return EventTypes(items=items, next_cursor=cursor)
 
 
 def get(call: Call) -> EventType:
     """Return an event type."""
     row_id = call.path["event_type_id"]
-    return EventType(id=row_id, **rows.found(call, "event_type", row_id))
+    return _shown(row_id, rows.found(call, "event_type", row_id))
+
+
+def _shown(row_id: str, row: dict[str, Any]) -> EventType:
+    return EventType(id=row_id, **row)
 
 
 def put(call: Call) -> EventType:

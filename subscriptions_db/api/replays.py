@@ -124,10 +124,9 @@ def list_(call: Call) -> Replays:
         before=min(int(last or NEWEST), NEWEST),
         limit=wanted.limit + 1,
     )
-    page = found[: wanted.limit]
-    return Replays(
-        items=list(map(_shown, page)), next_cursor=cursors.encode(str(page[-1].number)) if len(found) > len(page) else None
-    )
+    items = routes.fitting_part([_shown(one) for one in found[: wanted.limit]])
+    more = len(found) > len(items)
+    return Replays(items=items, next_cursor=cursors.encode(str(found[len(items) - 1].number)) if more else None)
 
 
 def get(call: Call) -> Replay:

@@ -17,7 +17,7 @@ from delivery.model import Revision, Sendable
 from delivery.webhooks import guard
 from delivery.webhooks.target import Target
 from delivery.webhooks.transport import Response
-from subscriptions_db import connect, keyring, manifest
+from subscriptions_db import connect, fitting, keyring, manifest
 from subscriptions_db.api import cursors
 from subscriptions_db.api.principals import Principal, Scope
 
@@ -48,9 +48,14 @@ class Page(Nothing):
     """Which part of a list."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
-    """At most so many rows."""
+    """At most so many rows, and no more than fit into 1 MiB."""
     cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
     """`next_cursor` of the page before."""
+
+
+def fitting_part(items: list[Model]) -> list[Model]:
+    """Return the first of a page's items that fit into one answer."""
+    return items[: fitting.count(len(item.model_dump_json()) for item in items)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

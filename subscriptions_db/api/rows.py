@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from subscriptions_db import apply, manifest, registry
-from subscriptions_db.api import audit, cursors, problems
-from subscriptions_db.api.routes import Call, Page
+from subscriptions_db.api import audit, cursors, problems, routes
+from subscriptions_db.api.routes import Call, Model, Page
 from subscriptions_db.sql import query
+
+AT_ONCE = 20
+"""Rows that are read at a time, each of up to 200 kB."""
 
 
 def hold(call: Call, kind: registry.Kind, row_id: str) -> bool:
@@ -43,14 +46,32 @@ def require_permitted(endpoint: Mapping[str, Any]) -> None:
         raise problems.Refused(409, "its receiver has not permitted deliveries yet: post to /v1/endpoints/{id}/validate")
 
 
-def page(call: Call, kind: registry.Kind, **only: str | None) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """Return the rows of a page in their order, and the cursor of the next one."""
+def page(
+    call: Call, kind: registry.Kind, show: Callable[[dict[str, dict[str, Any]]], list[Model]], **only: str | None
+) -> tuple[list[Model], str | None]:
+    """Return a page's rows as `show` makes them, in their order, and the cursor of the next page.
+
+    1. The ids of as many rows as are asked for, and of one more.
+    2. Their rows, some at a time, until an answer is full: each may be large.
+    """
     wanted = call.query_as(Page)
     asked = {"after": cursors.decode(wanted.cursor), "limit": wanted.limit + 1} | only
     ids = [row["id"] for row in call.connection.execute(query(f"page_of_{kind}s"), asked)]
-    shown = ids[: wanted.limit]
-    rows = registry.rows_of(call.connection, {kind: shown})[kind]
-    return {row_id: rows[row_id] for row_id in shown}, cursors.encode(shown[-1]) if len(ids) > len(shown) else None
+    shown: list[Model] = []
+    for first in range(0, wanted.limit, AT_ONCE):
+        part = ids[first : min(first + AT_ONCE, wanted.limit)]
+        rows = registry.rows_of(call.connection, {kind: part})[kind]
+        shown += show({row_id: rows[row_id] for row_id in part})
+        fitting = routes.fitting_part(shown)
+        if len(fitting) < len(shown):
+            shown = fitting
+            break
+    return shown, cursors.encode(ids[len(shown) - 1]) if len(ids) > len(shown) else None
+
+
+def each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, dict[str, Any]]], list[Model]]:
+    """Return what shows rows of which each is shown by itself."""
+    return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 
 def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "") -> apply.Result:

@@ -28,8 +28,8 @@ class Which(Page):
 def list_(call: Call) -> shapes.Subscriptions:
     """Return a page of subscriptions."""
     wanted = call.query_as(Which)
-    found, cursor = rows.page(call, "subscription", endpoint=wanted.endpoint, customer=wanted.customer)
-    items = [shapes.subscription(row_id, row) for row_id, row in found.items()]
+    only = {"endpoint": wanted.endpoint, "customer": wanted.customer}
+    items, cursor = rows.page(call, "subscription", rows.each(shapes.subscription), **only)
     return shapes.Subscriptions(items=items, next_cursor=cursor)
 
 

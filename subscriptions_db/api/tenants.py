@@ -37,8 +37,8 @@ def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
 
 def list_(call: Call) -> Tenants:
     """Return a page of tenants."""
-    found, cursor = rows.page(call, "tenant")
-    return Tenants(items=[_tenant(row_id, row) for row_id, row in found.items()], next_cursor=cursor)
+    items, cursor = rows.page(call, "tenant", rows.each(_tenant))
+    return Tenants(items=items, next_cursor=cursor)
 
 
 def get(call: Call) -> Tenant:

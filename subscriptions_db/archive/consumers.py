@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from delivery import errors
-from subscriptions_db import connect
+from subscriptions_db import connect, fitting
 from subscriptions_db.archive import letters
 from subscriptions_db.archive.cursor import Receipt
 from subscriptions_db.archive.letters import Archived
@@ -95,7 +95,9 @@ def delete(connection: connect.Connection, customer_id: str, name: str) -> bool:
 def lease(
     connection: connect.Connection, customer_id: str, name: str, *, limit: int, lease_s: float, now: dt.datetime
 ) -> Polled:
-    """Give at most `limit` letters to a poller: first those whose lease is over, then those that nobody had.
+    """Give letters to a poller, at most `limit` and as many as fit into an answer.
+
+    First those whose lease is over, then those that nobody had.
 
     What is discarded, redriven or dropped meanwhile is given no more.
     """
@@ -103,17 +105,21 @@ def lease(
     until, token = lease_end(now, lease_s), uuid.uuid4()
     with connect.translating(), connect.together(connection):
         consumer = _locked(connection, of)
-        taken = {"token": token, "until": until, "now": now, "limit": limit}
-        [held] = connection.execute(query("lease_again"), of | taken).fetchall()
+        taken = {"token": token, "until": until, "now": now}
+        ended = [row["position"] for row in connection.execute(query("leases_that_are_over"), of | taken | {"limit": limit})]
+        sizes = letters.sizes(connection, customer_id, ended)
+        fits = fitting.count(sizes)
+        [held] = connection.execute(query("lease_again"), of | taken | {"positions": ended[:fits]}).fetchall()
         times = dict(zip(held["positions"], held["times"], strict=True))
         again = letters.waiting(connection, customer_id, held["positions"])
         if gone := list(times.keys() - {letter.position for letter in again}):
             connection.execute(query("forget_leases"), of | {"positions": gone})
         unacknowledged = held["unacknowledged"] - len(gone)
-        new, has_more = _new(connection, of, consumer, room(limit, len(again), unacknowledged), taken)
+        left = room(limit, len(again), unacknowledged) if fits == len(ended) else 0
+        new, has_more = _new(connection, of, consumer, left, taken, held=sum(sizes))
     given = sorted([*again, *new], key=lambda letter: letter.position)
     leased = [Leased(letter, Receipt(letter.position, token), times.get(letter.position, 1), until) for letter in given]
-    return Polled(leased, has_more or len(times) == limit)
+    return Polled(leased, has_more or fits < len(ended) or len(times) == limit)
 
 
 def acknowledge(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[Receipt]) -> list[int]:
@@ -160,13 +166,19 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 
 
 def _new(
-    connection: connect.Connection, of: dict[str, Any], consumer: dict[str, Any], limit: int, taken: dict[str, Any]
+    connection: connect.Connection,
+    of: dict[str, Any],
+    consumer: dict[str, Any],
+    limit: int,
+    taken: dict[str, Any],
+    *,
+    held: int,
 ) -> tuple[list[Archived], bool]:
     """Lease letters that nobody had, and pass over what is not asked for."""
     if not limit:
         return [], False
     after, selection = consumer["read_until"], _selection(consumer)
-    found = letters.find(connection, of["customer_id"], selection, after=after, limit=limit)
+    found = letters.find_fitting(connection, of["customer_id"], selection, after=after, limit=limit, held=held)
     if found.until != after:
         connection.execute(query("lease"), of | taken | {"positions": found.positions, "read_until": found.until})
     return letters.waiting(connection, of["customer_id"], found.positions), found.has_more

@@ -80,6 +80,8 @@ class Found(NamedTuple):
     deliveries: Sequence[Delivery]
     before: Moment | None
     """The cursor for older ones; None when there are none."""
+    places: Sequence[Moment] = ()
+    """Of each delivery its own."""
 
 
 def search(
@@ -93,7 +95,7 @@ def search(
         found = connection.execute(query("deliveries_before"), wanted, prepare=False).fetchall()
         places = [Moment(row["began_at"], row.pop("position")) for row in found]
         older = places[-1] if len(found) == limit else attempts.last_looked_at(connection, wanted)
-    return Found(list(map(_delivery, found)), older)
+    return Found(list(map(_delivery, found)), older, tuple(places))
 
 
 def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> Delivery | None:

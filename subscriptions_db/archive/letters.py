@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from subscriptions_db import connect
+from subscriptions_db import connect, fitting
 from subscriptions_db.archive import cursor, rows
 from subscriptions_db.archive.selection import Selection
 from subscriptions_db.sql import query
@@ -77,8 +77,11 @@ class Page(NamedTuple):
 
 
 def browse(connection: connect.Connection, customer_id: str, selection: Selection, *, after: int, limit: int) -> Page:
-    """Return the letters behind a position that wait and are asked for. A page may be empty and have more behind it."""
-    found = find(connection, customer_id, selection, after=after, limit=limit)
+    """Return the letters behind a position that wait and are asked for, as many as fit into an answer.
+
+    A page may be empty and have more behind it.
+    """
+    found = find_fitting(connection, customer_id, selection, after=after, limit=limit)
     return Page(waiting(connection, customer_id, found.positions), found.until, found.has_more)
 
 
@@ -138,6 +141,27 @@ def find(connection: connect.Connection, customer_id: str, selection: Selection,
     with connect.translating():
         row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
     return page(row or {}, after=after)
+
+
+def find_fitting(
+    connection: connect.Connection, customer_id: str, selection: Selection, *, after: int, limit: int, held: int = 0
+) -> Found:
+    """As `find`, but no more letters than fit into an answer that holds `held` bytes already."""
+    found = find(connection, customer_id, selection, after=after, limit=limit)
+    positions = found.positions[: fitting.count(sizes(connection, customer_id, found.positions), held=held)]
+    if len(positions) == len(found.positions):
+        return found
+    return Found(positions, positions[-1] if positions else after, has_more=True)
+
+
+def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
+    """Return how many bytes each of these letters takes in an answer, in the order of the positions; 0 for one that is gone."""
+    if not positions:
+        return []
+    with connect.translating():
+        found = connection.execute(query("dead_letter_sizes"), _at(customer_id, positions)).fetchall()
+    known = {row["position"]: int(row["size"]) for row in found}
+    return [known.get(position, 0) for position in positions]
 
 
 def page(row: dict[str, Any], *, after: int) -> Found:

@@ -97,6 +97,11 @@ select position, archived_at, state, state_since, customer_id, payload, letter f
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = 'waiting'
 order by position;
 
+-- name: dead_letter_sizes
+-- In an answer, where the payload is in base64. Neither is read for that: a value knows its length.
+select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size from dead_letters
+where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
+
 -- name: mark_dead_letters
 update dead_letters set state = %(state)s, state_since = %(now)s
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = any (%(from_states)s)
@@ -174,15 +179,16 @@ delete from dead_letter_consumers where customer_id = %(customer_id)s and name =
 select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
+-- name: leases_that_are_over
+select position from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
+order by until limit %(limit)s;
+
 -- name: lease_again
 -- And how many the consumer has in all, these among them.
 with again as (
     update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
-    where customer_id = %(customer_id)s and consumer = %(name)s and position in (
-        select position from dead_letter_leases
-        where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
-        order by until limit %(limit)s
-    )
+    where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
     returning position, times
 )
 select

@@ -88,13 +88,23 @@ def test_a_dead_letter_tells_the_whole_story_and_no_secret():
     assert "secret-path" not in str(entry)
 
 
+def test_a_dead_letter_says_how_many_attempts_are_not_in_it():
+    """The retry lane keeps the last ten; a letter that had eleven did not say that there were more."""
+    kept, last = tuple(attempt(number, "timeout") for number in range(5, 15)), (attempt(15, "timeout"),)
+    outcome = Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, last, "timeout", earlier=kept)
+    *_, (_, _, letter) = written(outcomes=[outcome])
+    assert (letter["attempts_omitted"], len(letter["attempts"])) == (4, 11)
+    *_, (_, _, whole) = written(outcomes=[outcome._replace(earlier=(), attempts=(attempt(1, "timeout"),))])
+    assert whole["attempts_omitted"] == 0
+
+
 def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
     outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
     (logged_in, _, row), (topic, _, letter) = written(outcomes=[outcome])
     assert (logged_in, [(entry["kind"], entry["reason"]) for entry in row["entries"]]) == (
         "attempts", [("dead_lettered", "lane_deadline")],
     )  # fmt: skip
-    assert (topic, letter["reason"], letter["attempts"]) == ("dead", "lane_deadline", [])
+    assert (topic, letter["reason"], letter["attempts"], letter["attempts_omitted"]) == ("dead", "lane_deadline", [], 0)
 
 
 def test_a_rejected_record_keeps_its_bytes_for_the_operator():

@@ -8,12 +8,22 @@ import time
 
 import pytest
 
+from subscriptions_db import fitting
 from subscriptions_db.api import app
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
 
 NEW = {"url": "https://hooks.acme.example.com/"}
+LARGE_ROWS = """
+insert into event_types (event_type, description, examples)
+select 'large.' || n, '', json_build_array(repeat('x', 60000)) from generate_series(1, 50) n;
+insert into customers (customer_id) select 'large' || n from generate_series(1, 50) n;
+insert into customer_tenants (customer_id, tenant_id)
+select 'large' || n, 't' || t || repeat('x', 50) from generate_series(1, 50) n, generate_series(1, 1000) t;
+insert into audit_log (key_id, action, entity, entity_id, after)
+select 'somebody', 'create', 'thing', 'large' || n, jsonb_build_object('x', repeat('x', 60000)) from generate_series(1, 50) n;
+"""
 END_IDLE = """
 select pg_terminate_backend(pid, 10000) as has_ended from pg_stat_activity
 where datname = current_database() and application_name = 'fanout api'
@@ -31,6 +41,25 @@ def test_what_a_query_says_twice_is_refused_and_not_guessed(served):
     answer = client.get("/v1/dead-letters?customer=acme&limit=1&customer=other")
     assert (answer.status, answer.fields) == (422, ["customer"])
     assert client.get("/v1/dead-letters?customer=acme&limit=1").status == 200
+
+
+@pytest.fixture(scope="module")
+def large_rows(served):
+    with served.registry() as opened:
+        opened.execute(LARGE_ROWS)
+    return 50
+
+
+@pytest.mark.parametrize("path", ["/v1/event-types", "/v1/customers", "/v1/audit-log"])
+def test_a_list_of_large_rows_is_bounded_in_bytes_and_goes_on_where_it_ended(served, large_rows, path):
+    client, found, cursor = served.client(served.keys["operator"]), [], ""
+    while cursor is not None:
+        page = client.get(f"{path}?limit=200&cursor={cursor}")
+        assert len(page.text) < 1.1 * fitting.MAX_BYTES
+        found += [item.get("id") or item["entity_id"] for item in page.json["items"]]
+        cursor = page.json["next_cursor"]
+    assert sum(one.startswith("large") for one in found) == large_rows
+    assert len(set(found)) == len(found)
 
 
 def cut_off_after_s(served, first, drip=b""):

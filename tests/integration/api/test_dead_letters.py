@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from subscriptions_db import fitting
 from tests import archive
 from tests.integration.api import world
 from tests.integration.api.world import ids, in_background, lease, write
@@ -63,6 +64,45 @@ def test_a_cursor_passes_no_letter_and_shows_none_twice(served, poller):
     assert ids(poller.get(path + cursor)) == []
     write(served, 1)
     assert len(ids(poller.get(path + cursor))) == 1
+
+
+LARGE = b"x" * 300_000
+
+
+def test_a_page_of_large_letters_ends_where_an_answer_is_full_and_the_next_goes_on(served, poller):
+    """A page of 40 letters was 37.9 MB."""
+    write(served, 7, data=LARGE)
+    found, cursor = [], ""
+    while True:
+        page = poller.get(f"/v1/dead-letters?limit=100{cursor}")
+        assert len(page.text) < 1.1 * fitting.MAX_BYTES
+        found += ids(page)
+        if not page.json["has_more"]:
+            break
+        cursor = f"&cursor={page.json['next_cursor']}"
+    assert len(set(found)) == len(found) == 7
+
+
+def test_a_poll_gives_as_many_large_letters_as_fit_and_the_others_are_free_for_the_next(served, poller):
+    write(served, 5, data=LARGE)
+    first, second = lease(poller, lease_s=0), lease(poller, limit=2)
+    assert [len(ids(first)), len(ids(second))] == [2, 2]
+    assert (first.json["has_more"], ids(first)) == (True, ids(second))
+    rest = [lease(poller), lease(poller)]
+    assert [len(ids(one)) for one in rest] == [2, 1]
+    assert len({letter for one in (second, *rest) for letter in ids(one)}) == 5
+
+
+def test_letters_whose_lease_is_over_come_as_many_at_a_time_as_fit(served, poller):
+    write(served, 3)
+    write(served, 1, data=LARGE * 5)
+    first, alone = lease(poller, lease_s=0), lease(poller, lease_s=0)
+    assert ids(alone) == ids(first)  # what was given before comes first, and the large one does not fit beside it
+    assert (len(ids(first)), first.json["has_more"]) == (3, True)
+    receipts = [item["receipt"] for item in alone.json["items"]]
+    assert len(poller.post(f"{CONSUMER}/ack", {"receipts": receipts}).json["letters"]) == 3
+    large = lease(poller)
+    assert (len(ids(large)), large.json["items"][0]["times"]) == (1, 1)
 
 
 def test_a_payload_comes_back_byte_for_byte(served, poller):
