@@ -74,12 +74,13 @@ def apply(
     file: Annotated[Path, typer.Argument(help="YAML document; see docs/registering.md.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     prune: Annotated[bool, typer.Option(help="Delete what the file's customers have and the file does not name.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse what is only warned of, and change nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Register tenants, endpoints and subscriptions from FILE. Safe to repeat: only differences change."""
     from fanout import registering  # noqa: PLC0415
 
-    result = registering.apply_file(_settings(context), file, dry_run=dry_run, prune=prune)
+    result = registering.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
     if as_json:
         _print_json(registering.as_document(result))
     else:

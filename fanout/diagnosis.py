@@ -20,10 +20,13 @@ from confluent_kafka.admin import AdminClient
 
 from delivery import errors, kafka_options, plan, settings, topic_pattern
 from delivery.stages import local_address, topics
+from fanout import registering
 from fanout.local import jars, java
-from subscriptions_db import connect, keyring, migrate, snapshot
+from subscriptions_db import connect, keyring, lint, migrate, snapshot
 
 JOB_TIMEOUT_S = 5
+SHOWN = 20
+"""Doubtful subscriptions that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ def examine(config: settings.Settings) -> list[Finding]:
         "postgres": _postgres,
         "keys": lambda config: f"sealing with {keyring.KeyRing.from_settings(config.keys).active}",
         "registry": _registry,
+        "subscriptions": _subscriptions,
         "checkpoint": _checkpoint,
         "guard": _guard,
         "job": _job,
@@ -132,6 +136,17 @@ def _registry(config: settings.Settings) -> str:
         row, fault = next(iter(faults.items()))
         raise errors.RegistrationError(row, f"{fault} ({len(faults)} rows cannot be used)")
     return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
+
+
+def _subscriptions(config: settings.Settings) -> str:
+    """What `fanout apply` and the API warn of, and what SQL has written without a warning."""
+    with connect.connect(config.database) as connection, connect.translating():
+        found = lint.subscriptions(connection, None, registering.known_types(config))
+    if found:
+        more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        said = "; ".join([*map(str, found[:SHOWN]), *more])
+        raise errors.RegistrationError("", f"{len(found)} may take no event: {said}")
+    return "each can take events"
 
 
 def _checkpoint(config: settings.Settings) -> str:

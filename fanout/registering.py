@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rich.console
 
-from delivery import errors, plan, settings
+from delivery import errors, plan, settings, topic_pattern
 from delivery.model import SignatureScheme
+from delivery.stages import topics
 from delivery.webhooks import guard, transport, validation
 from fanout import times
 from subscriptions_db import (
@@ -31,6 +33,8 @@ from subscriptions_db import (
     yaml_document,
 )
 
+KAFKA_TIMEOUT_S = 3
+"""Registering needs no Kafka: without it only the catalogue tells which event types there are."""
 KINDS = {
     "tenants": "tenant",
     "customers": "customer",
@@ -40,8 +44,8 @@ KINDS = {
 }
 
 
-def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool) -> apply.Result:
-    """Bring the registry to what `file` says."""
+def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
+    """Bring the registry to what `file` says; warnings name its lines."""
     try:
         text = file.read_bytes()
     except OSError as exc:
@@ -49,7 +53,24 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
     document = yaml_document.read(text, str(file))
     with document.naming_lines(str(file)):
         wanted = manifest.check(document.value, plan.guard_of(config.delivery))
-        return apply_manifest(config, wanted, dry_run=dry_run, prune=prune)
+        ring = keyring.KeyRing.from_settings(config.keys)
+        known = known_types(config) if wanted.subscriptions else ()
+        with connect.connect(config.database) as connection:
+            migrate.require_current(connection)
+            result = apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune, known_types=known, strict=strict)
+    warnings = tuple(one.at(str(file), document.line_of(one.path)) for one in result.warnings)
+    return replace(result, warnings=warnings)
+
+
+def known_types(config: settings.Settings) -> frozenset[str]:
+    """Return the event types that have a topic of their name; none when Kafka does not answer at once."""
+    try:
+        names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
+    except errors.KafkaUnavailable:
+        return frozenset()
+    prefix = config.source.topic_prefix
+    taken = (name for name in names if topic_pattern.matches(config.source.topic_pattern, name))
+    return frozenset(name.removeprefix(prefix) for name in taken)
 
 
 def apply_manifest(
@@ -82,6 +103,10 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
         )
     for endpoint_id, reason in result.still_disabled.items():
         console.print(f"{endpoint_id} stays disabled ({reason}): say status: active, or fanout endpoints enable", markup=False)
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    if result.warnings:
+        console.print("Warnings refuse nothing; with --strict they do.")
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
@@ -100,6 +125,7 @@ def as_document(result: apply.Result) -> dict[str, Any]:
         "new_secrets": result.new_secrets,
         "still_disabled": result.still_disabled,
         "awaiting_permission": result.awaiting_permission,
+        "warnings": [{"path": one.path, "line": one.line, "problem": one.problem} for one in result.warnings],
     }
 
 

@@ -18,7 +18,7 @@ from psycopg.types.json import Json, Jsonb
 
 from delivery import errors
 from delivery.webhooks import signing
-from subscriptions_db import auditing, columns, connect, differences, endpoint_secrets, keyring, manifest, registry
+from subscriptions_db import auditing, columns, connect, differences, endpoint_secrets, keyring, lint, manifest, registry
 from subscriptions_db.endpoint_secrets import Opened
 from subscriptions_db.sql import query
 
@@ -39,6 +39,8 @@ class Result:
     """Endpoint id → why it was disabled, of those that stay so because the manifest does not say their status."""
     awaiting_permission: tuple[str, ...] = ()
     """The endpoints of the manifest to which nothing is sent before their receivers permit it."""
+    warnings: tuple[errors.RegistrationError, ...] = ()
+    """What is doubtful in the manifest's subscriptions (subscriptions_db/lint.py)."""
 
     def __repr__(self) -> str:
         return f"Result({len(self.changes)} changes)"
@@ -51,30 +53,42 @@ def apply(
     *,
     dry_run: bool = False,
     prune: bool = False,
+    known_types: Collection[str] = (),
+    strict: bool = False,
 ) -> Result:
     """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it.
 
+    `known_types` are event types that exist beside those of the catalogue. `strict` refuses what is only doubtful, too.
     Rows that plain SQL changes at the same time raise RegistryUnavailable, with nothing written: do it again.
     """
     with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
         current = registry.rows_of(connection)
-        result = _bring(connection, wanted, ring, current, prune=prune)
+        result = _bring(connection, wanted, ring, current, prune=prune, known_types=known_types, strict=strict)
         _note(connection, result.changes, wanted, current)
     return replace(result, new_secrets={}) if dry_run else result
 
 
-def apply_rows(connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing) -> Result:
+def apply_rows(
+    connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, *, strict: bool = False
+) -> Result:
     """Bring the rows that the manifest names to it, in the caller's transaction, which keeps others from changing them.
 
     Reads nothing else, so that it takes as long in a large registry as in a small one.
     """
     with connect.translating():
-        return _bring(connection, wanted, ring, registry.rows_of(connection, _named(wanted)), prune=False)
+        return _bring(connection, wanted, ring, registry.rows_of(connection, _named(wanted)), strict=strict)
 
 
 def _bring(
-    connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, current: registry.Rows, *, prune: bool
+    connection: connect.Connection,
+    wanted: manifest.Manifest,
+    ring: keyring.KeyRing,
+    current: registry.Rows,
+    *,
+    prune: bool = False,
+    known_types: Collection[str] = (),
+    strict: bool = False,
 ) -> Result:
     secrets = _Secrets(connection, ring, [row.id for row in wanted.endpoints])
     still_disabled = _still_disabled(wanted, current)
@@ -83,11 +97,16 @@ def _bring(
     differences.require_possible(changes, wanted, current)
     _require_new(connection, wanted, current)
     _write(connection, changes, wanted, secrets)
+    paths = {row.id: f"subscriptions[{number}]" for number, row in enumerate(wanted.subscriptions)}
+    warnings = lint.subscriptions(connection, paths, known_types)
+    if strict and warnings:
+        raise errors.ManifestRefused(warnings)
     return Result(
         changes=changes,
         new_secrets=secrets.made,
         still_disabled=still_disabled,
         awaiting_permission=_awaiting_permission(connection, wanted),
+        warnings=tuple(warnings),
     )
 
 

@@ -159,6 +159,29 @@ where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 select event_type as id, description, json_schema::text, examples::text, deprecated, changed_at from event_types
 where %(ids)s::text[] is null or event_type = any (%(ids)s);
 
+-- name: catalogue
+select event_type from event_types;
+
+-- name: lint_subscriptions
+select s.subscription_id as id, s.event_type, f.pattern as filter
+from subscriptions s left join filters f using (subscription_id)
+where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s)
+order by s.subscription_id;
+
+-- name: reads_tenants
+select has_table_privilege('tenants', 'select') and has_table_privilege('sub_tenants', 'select') as reads_tenants;
+
+-- name: lint_scopes
+-- The scopes that name what is not registered. The platform's own events have customers for sub-tenants.
+select c.subscription_id as id, c.effect, c.tenant_id, c.sub_tenant_id, t.tenant_id is not null as has_tenant
+from scopes c
+left join tenants t using (tenant_id)
+left join sub_tenants d on d.tenant_id = c.tenant_id and d.sub_tenant_id = c.sub_tenant_id
+where (%(ids)s::text[] is null or c.subscription_id = any (%(ids)s)) and c.tenant_id <> 'fanout'
+    and (t.tenant_id is null or c.sub_tenant_id is not null and d.sub_tenant_id is null)
+order by c.subscription_id, c.effect, c.tenant_id, c.sub_tenant_id
+limit 10000;
+
 -- name: put_tenant
 insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)
 on conflict (tenant_id) do update set name = excluded.name, status = excluded.status;

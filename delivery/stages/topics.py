@@ -48,6 +48,14 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
         raise _unavailable(kafka, exc) from exc
 
 
+def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+    """Return the names of all topics; raise KafkaUnavailable when the broker does not answer in time."""
+    try:
+        return frozenset(AdminClient(kafka_options.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
+    except KafkaException as exc:
+        raise _unavailable(kafka, exc) from exc
+
+
 def require_room(kafka: settings.Kafka, name: str) -> None:
     """Raise SettingsError when the retries topic `name` is there and takes no records as large as a postponed batch.
 

@@ -74,9 +74,11 @@ def each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, di
     return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 
-def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "") -> apply.Result:
-    """Bring the rows that a manifest names to it, checked by its rules, and note each change."""
-    result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring)
+def put(
+    call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "", strict: bool = False
+) -> apply.Result:
+    """Bring the rows that a manifest names to it, checked by its rules, and note each change. `strict`: see lint."""
+    result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
         audit.write(call, action or change.action, change.kind, change.id, customer_id=customer_id, **change.told())
     return result

@@ -157,6 +157,21 @@ class Subscription(pydantic.BaseModel):
     status: str
 
 
+class Doubt(pydantic.BaseModel):
+    """What is allowed, and probably not what was meant."""
+
+    path: str
+    """The field of the subscription."""
+    problem: str
+
+
+class Registered(Subscription):
+    """A subscription that was made or changed."""
+
+    warnings: list[Doubt]
+    """Why it may take no event. `?strict=true` refuses it instead."""
+
+
 class Subscriptions(pydantic.BaseModel):
     """A page of subscriptions."""
 

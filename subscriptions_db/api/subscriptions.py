@@ -10,7 +10,7 @@ from typing import Any
 
 from delivery.model import PLATFORM
 from subscriptions_db.api import audit, customers, problems, routes, rows, shapes
-from subscriptions_db.api.routes import Call, Page, Route
+from subscriptions_db.api.routes import Call, Nothing, Page, Route
 from subscriptions_db.sql import query
 
 MAX_SCOPES = 10_000
@@ -23,6 +23,13 @@ class Which(Page):
     """Only those to this endpoint."""
     customer: str | None = None
     """Only of this customer."""
+
+
+class Strictly(Nothing):
+    """How doubtful registrations are taken."""
+
+    strict: bool = False
+    """Refuse what would be answered with `warnings`."""
 
 
 def list_(call: Call) -> shapes.Subscriptions:
@@ -38,25 +45,31 @@ def get(call: Call) -> shapes.Subscription:
     return shapes.subscription(_id(call), rows.found(call, "subscription", _id(call)))
 
 
-def create(call: Call) -> shapes.Subscription:
+def create(call: Call) -> shapes.Registered:
     """Make a subscription to an endpoint."""
     rows.require_room(call, "subscription", call.bounds.max_subscriptions_per_customer)
     document = dict(call.document)
     subscription_id = rows.id_for(call, "subscription", document.pop("id", None), prefix="sub")
     _require_bounded(document)
     _require_granted(call, document)
-    rows.put(call, {"subscriptions": [{"id": subscription_id} | document]}, customer_id=_owner(call, document["endpoint"]))
-    return shapes.subscription(subscription_id, rows.found(call, "subscription", subscription_id))
+    return _put(call, {"id": subscription_id} | document, _owner(call, document["endpoint"]))
 
 
-def update(call: Call) -> shapes.Subscription:
+def update(call: Call) -> shapes.Registered:
     """Change what is given, and keep the rest."""
     before = rows.held(call, "subscription", _id(call))
     document = {"id": _id(call)} | shapes.subscription_document(before) | call.document
     _require_bounded(document)
     _require_granted(call, document)
-    rows.put(call, {"subscriptions": [document]}, customer_id=_owner(call, before["endpoint"]))
-    return get(call)
+    return _put(call, document, _owner(call, before["endpoint"]))
+
+
+def _put(call: Call, document: dict[str, Any], customer_id: str | None) -> shapes.Registered:
+    strict = call.query_as(Strictly).strict
+    result = rows.put(call, {"subscriptions": [document]}, customer_id=customer_id, strict=strict)
+    shown = shapes.subscription(document["id"], rows.found(call, "subscription", document["id"]))
+    doubts = [shapes.Doubt(path=one.path.partition(".")[2], problem=one.problem) for one in result.warnings]
+    return shapes.Registered(**shown.model_dump(), warnings=doubts)
 
 
 def delete(call: Call) -> None:
@@ -129,8 +142,8 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",
-        scopes=routes.ADMINS, handler=create, body=shapes.NewSubscription, answer=shapes.Subscription, status=201,
-        is_change=True,
+        scopes=routes.ADMINS, handler=create, query=Strictly, body=shapes.NewSubscription, answer=shapes.Registered,
+        status=201, is_change=True,
     ),
     Route(
         method="GET", path=_ONE, name="getSubscription", summary="A subscription.",
@@ -138,7 +151,8 @@ ROUTES = (
     ),
     Route(
         method="PATCH", path=_ONE, name="updateSubscription", summary="Change what is given, and keep the rest.",
-        scopes=routes.ADMINS, handler=update, body=shapes.SubscriptionChanges, answer=shapes.Subscription, is_change=True,
+        scopes=routes.ADMINS, handler=update, query=Strictly, body=shapes.SubscriptionChanges, answer=shapes.Registered,
+        is_change=True,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteSubscription", summary="Delete a subscription.",

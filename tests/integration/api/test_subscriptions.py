@@ -13,7 +13,9 @@ def made(acme):
     wanted = NEW | {"sub_tenants": {"t2": [100]}, "filter": {"data": {"amount": [{"numeric": [">", 5]}]}}}
     answer = acme.post("/v1/subscriptions", wanted)
     assert answer.status == 201
-    return answer.json
+    shown = answer.json
+    assert [one["path"] for one in shown.pop("warnings")] == ["event_type"]  # the catalogue has no invoice
+    return shown
 
 
 def test_a_subscription_is_shown_as_it_was_made(acme, made):
@@ -28,7 +30,7 @@ def test_a_subscription_is_shown_as_it_was_made(acme, made):
 
 def test_a_change_keeps_what_it_does_not_name(acme, made):
     path = f"/v1/subscriptions/{made['id']}"
-    assert acme.patch(path, {"event_type": "order.*"}).json == made | {"event_type": "order.*"}
+    assert acme.patch(path, {"event_type": "*"}).json == made | {"event_type": "*", "warnings": []}
     assert acme.patch(path, {"filter": None}).json["filter"] is None
     assert acme.post(f"{path}/pause").json["status"] == "paused"
     assert acme.post(f"{path}/resume").json["status"] == "active"
@@ -142,3 +144,18 @@ def test_the_id_of_a_customer_that_was_deleted_is_given_to_nobody_who_could_read
 def test_an_id_that_is_none_is_refused_where_it_would_be_made_and_else_not_found(operator, row_id):
     assert operator.put(f"/v1/customers/{row_id}", {}).fields == ["customer_id"]
     assert operator.get(f"/v1/customers/{row_id}").status == 404
+
+
+def test_a_doubtful_subscription_is_answered_with_warnings_and_refused_when_strict(acme, operator):
+    forgotten = NEW | {"event_type": "*", "filter": {"status": ["paid"]}}
+    refused = acme.post("/v1/subscriptions?strict=true", forgotten)
+    assert refused.status == 422
+    assert "data.status" in str(refused.json)
+    made = acme.post("/v1/subscriptions", forgotten)
+    assert made.status == 201
+    assert [one["path"] for one in made.json["warnings"]] == ["filter.status"]
+    path = f"/v1/subscriptions/{made.json['id']}"
+    assert acme.patch(f"{path}?strict=true", {"tenants": ["t1"]}).status == 422
+    assert acme.patch(f"{path}?strict=true", {"filter": {"data": {"status": ["paid"]}}}).status == 200
+    warned = operator.patch(path, {"tenants": ["nobody"]}).json["warnings"]
+    assert warned == [{"path": "tenants", "problem": "tenant nobody is not registered"}]

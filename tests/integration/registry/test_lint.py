@@ -1,0 +1,72 @@
+"""What will match nothing is warned of when it is registered, refused when asked to, and found later when SQL wrote it."""
+
+import pytest
+
+from delivery import errors
+from subscriptions_db import lint, registry
+from tests.integration.registry.documents import DOCUMENT, applied
+
+pytestmark = pytest.mark.integration
+
+DOUBTFUL = {
+    "id": "s9",
+    "endpoint": "ep1",
+    "event_type": "order.creatd",
+    "tenants": ["1", "nobody"],
+    "sub_tenants": {"2": ["no-such-department"]},
+    "except_tenants": ["gone"],
+    "filter": {"status": ["paid"]},
+}
+PROBLEMS = [
+    ("event_type", "did you mean order.created?"),
+    ("filter.status", "did you mean data.status?"),
+    ("except_tenants", "tenant gone is not registered"),
+    ("sub_tenants.2", "sub-tenant no-such-department of tenant 2 is not registered"),
+    ("tenants", "tenant nobody is not registered"),
+]
+WITH_DOUBTS = DOCUMENT | {"subscriptions": [*DOCUMENT["subscriptions"], DOUBTFUL], "event_types": [{"id": "order.created"}]}
+
+
+def assert_named(found, prefix):
+    of_it = [one for one in found if one.path.startswith(prefix)]
+    assert [one.path for one in of_it] == [f"{prefix}.{path}" for path, _ in PROBLEMS]
+    for one, (_, problem) in zip(of_it, PROBLEMS, strict=True):
+        assert problem in one.problem
+
+
+def test_doubtful_subscriptions_are_registered_with_a_warning_each_time(connection, ring):
+    number = len(DOCUMENT["subscriptions"])
+    for _ in range(2):
+        assert_named(applied(connection, ring, WITH_DOUBTS).warnings, f"subscriptions[{number}]")
+    assert "s9" in registry.document(connection)["subscription"]
+
+
+def test_strict_refuses_them_and_writes_nothing(connection, ring):
+    with pytest.raises(errors.ManifestRefused) as refused:
+        applied(connection, ring, WITH_DOUBTS, strict=True)
+    assert_named(refused.value.found, f"subscriptions[{len(DOCUMENT['subscriptions'])}]")
+    assert registry.document(connection)["subscription"] == {}
+
+
+def test_a_tenant_that_the_same_document_registers_is_not_doubtful(connection, ring):
+    cured = DOUBTFUL | {"event_type": "order.*", "tenants": ["new"], "sub_tenants": {}, "except_tenants": [], "filter": None}
+    document = DOCUMENT | {"tenants": [*DOCUMENT["tenants"], {"id": "new"}], "subscriptions": [cured]}
+    assert applied(connection, ring, document).warnings == ()
+
+
+def test_topics_count_as_known_types_beside_the_catalogue(connection, ring):
+    document = WITH_DOUBTS | {
+        "subscriptions": [{"id": "s", "endpoint": "ep1", "event_type": "invoice.sent", "everything": True}]
+    }
+    assert len(applied(connection, ring, document).warnings) == 1
+    assert applied(connection, ring, document, known_types={"invoice.sent"}).warnings == ()
+
+
+def test_what_sql_wrote_is_found_later_by_the_id_of_its_subscription(connection, ring):
+    applied(connection, ring, DOCUMENT | {"event_types": [{"id": "order.created"}]})
+    connection.execute(
+        "insert into scopes (subscription_id, scope, effect, tenant_id) "
+        "select subscription_id, scope, 'exclude', 'nobody' from subscriptions where subscription_id = 's1'"
+    )
+    found = {(one.path, one.problem) for one in lint.subscriptions(connection, None)}
+    assert ("s1.except_tenants", "tenant nobody is not registered") in found
