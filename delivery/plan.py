@@ -16,7 +16,7 @@ GUARD_IS_OPEN = "the address guard is OPEN for development: %s"
 
 def of(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan of the direct lane."""
-    lane, source, known = config.delivery, config.source, config.snapshot
+    lane, known = config.delivery, config.snapshot
     return worker_plan.Plan(
         topics=rows.Topics(
             attempts=lane.attempts_topic,
@@ -25,17 +25,7 @@ def of(config: settings.Settings) -> worker_plan.Plan:
             retries=lane.retries_topic,
         ),
         guard=guard_of(lane),
-        layout=envelope.Layout(
-            id_path=_path(source.id_field),
-            type_path=_path(source.type_field),
-            tenant_path=_path(source.tenant_field),
-            sub_tenant_path=_path(source.sub_tenant_field),
-            time_path=_path(source.time_field),
-            topic_prefix=source.topic_prefix,
-            max_bytes=source.max_event_bytes,
-            tenant_of_topic=source.tenant_of_topic,
-            operational_topic=config.operations.topic,
-        ),
+        layout=layout_of(config),
         limits=limits.Limits(
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
@@ -54,6 +44,22 @@ def of(config: settings.Settings) -> worker_plan.Plan:
         max_connections=lane.max_connections,
         registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
         tell_accepted_every_s=acceptances.told_every_s(config.retry.disable_after_s),
+    )
+
+
+def layout_of(config: settings.Settings) -> envelope.Layout:
+    """Return where events have what is needed of them."""
+    source = config.source
+    return envelope.Layout(
+        id_path=_path(source.id_field),
+        type_path=_path(source.type_field),
+        tenant_path=_path(source.tenant_field),
+        sub_tenant_path=_path(source.sub_tenant_field),
+        time_path=_path(source.time_field),
+        topic_prefix=source.topic_prefix,
+        max_bytes=source.max_event_bytes,
+        tenant_of_topic=source.tenant_of_topic,
+        operational_topic=config.operations.topic,
     )
 
 

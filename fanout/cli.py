@@ -201,9 +201,14 @@ def publish(
     event_type: Annotated[str, typer.Option("--type", help="Type of generated events.")] = "order.created",
     tenants: Annotated[int, typer.Option(help="Generate events of tenants tenant-1 to tenant-N.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the generated events.")] = 0,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Publish also what the job would reject.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish events from NDJSON or generated ones. Missing topics are created."""
+    """Publish events from NDJSON or generated ones. Missing topics are created.
+
+    Of a file with a line that the job would reject nothing is published; of standard input, the lines before it.
+    """
+    from delivery import plan  # noqa: PLC0415
     from fanout import publishing  # noqa: PLC0415
 
     config = _settings(context)
@@ -211,8 +216,11 @@ def publish(
         rng = random.Random(seed)  # noqa: S311  # test data, not a secret
         messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)
     elif file is not None:
-        lines = sys.stdin.buffer if str(file) == "-" else file.read_bytes().splitlines()
-        messages = publishing.from_lines(lines, config.source, topic)
+        layout = None if unchecked else plan.layout_of(config)
+        if str(file) == "-":
+            messages = publishing.from_lines(sys.stdin.buffer, config.source, topic, layout)
+        else:
+            messages = iter(list(publishing.from_lines(file.read_bytes().splitlines(), config.source, topic, layout)))
     else:
         raise typer.BadParameter("name an NDJSON file, or say --generate N")
     published = publishing.publish_all(config, messages)

@@ -17,7 +17,9 @@ import confluent_kafka
 import orjson
 
 from delivery import errors, kafka_options, settings
+from delivery.model import Record
 from delivery.stages import topics
+from delivery.webhooks import envelope
 
 FLUSH_TIMEOUT_S = 30
 EVENT_PARTITIONS = 4
@@ -98,20 +100,30 @@ class Publisher:
 
 
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
-    """Publish `messages`, creating the topics that are missing; return how many went to each topic."""
+    """Publish `messages`, creating the topics that are missing; return how many went to each topic.
+
+    When making a message fails, those before it are in Kafka.
+    """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
-    for message in messages:
-        if message.topic not in counts:
-            topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
-        publisher.publish(message)
-        counts[message.topic] += 1
-    publisher.flush()
+    try:
+        for message in messages:
+            if message.topic not in counts:
+                topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
+            publisher.publish(message)
+            counts[message.topic] += 1
+    finally:
+        publisher.flush()
     return dict(counts)
 
 
-def from_lines(lines: Iterable[bytes], source: settings.Source, topic: str | None) -> Iterator[Message]:
-    """Yield a message per NDJSON line; raise RegistrationError that names the first line that is no event."""
+def from_lines(
+    lines: Iterable[bytes], source: settings.Source, topic: str | None, layout: envelope.Layout | None
+) -> Iterator[Message]:
+    """Yield a message per NDJSON line; raise RegistrationError that names the first line that is no event.
+
+    With `layout` a line is refused that the job would reject; without one any JSON is taken.
+    """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -122,7 +134,19 @@ def from_lines(lines: Iterable[bytes], source: settings.Source, topic: str | Non
         named = topic or (isinstance(document, dict) and document.get(source.type_field))
         if not named:
             raise errors.RegistrationError(f"line {number}", f"has no {source.type_field!r}; or name a topic with --topic")
-        yield Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
+        message = Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
+        if layout is not None:
+            _require_event(f"line {number}", message, layout)
+        yield message
+
+
+def _require_event(where: str, message: Message, layout: envelope.Layout) -> None:
+    record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
+    try:
+        envelope.parse(record, layout)
+    except errors.EventRejected as exc:
+        said = f"the job would reject it ({exc.reason}: {exc.detail}); --unchecked publishes it all the same"
+        raise errors.RegistrationError(where, said) from None
 
 
 def generated(count: int, *, event_type: str, tenants: int, source: settings.Source, rng: random.Random) -> Iterator[Message]:

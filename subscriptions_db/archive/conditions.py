@@ -76,6 +76,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     disabled_told_at: dt.datetime | None = None
     postponed: int = 0
     postponed_since: dt.datetime | None = None
+    backlog_told_at: dt.datetime | None = None
     letters: int = 0
     """Not told yet."""
     letters_since: dt.datetime | None = None
@@ -144,13 +145,14 @@ def _failed(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition, To
 
 
 def _postponed(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition, Told | None]:
-    """Count what is postponed in windows of `quiet_s`; the one that crosses the bound is told, and no more in its window."""
+    """Count what is postponed in windows of `quiet_s`; tell of a full one, though not so soon after the last that was told."""
     since, before = known.postponed_since, known.postponed
     if since is None or _is_over(since, seen.at, policy):
         since, before = seen.at, 0
     after = msgspec.structs.replace(known, postponed=before + seen.times, postponed_since=since)
-    if not before < policy.backlog_events <= after.postponed:
+    if after.postponed < policy.backlog_events or not _is_over(known.backlog_told_at, seen.at, policy):
         return after, None
+    after = msgspec.structs.replace(after, backlog_told_at=seen.at)
     return after, _told(Kind.BACKLOG_GROWING, seen, since, events=after.postponed, reason=seen.reason)
 
 

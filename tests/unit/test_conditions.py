@@ -93,8 +93,11 @@ def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time_o
         ([seen(POSTPONED, 0, 999), seen(POSTPONED, 3600)], []),  # another window
         ([seen(POSTPONED, 0, 1500), seen(POSTPONED, 1, 9000)], [(Kind.BACKLOG_GROWING, 0)]),
         ([seen(POSTPONED, 0, 1500), seen(POSTPONED, 3600, 1500)], [(Kind.BACKLOG_GROWING, 0), (Kind.BACKLOG_GROWING, 3600)]),
+        # A window that was told late says nothing of the next one for as long.
+        ([seen(POSTPONED, 0, 500), seen(POSTPONED, 3000, 500), seen(POSTPONED, 3600, 1500), seen(POSTPONED, 6600)],
+         [(Kind.BACKLOG_GROWING, 3000), (Kind.BACKLOG_GROWING, 6600)]),
     ],
-)
+)  # fmt: skip
 def test_a_backlog_grows_when_much_is_postponed_within_the_quiet_time(signs, expected):
     assert kinds(*signs) == expected
 
