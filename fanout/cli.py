@@ -16,7 +16,7 @@ import orjson
 import typer
 
 from delivery import errors, settings
-from fanout import cli_api, cli_endpoints, cli_letters, terminal
+from fanout import cli_api, cli_endpoints, cli_filters, cli_letters, cli_replays, listing, terminal
 from fanout.terminal import AsJson, console
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ app.add_typer(db, name="db")
 app.add_typer(cli_endpoints.app, name="endpoints")
 app.add_typer(keys, name="keys")
 app.add_typer(cli_letters.app, name="dead-letters")
+app.add_typer(cli_replays.app, name="replays")
+app.add_typer(cli_filters.app, name="filter")
 app.add_typer(cli_api.app, name="api-keys")
 
 _settings, _print_json, _print_table = terminal.settings_of, terminal.print_json, terminal.print_table
@@ -90,18 +92,18 @@ def apply(
 @app.command()
 def get(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="tenants, customers, endpoints or subscriptions.")],
+    kind: Annotated[str, typer.Argument(help="tenants, customers, endpoints, subscriptions or event-types; or KIND/ID.")],
     row_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this one.")] = None,
+    output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is registered. Secrets are never shown."""
     from fanout import registering  # noqa: PLC0415
 
-    rows = registering.get(_settings(context), kind, row_id)
-    if as_json:
-        _print_json(rows)
-    else:
-        _print_table(registering.shortened(rows))
+    of = registering.kind_of(kind.partition("/")[0])
+    rows = registering.get(_settings(context), of, row_id or kind.partition("/")[2] or None)
+    people = [registering.shortened(row) for row in rows]
+    listing.show(rows, kind=of.singular, key="id", form=output, as_json=as_json, brief=of.brief, people=people)
 
 
 @keys.command("generate")

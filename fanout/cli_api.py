@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from delivery import errors
-from fanout import terminal, times
+from fanout import listing, terminal, times
 from fanout.terminal import AsJson, console
 from subscriptions_db.api.principals import Scope
 
@@ -63,6 +63,7 @@ def create(
 def list_(
     context: typer.Context,
     customer: Annotated[str | None, typer.Option(help="Only of this customer.")] = None,
+    output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
     """List keys by their beginnings, revoked and expired ones included."""
@@ -72,7 +73,8 @@ def list_(
     with connect.connect(terminal.settings_of(context).database) as connection:
         migrate.require_current(connection)
         rows = keys.all_(connection, customer)
-    (terminal.print_json if as_json else terminal.print_table)(rows)
+    brief = ("key_id", "customer_id", "scope", "name", "expires_at", "revoked_at")
+    listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, brief=brief)
 
 
 @app.command()
@@ -87,6 +89,7 @@ def revoke(
 
     with connect.connect(terminal.settings_of(context).database) as connection:
         migrate.require_current(connection)
+        key = listing.id_of(key, "api-key")
         keys.revoke(connection, key)
     key_id = keys.id_of(key) or key
     if as_json:

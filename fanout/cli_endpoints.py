@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from delivery.model import SignatureScheme
-from fanout import terminal
+from fanout import listing, terminal
 from fanout.terminal import AsJson, console
+
+EndpointId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "endpoint"))]
 
 app = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
 
@@ -19,7 +21,7 @@ app = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
 @app.command("rotate-secret")
 def rotate_secret(
     context: typer.Context,
-    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    endpoint_id: EndpointId,
     overlap: Annotated[str, typer.Option(help="How long the secrets before it go on to sign: 30s, 15m, 24h, 7d.")] = "24h",
     scheme: Annotated[SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519, with a public key for the customer.")] = (
         SignatureScheme.HMAC
@@ -42,7 +44,7 @@ def rotate_secret(
 
 
 @app.command("enable")
-def enable(context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def enable(context: typer.Context, endpoint_id: EndpointId) -> None:
     """Make an endpoint active again: one that was disabled or paused. What waits for it is attempted soon."""
     from fanout import registering  # noqa: PLC0415
 
@@ -53,7 +55,7 @@ def enable(context: typer.Context, endpoint_id: Annotated[str, typer.Argument(me
 @app.command("disable")
 def disable(
     context: typer.Context,
-    endpoint_id: Annotated[str, typer.Argument(metavar="ID")],
+    endpoint_id: EndpointId,
     reason: Annotated[str, typer.Option(help="Why, for who asks later; `fanout get endpoints` shows it.")],
 ) -> None:
     """Disable an endpoint: nothing is sent to it, and what is due to it waits. `fanout apply` alone does not enable it."""
@@ -64,9 +66,7 @@ def disable(
 
 
 @app.command("validate")
-def validate(
-    context: typer.Context, endpoint_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
-) -> None:
+def validate(context: typer.Context, endpoint_id: EndpointId, as_json: AsJson = False) -> None:
     """Ask the endpoint's receiver whether it wants deliveries (OPTIONS). Until it has permitted them, what is due waits."""
     from fanout import registering  # noqa: PLC0415
 

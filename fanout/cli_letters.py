@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from delivery import errors
-from fanout import letters, terminal
+from fanout import letters, listing, terminal
 from fanout.terminal import AsJson
 
 app = typer.Typer(help="What was given up: find it, show it, export it, deliver it again.", no_args_is_help=True)
@@ -55,6 +55,7 @@ def list_(
     context: typer.Context,
     wanted: letters.Selection,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first."""
@@ -62,10 +63,8 @@ def list_(
 
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         found = dead_letters.find(reader, wanted, limit)
-    if as_json:
-        terminal.print_json([one.summary() for one in found])
-    else:
-        terminal.print_table([one.row() for one in found])
+    rows, people = [one.summary() for one in found], [one.row() for one in found]
+    listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, people=people)
 
 
 @app.command()
@@ -78,7 +77,7 @@ def show(
     from fanout import dead_letters  # noqa: PLC0415
 
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
-        found = dead_letters.get(reader, letter)
+        found = dead_letters.get(reader, listing.id_of(letter, "dead-letter"))
     if as_json:
         terminal.print_json(found.document())
     else:

@@ -10,7 +10,7 @@ import datetime as dt
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rich.console
 
@@ -35,13 +35,33 @@ from subscriptions_db import (
 
 KAFKA_TIMEOUT_S = 3
 """Registering needs no Kafka: without it only the catalogue tells which event types there are."""
-KINDS = {
-    "tenants": "tenant",
-    "customers": "customer",
-    "endpoints": "endpoint",
-    "subscriptions": "subscription",
-    "event_types": "event_type",
-}
+
+
+class Listed(NamedTuple):
+    """What can be listed."""
+
+    kind: registry.Kind
+    brief: tuple[str, ...]
+    """The columns of a narrow table."""
+
+    @property
+    def plural(self) -> str:
+        """Return what `fanout get` calls it."""
+        return self.singular + "s"
+
+    @property
+    def singular(self) -> str:
+        """Return what one is called."""
+        return self.kind.replace("_", "-")
+
+
+LISTED = (
+    Listed("tenant", ("id", "name", "status")),
+    Listed("customer", ("id", "name")),
+    Listed("endpoint", ("id", "customer", "mode", "status", "disabled_reason", "url")),
+    Listed("subscription", ("id", "endpoint", "event_type", "status")),
+    Listed("event_type", ("id", "deprecated", "description")),
+)
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
@@ -129,24 +149,30 @@ def as_document(result: apply.Result) -> dict[str, Any]:
     }
 
 
-def get(config: settings.Settings, kind: str, row_id: str | None) -> list[dict[str, Any]]:
+def kind_of(text: str) -> Listed:
+    """Return the kind that somebody means: by its plural or singular, with `-` or `_`."""
+    named = text.replace("_", "-")
+    for one in LISTED:
+        if named in {one.plural, one.singular}:
+            return one
+    raise errors.RegistrationError(text, f"is none of {', '.join(one.plural for one in LISTED)}")
+
+
+def get(config: settings.Settings, of: Listed, row_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a kind, or the one with this id."""
-    if kind not in KINDS:
-        raise errors.RegistrationError(kind, f"is none of {', '.join(KINDS)}")
     with connect.connect(config.database) as connection, connect.translating():
         migrate.require_current(connection)
-        rows = registry.document(connection)[KINDS[kind]]  # type: ignore[index]  # the values of KINDS are kinds
+        rows = registry.document(connection)[of.kind]
     if row_id is not None:
         if row_id not in rows:
-            raise errors.RegistrationError(row_id, f"there is no such {KINDS[kind]}; `fanout get {kind}` lists them")
+            raise errors.RegistrationError(row_id, f"there is no such {of.singular}; `fanout get {of.plural}` lists them")
         rows = {row_id: rows[row_id]}
     return [{"id": key, **{name: _plain(value) for name, value in row.items()}} for key, row in sorted(rows.items())]
 
 
-def shortened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows for a person: certificates by their digest, and no column that is empty in all of them."""
-    names = [name for name in (rows or [{}])[0] if any(row[name] not in (None, {}, []) for row in rows)]
-    return [{name: _short(row[name]) for name in names} for row in rows]
+def shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for a person: certificates by their digest."""
+    return {name: _short(value) for name, value in row.items()}
 
 
 def rotate_secret(

@@ -57,6 +57,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(harmless.json(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()) + "\n")
 
 
+def print_text(text: str) -> None:
+    """Print lines as they are, controls but newlines as escapes."""
+    sys.stdout.write(harmless.text(text))
+
+
 class JsonLines:
     """Standard output, for JSON documents each of which is a line."""
 

@@ -62,7 +62,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     if subscription.filter_pattern is not None and not subscription.fault:
         document = matching.filter_document(event)
         if not filters.compile_pattern(subscription.filter_pattern).matches(document):
-            return Verdict(False, Rule.FILTER, _what_differs(subscription.filter_pattern, document))
+            return Verdict(False, Rule.FILTER, what_differs(subscription.filter_pattern, document))
     match matching.skip_reason(matching.Match(subscription, endpoint)):
         case SkipReason.QUARANTINED:
             return Verdict(True, Rule.QUARANTINED, subscription.fault or endpoint.fault or "")
@@ -75,7 +75,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     return Verdict(True, Rule.MATCHES, "it would be sent")
 
 
-def _what_differs(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def what_differs(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Name the fields of a filter that alone keep the event away."""
     parts = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(parts) > MAX_PARTS:

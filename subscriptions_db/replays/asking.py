@@ -114,6 +114,20 @@ def page(connection: connect.Connection, customer_id: str, *, endpoint_id: str |
         return [Replay.from_row(row) for row in connection.execute(query("page_of_replays"), asked)]
 
 
+def any_(connection: connect.Connection, replay_id: str) -> Replay | None:
+    """Return the replay of this id, whosever it is; None where there is none."""
+    with connect.translating():
+        row = connection.execute(query("any_replay"), {"replay_id": replay_id}).fetchone()
+    return None if row is None else Replay.from_row(row)
+
+
+def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[Replay]:
+    """Return replays of all customers, the newest first."""
+    with connect.translating():
+        found = connection.execute(query("newest_replays"), {"endpoint_id": endpoint_id, "limit": limit})
+        return [Replay.from_row(row) for row in found]
+
+
 def cancel(connection: connect.Connection, customer_id: str, replay_id: str, *, now: dt.datetime) -> bool:
     """Hand nothing more over; tell whether it had not ended. What is handed over is delivered."""
     asked = {"customer_id": customer_id, "replay_id": replay_id, "now": now}

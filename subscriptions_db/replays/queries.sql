@@ -21,6 +21,15 @@ where customer_id = %(customer_id)s and number < %(before)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
 order by number desc limit %(limit)s;
 
+-- name: any_replay
+select * from replays where replay_id = %(replay_id)s;
+
+-- name: newest_replays
+-- Of everybody: a plan that serves one customer as well would not use that one's index.
+select * from replays
+where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+order by number desc limit %(limit)s;
+
 -- name: cancel_replay
 update replays set state = 'cancelled', state_since = %(now)s
 where customer_id = %(customer_id)s and replay_id = %(replay_id)s and state in ('waiting', 'running');

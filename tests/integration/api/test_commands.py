@@ -1,6 +1,7 @@
 """The commands of the API: keys are made, listed and taken away, and what `fanout serve` serves ends in order."""
 
 import contextlib
+import datetime as dt
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from fanout import cli
 from subscriptions_db.api import openapi
 from subscriptions_db.api.table import ROUTES
+from subscriptions_db.replays import asking
 from tests.integration.api import world
 from tests.integration.api.world import Client
 
@@ -59,6 +61,39 @@ def test_a_key_is_made_used_listed_and_taken_away(served):
 def test_the_document_is_printed():
     done = CliRunner().invoke(cli.app, ["openapi"])
     assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES)))
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_is_registered_is_listed_by_kind_name_and_column(served):
+    served.client(served.keys["operator"]).put("/v1/event-types/order.listed", {"description": "For a list."})
+    [row] = fanout("get", "event-types", "order.listed")
+    assert row["description"] == "For a list."
+    assert fanout("get", "event-type/order.listed") == [row]
+    names = CliRunner().invoke(cli.app, ["get", "endpoints", "-o", "name"]).output.split()
+    assert names == sorted(names)
+    assert "endpoint/acme-orders" in names
+    table = CliRunner().invoke(cli.app, ["get", "endpoint/acme-orders"]).output
+    assert "url" in table
+    assert "retry_schedule_s" not in table
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_replay_is_listed_shown_and_cancelled_once(served):
+    now = dt.datetime.now(dt.UTC)
+    with served.registry() as opened, opened.transaction():
+        opened.execute("delete from replays")
+        asked = asking.ask(opened, "acme", "acme-orders", asking.Range(since=now - dt.timedelta(hours=1), until=now))
+    name = f"replay/{asked.replay_id}"
+    assert CliRunner().invoke(cli.app, ["replays", "list", "--endpoint", "acme-orders", "-o", "name"]).output == f"{name}\n"
+    assert fanout("replays", "list", "--endpoint", "another") == []
+    assert fanout("replays", "show", name)["state"] == "waiting"
+    assert fanout("replays", "cancel", name)["state"] == "cancelled"
+    [noted] = served.audit(asked.replay_id)
+    assert (noted["action"], noted["key_id"], noted["after"]) == ("cancel", "command", {"state": "cancelled"})
+    again = CliRunner().invoke(cli.app, ["replays", "cancel", asked.replay_id])
+    assert "is cancelled: there is nothing to cancel" in str(again.exception)
+    unknown = CliRunner().invoke(cli.app, ["replays", "show", "rpl_0"])
+    assert "`fanout replays list` lists them" in str(unknown.exception)
 
 
 def test_what_is_served_ends_in_order_and_logs_no_secret(served, environment):
