@@ -1,11 +1,11 @@
 """The README's commands, one after the other, each a process of its own, with their own Postgres and Kafka."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import orjson
 import psutil
@@ -15,10 +15,10 @@ from delivery import errors, settings
 from delivery.stages import topics
 from fanout import publishing, receiver, registering
 from fanout.local import kafka as local_kafka
+from tests import reading
 from tests.e2e.conftest import assert_eventually, login
 
 pytestmark = pytest.mark.e2e
-README = Path(__file__).parents[2] / "README.md"
 
 
 def fanout(folder, *arguments, check=True):
@@ -54,42 +54,59 @@ def processes_of(folder):
     ]
 
 
-@pytest.fixture
-def listening(up):
-    """`fanout listen` and the port that it took."""
+@contextlib.contextmanager
+def listening(folder, *arguments):
+    """Run `fanout listen`; yield it when it listens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "fanout.cli", "listen", "--port", "0", "--json"],
-        cwd=up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "fanout.cli", *arguments, "--json"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    yield process, re.search(r":(\d+);", process.stderr.readline())[1]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
-    process.stderr.close()
+    with process:
+        assert "listening on" in process.stderr.readline()
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
-def test_the_readmes_commands_deliver_events_by_hand(up, listening):
-    listener, port = listening
-    [example] = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
+    port = str(local_kafka.free_port())
+    [example] = reading.blocks("README.md", "yaml")
     (up / "subscriptions.yaml").write_text(example.replace(":9000/", f":{port}/"))
+    lines = [line.split("#")[0].split() for line in reading.blocks("README.md", "sh")[1].splitlines()]
+    assert lines[:2] == [["source", ".venv/bin/activate"], ["fanout", "up"]]  # as the tests' interpreter, and the fixture
 
-    assert "fanout db migrate" in fanout(up, "apply", "subscriptions.yaml", check=False).stderr
+    secret, listener = None, None
+    with contextlib.ExitStack() as stack:
+        for _, *words in lines[2:]:
+            if words[0] == "listen":
+                arguments = [port if word == "9000" else secret if word.startswith("whsec_") else word for word in words]
+                listener = stack.enter_context(listening(up, *arguments))
+                continue
+            said = fanout(up, *words).stdout
+            assert "warning" not in said
+            secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
+        arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
+    assert {(one["path"], one["verified"]) for one in arrived} == {("/orders", True)}
+
+
+def test_what_the_documents_register_can_be_applied_one_after_another(up):
+    [example] = reading.blocks("README.md", "yaml")
+    (up / "first.yaml").write_text(example)
+    (up / "second.yaml").write_text(reading.registering())
+
+    assert "fanout db migrate" in fanout(up, "apply", "first.yaml", check=False).stderr
     assert "0001_registry" in fanout(up, "db", "migrate").stdout
-    assert len(orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--dry-run", "--json").stdout)["changes"]) == 6
-    made = orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--json").stdout)
+    assert len(orjson.loads(fanout(up, "apply", "first.yaml", "--dry-run", "--json").stdout)["changes"]) == 7
+    made = orjson.loads(fanout(up, "apply", "first.yaml", "--json").stdout)
     assert made["new_secrets"]["acme-orders"].startswith("whsec_")
-    assert orjson.loads(fanout(up, "apply", "subscriptions.yaml", "--json").stdout)["changes"] == []
+    assert orjson.loads(fanout(up, "apply", "first.yaml", "--json").stdout)["changes"] == []
     [endpoint] = orjson.loads(fanout(up, "get", "endpoints", "--json").stdout)
     assert (endpoint["id"], endpoint["auth_secret"], endpoint["signing_secrets"]) == ("acme-orders", "***", "***")
     assert "0 secrets sealed anew" in fanout(up, "keys", "rotate").stdout
     doctor = fanout(up, "doctor", "--json", check=False)
     assert {f["subject"] for f in orjson.loads(doctor.stdout) if not f["is_fine"]} == set()
 
-    fanout(up, "publish", "--generate", "10", "--type", "order.created", "--tenants", "2")
-    fanout(up, "run", "--once")
-
-    arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
-    assert {one["path"] for one in arrived} == {"/orders"}
+    assert orjson.loads(fanout(up, "apply", "second.yaml", "--strict", "--json").stdout)["warnings"] == []
 
 
 def test_a_second_up_on_the_same_folder_says_so(up):
@@ -134,6 +151,6 @@ def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars,
 def test_getting_what_does_not_exist_says_what_does(platform):
     platform.migrate()
     with pytest.raises(errors.RegistrationError, match="is none of tenants, customers, endpoints, subscriptions"):
-        registering.get(platform.config, "things", None)
+        registering.kind_of("things")
     with pytest.raises(errors.RegistrationError, match="there is no such endpoint; `fanout get endpoints` lists them"):
-        registering.get(platform.config, "endpoints", "ep9")
+        registering.get(platform.config, registering.kind_of("endpoints"), "ep9")

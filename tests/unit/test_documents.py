@@ -1,9 +1,7 @@
 """The examples in the documents hold, and what is generated is current."""
 
 import re
-import textwrap
 import time
-from pathlib import Path
 
 import orjson
 import pytest
@@ -16,15 +14,11 @@ from delivery.webhooks import batch_message, guard, message, retry, signing
 from fanout import cli, documents
 from fanout.demo import reconcile
 from subscriptions_db import disclosed, manifest
-from tests import builders, certificates
+from tests import builders, reading
 
-ROOT = Path(__file__).parents[2]
+ROOT = reading.ROOT
 GROUPS = {group.name for group in cli.app.registered_groups}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-
-
-def blocks(path, language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
 def test_the_configuration_document_is_the_settings():
@@ -37,28 +31,19 @@ def test_the_metrics_document_is_the_declarations():
 
 @pytest.mark.parametrize("path", ["docs/configuration.md", "docs/operations.md"])
 def test_the_examples_of_settings_are_accepted(path, tmp_path):
-    [example] = blocks(path, "toml")
+    [example] = reading.blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
     assert configuration.read({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():
-    [example] = blocks("README.md", "yaml")
+    [example] = reading.blocks("README.md", "yaml")
     development = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert len(manifest.load(example, development).subscriptions) == 2
 
 
-def registering():
-    """The document with every field, with certificates for the reader's dots."""
-    [example] = blocks("docs/registering.md", "yaml")
-    for kind, pem in (("CERTIFICATE", certificates.issue("client").pem), ("PRIVATE KEY", certificates.issue("client").key)):
-        dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
-        example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
-    return example
-
-
 def test_the_document_with_every_field_is_accepted():
-    assert len(manifest.load(registering(), guard.Guard()).endpoints) == 3
+    assert len(manifest.load(reading.registering(), guard.Guard()).endpoints) == 3
 
 
 @pytest.mark.parametrize(
@@ -75,13 +60,13 @@ def test_the_document_with_every_field_is_accepted():
     ],
 )
 def test_the_document_with_every_field_leaves_none_out(kind, part, type_):
-    rows = yaml.safe_load(registering())[kind]
+    rows = yaml.safe_load(reading.registering())[kind]
     shown = {name for row in rows for name in (row.get(part, {}) if part else row)}
     assert shown == set(type_.model_fields)
 
 
 def test_the_contracts_example_body_is_what_is_sent():
-    example, _ = blocks("docs/delivery-contract.md", "json")
+    example, _ = reading.blocks("docs/delivery-contract.md", "json")
     wanted = orjson.loads(example)
     event = builders.event(
         event_id=wanted["id"],
@@ -94,7 +79,7 @@ def test_the_contracts_example_body_is_what_is_sent():
 
 
 def test_the_contracts_example_of_an_answer_rejects_what_it_names():
-    _, example = blocks("docs/delivery-contract.md", "json")
+    _, example = reading.blocks("docs/delivery-contract.md", "json")
     assert batch_message.rejected(example.encode(), 4) == {3: "no such order"}
 
 
@@ -107,7 +92,7 @@ def test_the_contract_names_the_class_of_every_failure():
 
 
 def test_the_contracts_way_to_verify_verifies():
-    [example] = blocks("docs/delivery-contract.md", "python")
+    [example] = reading.blocks("docs/delivery-contract.md", "python")
     event = builders.event()
     body, webhook_id, now = message.content(event, ContentMode.STANDARD).body, message.webhook_id(event, "s1"), int(time.time())
     headers = {
@@ -132,7 +117,7 @@ def test_every_link_inside_the_project_leads_somewhere(path):
 @pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md", "docs/api.md"])
 def test_every_command_that_a_document_names_exists(path):
     named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
-    for line in [*"\n".join(blocks(path, "sh")).splitlines(), *named]:
+    for line in [*"\n".join(reading.blocks(path, "sh")).splitlines(), *named]:
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
             command = words[1:3] if words[1] in GROUPS else words[1:2]
