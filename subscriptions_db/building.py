@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from delivery import errors
@@ -108,13 +109,8 @@ def unsendable(row: dict[str, Any]) -> Endpoint:
 
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
-    return Endpoint(
-        endpoint_id=EndpointId(row["endpoint_id"]),
-        customer_id=CustomerId(row["customer_id"]),
-        url=row["url"],
-        mode=DeliveryMode(row["mode"]),  # its own, so that one lane tells of what is skipped
-        fault=fault,
-    )
+    """Return an endpoint for which everything waits until its row is mended."""
+    return replace(unsendable(row), fault=fault)
 
 
 def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:

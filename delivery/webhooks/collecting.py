@@ -133,7 +133,7 @@ class Collector:
 def _packed(now_ms: int, event: Event, due: list[matching.Match]) -> _Due:
     prepared = _Due(segment.item(event, now_ms), [], [])
     for match in due:
-        skip = matching.skip_reason(match)
+        skip = matching.skip_reason(match.subscription)
         if skip is None:
             prepared.collected.append(match)
         else:

@@ -85,7 +85,7 @@ class DirectLane:
             webhook_id = message.webhook_id(event, match.subscription.subscription_id)
             if self._ended_before and journal.of(event, match.subscription.subscription_id) in self._ended_before:
                 continue  # its rows are written; the receipt counts it as due, as in the run that ended it
-            skip = matching.skip_reason(match)
+            skip = matching.skip_reason(match.subscription)
             postponed = self._hand_over.reason(endpoint) if skip is None else None
             if skip is None and postponed is None:
                 mode = endpoint.content_mode

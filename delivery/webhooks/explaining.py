@@ -45,8 +45,8 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     """Return what becomes of `event`.
 
     1. to 4. It is not due: type, scope, exclusion, filter.
-    5. It is due and ends as skipped: a row cannot be used, or the subscription is paused.
-    6. It is due and waits: the endpoint is paused or disabled.
+    5. It is due and ends as skipped: the subscription's row cannot be used, or it is paused.
+    6. It is due and waits: the endpoint's row cannot be used, or it is paused or disabled.
     7. It is due and sent.
     """
     pattern = subscription.event_type
@@ -63,11 +63,17 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
         document = matching.filter_document(event)
         if not filters.compile_pattern(subscription.filter_pattern).matches(document):
             return Verdict(False, Rule.FILTER, what_differs(subscription.filter_pattern, document))
-    match matching.skip_reason(matching.Match(subscription, endpoint)):
+    return _due(subscription, endpoint)
+
+
+def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
+    match matching.skip_reason(subscription):
         case SkipReason.QUARANTINED:
-            return Verdict(True, Rule.QUARANTINED, subscription.fault or endpoint.fault or "")
+            return Verdict(True, Rule.QUARANTINED, f"it would be skipped: {subscription.fault}")
         case SkipReason.SUBSCRIPTION_PAUSED:
             return Verdict(True, Rule.SUBSCRIPTION_PAUSED, "it would be skipped: the subscription is paused")
+    if endpoint.fault:
+        return Verdict(True, Rule.QUARANTINED, f"it would wait: {endpoint.fault}")
     if endpoint.status is EndpointStatus.PAUSED:
         return Verdict(True, Rule.ENDPOINT_PAUSED, "it would wait: the endpoint is paused")
     if endpoint.status is EndpointStatus.DISABLED:

@@ -47,12 +47,14 @@ class Handover:
     def reason(self, endpoint: Endpoint) -> str | None:
         """Return why nothing for `endpoint` is attempted in this lane, or None when it is. Asked before a body is made.
 
-        1. It is paused or disabled: everything waits until it is not.
+        1. It is quarantined, paused or disabled: everything waits until it is not.
         2. It takes events in order, which only the retry lane's state can keep.
         3. It is failing, for all that this worker knows.
         4. So the driver has heard, or that it did not answer some worker.
         5. It has not answered what was sent to it in an earlier task, which is still under way.
         """
+        if endpoint.fault:
+            return retry.ENDPOINT_QUARANTINED
         if endpoint.status is EndpointStatus.PAUSED:
             return retry.ENDPOINT_PAUSED
         if endpoint.status is EndpointStatus.DISABLED:

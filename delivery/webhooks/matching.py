@@ -195,14 +195,15 @@ class Router:
             del self._indexes_of_type[event_type]
 
 
-def skip_reason(match: Match) -> SkipReason | None:
-    """Return why a due delivery is not made, or None when it is, now or later (delivery.webhooks.handover).
+def skip_reason(subscription: Subscription) -> SkipReason | None:
+    """Return why nothing that is due to a subscription is delivered, or None when it is, now or later.
 
-    A row that cannot be used is quarantined, whatever its status says.
+    A row that cannot be used is quarantined, whatever its status says: nobody can tell what its filter would have taken. Of an
+    endpoint's row everything waits (delivery.webhooks.handover).
     """
-    if match.subscription.fault or match.endpoint.fault:
+    if subscription.fault:
         return SkipReason.QUARANTINED
-    if match.subscription.status is SubscriptionStatus.PAUSED:
+    if subscription.status is SubscriptionStatus.PAUSED:
         return SkipReason.SUBSCRIPTION_PAUSED
     return None
 

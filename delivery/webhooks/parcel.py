@@ -143,7 +143,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     failed: int
     """Attempts that say that the endpoint is ill."""
     hold: str | None
-    """Why nothing at all was attempted: retry.ENDPOINT_PAUSED or retry.ENDPOINT_DISABLED; else None."""
+    """Why nothing at all was attempted: one of window.STOPPED; else None."""
     retry_after_s: float | None
     """The longest time for which an answer asked for quiet."""
     back: list[Back]

@@ -58,7 +58,7 @@ def parted(
 
     1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
     2. A subscription is gone, or leads elsewhere now.
-    3. As in the direct lane: quarantined, or the subscription is paused.
+    3. As in the direct lane: the subscription is quarantined or paused.
     4. The event's tenant is gone.
     """
     endpoint = destination.endpoint
@@ -70,7 +70,7 @@ def parted(
         elif subscription is None or subscription.endpoint_id != endpoint_id:
             reasons.append(SkipReason.SUBSCRIPTION_DELETED)
         else:
-            reasons.append(matching.skip_reason(matching.Match(subscription, endpoint)))
+            reasons.append(matching.skip_reason(subscription))
     everything = range(len(leaving.packed))
     gone = destination.deleted_tenants
     if len(set(reasons)) == 1 and not gone:

@@ -97,22 +97,23 @@ class TurnUnderWay:
     def begin(self, now_ms: int) -> None:
         """Decide of the turn, and of each of its parcels, what is to be done.
 
-        1. The endpoint is paused or disabled: all come back, and nothing is attempted.
+        1. The endpoint is quarantined, paused or disabled: all come back, and nothing is attempted.
         2. The parcel's endpoint, subscriptions or tenants are not known here, and it is of a later registry: it comes back.
-        3. They are gone, paused or quarantined: skipped.
+        3. They are gone, or the subscription is paused or quarantined: skipped.
         4. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
         5. It was accepted in an earlier run of the micro-batch: ended, and told.
         6. Otherwise it is attempted.
         """
         turn, endpoint = self.turn, self.destination.endpoint
-        if endpoint is not None and endpoint.status is not EndpointStatus.ACTIVE:
-            if turn.number and endpoint.customer_id == turn.customer_id and not endpoint.fault:
-                self._hold = _HOLDS[endpoint.status]
+        hold = None if endpoint is None else _hold_of(endpoint)
+        if endpoint is not None and hold is not None:
+            if turn.number and endpoint.customer_id == turn.customer_id:
+                self._hold = hold
                 for place, waits in enumerate(turn.parcels):
                     self._comes_back(place, Again(waits.again_at_ms, waits.retries), self._hold)
                 return
             # What is given up is not sent: whether it could be is no question.
-            self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE))
+            self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE, fault=None))
         for place, waits in enumerate(turn.parcels):
             parts = self._parts(waits)
             if turn.number and not _NOT_THERE.isdisjoint(parts) and self._may_be_later(waits, now_ms):
@@ -331,3 +332,8 @@ def _with_content(unsent: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
         return batch_message.with_content(unsent)
     content = message.content(unsent.event, unsent.endpoint.content_mode)
     return unsent._replace(body=content.body, content_headers=content.headers)
+
+
+def _hold_of(endpoint: Endpoint) -> str | None:
+    """Return why nothing for an endpoint is attempted, whatever waits for it."""
+    return retry.ENDPOINT_QUARANTINED if endpoint.fault else _HOLDS.get(endpoint.status)

@@ -22,10 +22,10 @@ NEVER_MS = 2**62
 MEMORY_MS = 60_000
 """So long the last report counts for more than what other lanes say, who know of a recovery later; so long an endpoint is
 remembered as it was for which nothing waits any more; and so long what has failed is news."""
-ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.GONE})
+STOPPED = frozenset({retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED, retry.ENDPOINT_QUARANTINED})
+"""Reasons of any lane by which the endpoint is not asked because of its row, and which say nothing of its health."""
+ILL = frozenset({retry.CIRCUIT_OPEN, retry.LANE_DEADLINE, retry.GONE}) | STOPPED
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
-STOPPED = frozenset({retry.ENDPOINT_PAUSED, retry.ENDPOINT_DISABLED})
-"""Those of them by which it is not asked because somebody wanted that, and which say nothing of its health."""
 COUNTED = circuit.FAILED | circuit.REFUSED
 """Error classes of attempts by which the endpoint, alive or not, has not accepted something."""
 

@@ -69,11 +69,13 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     platform.migrate()
     platform.statuses["failing"] = 500
     platform.statuses["gone"] = 410
-    names = ("ep1", "failing", "gone", "paused", "ordered")
+    names = ("ep1", "failing", "gone", "paused", "ordered", "unsigned")
     own = {"failing": {"retry": {"schedule_s": [5]}}, "paused": {"status": "paused"}, "ordered": {"order_by": "amount"}}
     for name in names:
         platform.register([], endpoints=(name,), **{"retry": {}} | own.get(name, {}))
     platform.register([{"endpoint": name} for name in names], endpoints=())
+    with connect.connect(platform.config.database) as connection:
+        connection.execute("delete from secrets where endpoint_id = 'unsigned'")
     ids = [platform.publish(1, first=n, amount=n % 2)[0] for n in range(4)]
 
     assert platform.start("--once", "--lanes", "direct").wait(JOB_TIMEOUT_S) == 0, platform.log()
@@ -87,10 +89,11 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
     assert {reason for reason, _ in waits["failing"]} <= {"server_error", "circuit_open"}
-    assert {name: dict(waits[name]) for name in ("gone", "paused", "ordered")} == {
+    assert {name: dict(waits[name]) for name in ("gone", "paused", "ordered", "unsigned")} == {
         "gone": {("gone", None): 4},
         "paused": {("endpoint_paused", None): 4},
         "ordered": {("ordered", "0"): 2, ("ordered", "1"): 2},
+        "unsigned": {("endpoint_quarantined", None): 4},
     }
     with connect.connect(platform.config.database) as connection:
         row = connection.execute("select status, disabled_reason from endpoints where endpoint_id = 'gone'").fetchone()

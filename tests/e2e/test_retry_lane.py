@@ -181,7 +181,7 @@ def test_a_job_that_is_to_stop_ends_the_attempts_of_the_retry_lane_and_hands_bac
     assert sorted(customers.came) == sorted(ids)
 
 
-def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_resumed(platform):
+def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_mended(platform):
     platform.migrate()
     platform.register([{}], max_in_flight=1)  # so that the order in which they leave is that in which they come
     update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")
@@ -189,12 +189,15 @@ def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_res
     first = Job(platform)
     assert_eventually(first.pending, lambda waits: waits == 20, within_s=START_S)
     platform.kill(first.process)
-    events += postpone(platform, 5, reason=retry.ENDPOINT_PAUSED, attempts=0)
+    update(platform, "create table kept as select * from secrets")
+    update(platform, "delete from secrets")
+    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
+    events += postpone(platform, 5, reason=retry.ENDPOINT_QUARANTINED, attempts=0)
 
     second = Job(platform)
     assert_eventually(second.pending, lambda waits: waits == 25, within_s=START_S)
     assert platform.received == []
-    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
+    update(platform, "insert into secrets select * from kept")
     assert_eventually(platform.accepted, lambda got: len(got) >= 25, within_s=60)
     assert_eventually(second.pending, lambda waits: waits == 0, within_s=30)
     assert platform.stop(second.process) == 0, platform.log()

@@ -12,7 +12,7 @@ from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
-from tests.unit.test_documents import blocks
+from tests.reading import blocks
 
 pytestmark = pytest.mark.e2e
 

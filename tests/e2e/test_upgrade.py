@@ -11,7 +11,7 @@ from fanout.local import kafka as local_kafka
 from subscriptions_db import connect, manifest
 from tests import golden
 from tests.e2e.conftest import assert_eventually, metric
-from tests.unit.test_documents import blocks
+from tests.reading import blocks
 
 pytestmark = pytest.mark.e2e
 ARCHIVES = sorted((Path(__file__).parent / "data").glob("*.zip"))

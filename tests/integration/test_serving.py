@@ -14,7 +14,7 @@ from delivery import errors, health, serving, settings
 from delivery.health import Phase
 from fanout import diagnosis
 from fanout.local import kafka as local_kafka
-from tests.unit.test_documents import blocks
+from tests.reading import blocks
 
 pytestmark = pytest.mark.integration
 

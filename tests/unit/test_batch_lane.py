@@ -18,7 +18,6 @@ from delivery.model import (
     Batching,
     ContentMode,
     DeliveryMode,
-    EndpointStatus,
     OutcomeKind,
     SigningKey,
     SubscriptionStatus,
@@ -122,8 +121,7 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
         (builders.snapshot(endpoint()), "subscription_deleted"),
         (builders.snapshot(endpoint(), endpoint("ep2"), ELSEWHERE), "subscription_deleted"),
         (registry(builders.subscription(status=SubscriptionStatus.PAUSED)), "subscription_paused"),
-        (registry(fault="a secret that does not open", batching=None), "quarantined"),
-        (registry(fault="a secret that does not open", batching=None, status=EndpointStatus.PAUSED), "quarantined"),
+        (registry(builders.subscription(fault="a filter that is none")), "quarantined"),
     ],
 )
 def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(snapshot, reason):

@@ -113,7 +113,8 @@ def test_endpoints_that_begin_together_are_not_due_together_and_none_waits_longe
 
 def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
     bad = builders.record(value=b"{", offset=9)
-    results, lots = collected(snapshot(endpoint(fault="a secret that does not open")), [*records(2), bad])
+    broken = builders.subscription(event_type="*", fault="a filter that is none")
+    results, lots = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
     assert lots == []
     assert [(outcome.delivery.event.event_id, outcome.reason) for outcome in results.outcomes] == [
         ("e0", "quarantined"),
@@ -123,10 +124,13 @@ def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
     assert (results.receipts[0].rejected, results.receipts[0].due) == (1, 2)
 
 
-@pytest.mark.parametrize("status", [EndpointStatus.PAUSED, EndpointStatus.DISABLED])
-def test_for_an_endpoint_that_is_paused_or_disabled_it_is_collected_as_for_the_others(status):
+@pytest.mark.parametrize(
+    "fields",
+    [{"status": EndpointStatus.PAUSED}, {"status": EndpointStatus.DISABLED}, {"fault": "a secret that does not open"}],
+)
+def test_for_an_endpoint_that_is_stopped_it_is_collected_as_for_the_others(fields):
     """Its batches are postponed when they leave: they wait in the retry lane until it is active again."""
-    _, [(_, one)] = collected(snapshot(endpoint(status=status)), records(2))
+    _, [(_, one)] = collected(snapshot(endpoint(**fields)), records(2))
     assert event_ids(one) == ["e0", "e1"]
 
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying
+from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks import circuit, direct_lane, envelope, message, parcel, retry, routing, rows, segment
 from tests import batches, builders, fakes
 from tests.dispatching import fast_lane
@@ -25,10 +25,10 @@ def broken():
     return opened
 
 
-def deliver(endpoint, *values, error_class=None, held=(), circuits=None):
+def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_subscription):
     """Deliver an event of each value through the direct lane; return its results and how many requests were made."""
     clock, circuits = fakes.Clock(NOW_S), {} if circuits is None else circuits
-    snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*"))
+    snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
     sender = fakes.FakeSender(lambda *_: error_class, clock)
     records = [
         builders.record(offset=offset, value=orjson.dumps({"id": f"e{offset}", "tenant_id": "t1"} | value))
@@ -68,6 +68,8 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
         ({"status": DISABLED}, (), retry.ENDPOINT_DISABLED),
         ({"order_by": "n"}, (), retry.ORDERED),
         ({"order_by": "n", "status": PAUSED}, (), retry.ENDPOINT_PAUSED),
+        ({"fault": "a secret that does not open"}, (), retry.ENDPOINT_QUARANTINED),
+        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry.ENDPOINT_QUARANTINED),
         ({}, ("other", "ep1"), retry.CIRCUIT_OPEN),
         ({"order_by": "n"}, ("ep1",), retry.ORDERED),
     ],
@@ -97,8 +99,8 @@ def test_a_held_endpoint_keeps_nothing_from_the_others():
 
 
 def test_what_is_skipped_is_skipped_whatever_its_endpoint_is():
-    results, _ = deliver(builders.endpoint(status=PAUSED, fault="a secret that does not open"), {})
-    assert [(o.kind, o.reason) for o in results.outcomes] == [(OutcomeKind.SKIPPED, "quarantined")]
+    results, _ = deliver(builders.endpoint(fault="a secret that does not open"), {}, status=SubscriptionStatus.PAUSED)
+    assert [(o.kind, o.reason) for o in results.outcomes] == [(OutcomeKind.SKIPPED, "subscription_paused")]
 
 
 def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,8 @@ from delivery import metrics
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks import attempt_log
 from tests import builders
-from tests.unit.test_documents import blocks
+from tests.reading import ROOT, blocks
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text()
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fanout.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

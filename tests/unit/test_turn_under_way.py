@@ -119,8 +119,7 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
             "subscription_deleted",
         ),
         (lambda made: made(builders.subscription(status=SubscriptionStatus.PAUSED)), "subscription_paused"),
-        (lambda made: made(fault="a secret that does not open"), "quarantined"),
-        (lambda made: made(fault="a refused URL", status=EndpointStatus.PAUSED), "quarantined"),
+        (lambda made: made(builders.subscription(fault="a filter that is none")), "quarantined"),
     ],
 )
 @pytest.mark.parametrize("given_up", [{}, {"given_up": retry.EXPIRED, "number": 0}])
@@ -150,10 +149,16 @@ def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent
 
 
 @pytest.mark.parametrize(
-    ("status", "hold"), [(EndpointStatus.PAUSED, retry.ENDPOINT_PAUSED), (EndpointStatus.DISABLED, retry.ENDPOINT_DISABLED)]
+    ("fields", "hold"),
+    [
+        ({"status": EndpointStatus.PAUSED}, retry.ENDPOINT_PAUSED),
+        ({"status": EndpointStatus.DISABLED}, retry.ENDPOINT_DISABLED),
+        ({"fault": "a secret that does not open"}, retry.ENDPOINT_QUARANTINED),
+        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry.ENDPOINT_QUARANTINED),
+    ],
 )
-def test_of_a_paused_or_disabled_endpoint_all_come_back_unattempted(status, hold):
-    carried = Carried(registry(status=status), turn(waiting(retries=2), waiting(retries=0)))
+def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
+    carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
     report = carried.report
     assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
     assert [(back.place, back.reason, back.again.retries, back.attempts) for back in report.back] == [
@@ -163,10 +168,10 @@ def test_of_a_paused_or_disabled_endpoint_all_come_back_unattempted(status, hold
     assert (carried.sent, carried.results.outcomes) == ([], [])
 
 
-@pytest.mark.parametrize("status", list(EndpointStatus))
+@pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
 @pytest.mark.parametrize("reason", [retry.NO_ROOM, retry.EXPIRED])
-def test_what_is_given_up_is_a_dead_letter_with_its_story(status, reason):
-    carried = Carried(registry(status=status), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
+def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
+    carried = Carried(registry(**fields), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
     assert carried.sent == []
     told = carried.written()
     assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
