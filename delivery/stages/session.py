@@ -114,8 +114,9 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
+        # By its older name, so that an operator's own in `extraJavaOptions` wins, by whichever name.
         "spark.driver.defaultJavaOptions": java_options(
-            f"-Dlog4j2.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
+            f"-Dlog4j.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
         ),
         **({} if "://" in config.checkpoint else LOCAL_CHECKPOINT),
         "spark.app.name": config.app_name,

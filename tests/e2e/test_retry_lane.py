@@ -126,7 +126,8 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
         assert platform.stop(job.process) == 0, platform.log()
     of_hung = {message.webhook_id(event, "s1") for event in hung}
     assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
-    assert {entry["error_class"] for entry in told[50:]} == {"timeout"}
+    # On a machine that lacks CPU for all of an attempt's time nobody can tell whose fault it was: it counts as ours.
+    assert {entry["error_class"] for entry in told[50:]} <= {"timeout", "local"}
     assert all(15_000 <= entry["duration_ms"] < 18_000 for entry in told[50:])
 
 
