@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test lint setup prepare lock docs clean
+.PHONY: demo test test-chart lint setup prepare image lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
@@ -39,12 +39,24 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 prepare: setup
 	@$(BIN)/fanout prepare
 
+# One container image for every role, by podman or docker.
+image: prepare
+	@deploy/image/build $(ARGS)
+
+# The chart, by helm: the one on the PATH, or one that is built into a cache outside the tree (some minutes, once; needs Go).
+HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
+test-chart: setup
+	@test -x "$(HELM)" || { echo "building helm (some minutes, once) ..."; GOBIN=$(dir $(HELM)) go install helm.sh/helm/v4/cmd/helm@v4.3.1; }
+	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
+
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
 # deploy/jars/ivy.xml. Look at what has changed before it is committed.
 lock:
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
 	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --extra local --extra dev pyproject.toml -o requirements.lock
+	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-find-links -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 	$(MAKE) setup
 	$(BIN)/python -m fanout.local.jars
 

@@ -1,0 +1,123 @@
+{{/* Names, labels, and what the pods of all roles have in common. */}}
+{{- define "fanout.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name }}{{ end -}}
+{{- end }}
+
+{{- define "fanout.labels" -}}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "fanout.selector" . }}
+{{- end }}
+
+{{- define "fanout.selector" -}}
+app.kubernetes.io/name: fanout
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "fanout.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}{{ else }}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{/* The settings as TOML. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
+{{- define "fanout.settings" -}}
+{{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
+{{- $all := mustMergeOverwrite $own (deepCopy .Values.config) -}}
+{{- range $area := keys $all | sortAlpha }}
+[{{ $area }}]
+{{- $fields := get $all $area }}
+{{- range $field := keys $fields | sortAlpha }}
+{{- $value := get $fields $field }}
+{{- if not (kindIs "map" $value) }}
+{{ $field }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- range $field := keys $fields | sortAlpha }}
+{{- $value := get $fields $field }}
+{{- if kindIs "map" $value }}
+
+[{{ $area }}.{{ $field }}]
+{{- range $name := keys $value | sortAlpha }}
+{{ toJson $name }} = {{ toJson (get $value $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{ end }}
+{{- end }}
+
+{{/* A secret that must be named. */}}
+{{- define "fanout.required" -}}
+{{- $secret := get .root.Values.secrets .secret -}}
+{{- required (printf "secrets.%s.name is required: the name of a Secret that exists, with the key %q" .secret $secret.key) $secret.name -}}
+{{- end }}
+
+{{/* Files of secrets: the settings name them. `of` lists the secrets by the names of the values; the variable of each is beside it. */}}
+{{- define "fanout.variable" -}}
+{{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE") . -}}
+{{- end }}
+
+{{- define "fanout.environment" -}}
+{{- range $secret := .of }}
+- name: {{ include "fanout.variable" $secret }}
+  value: /run/secrets/fanout/{{ $secret }}
+{{- end }}
+{{- end }}
+
+{{- define "fanout.secretVolume" -}}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- range $secret := .of }}
+      - secret:
+          name: {{ include "fanout.required" (dict "root" $.root "secret" $secret) }}
+          items: [{key: {{ get (get $.root.Values.secrets $secret) "key" | quote }}, path: {{ $secret }}}]
+      {{- end }}
+{{- end }}
+
+{{- define "fanout.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "fanout.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "fanout.placement" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The annotations of a pod: a change of the settings starts it anew. */}}
+{{- define "fanout.annotations" -}}
+checksum/settings: {{ include "fanout.settings" . | sha256sum }}
+{{- with .Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The secrets that a role reads. */}}
+{{- define "fanout.common" -}}
+database keyRing{{ if .Values.secrets.kafkaPassword.name }} kafkaPassword{{ end }}
+{{- end }}

@@ -1,0 +1,201 @@
+"""The chart: what it makes is valid and restricted, a mistake in its values is refused by its name, secrets stay in Secrets."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from delivery import settings
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "fanout"
+HELM = os.environ.get("HELM", "helm")
+OLDEST, NEWEST = "1.27", "1.34"
+SECRETS = {"database": {"name": "pg"}, "keyRing": {"name": "ring"}}
+MINIMAL = {"secrets": SECRETS}
+EVERYTHING = {
+    "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": ["registry"]},
+    "config": {
+        "kafka": {"bootstrap_servers": "kafka:9093", "sasl_username": "fanout", "spark_options": {"client.rack": "a"}},
+        "delivery": {"allow_ports": [443], "unlimited_hosts": ["*.gateway.example.com"]},
+        "source": {"topic_pattern": r"events\..+", "max_events_per_batch": 2_000_000},
+    },
+    "secrets": SECRETS | {"apiDatabase": {"name": "pg-api"}, "kafkaPassword": {"name": "kafka", "key": "secret"}},
+    "serve": {
+        "enabled": True,
+        "autoscaling": {"enabled": True},
+        "ingress": {"enabled": True, "host": "api.example.com", "tlsSecret": "tls", "annotations": {"a/b": "c"}},
+    },
+    "archive": {"enabled": True},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "networkPolicy": {
+        "enabled": True,
+        "kafka": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 9093}]}],
+        "postgres": [{"to": [{"ipBlock": {"cidr": "10.0.0.6/32"}}], "ports": [{"port": 5432}]}],
+    },
+    "podAnnotations": {"team": "events"},
+    "nodeSelector": {"pool": "fanout"},
+    "tolerations": [{"key": "fanout", "operator": "Exists"}],
+    "priorityClassName": "high",
+}
+ONE = {"resources": {"requests": {"cpu": "1"}}, "checkpoint": {"size": "1Gi"}}
+APART = {
+    "secrets": SECRETS,
+    "drivers": {
+        "all": None,
+        "fast": ONE | {"lanes": ["direct"]},
+        "slow": ONE | {"lanes": ["batch", "retry"], "checkpoint": {"size": "1Gi", "existingClaim": "kept"}},
+    },
+}
+VALUES = [pytest.param(MINIMAL, id="minimal"), pytest.param(EVERYTHING, id="everything"), pytest.param(APART, id="apart")]
+
+
+def helm(*arguments, values):
+    command = [HELM, *arguments, "--values", "-"]
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60)
+
+
+def rendered(values):
+    done = helm("template", "here", str(CHART), values=values)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(kind, documents):
+    return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
+
+
+def pods(documents):
+    return [document["spec"]["template"]["spec"] for document in documents if document["kind"] in {"Deployment", "Job"}]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_chart_is_without_a_fault_for_the_linter(values):
+    done = helm("lint", "--strict", str(CHART), values=values)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("values", VALUES)
+def test_what_it_makes_is_valid_for_kubernetes(values, version):
+    for document in rendered(values):
+        if document["kind"] != "PodMonitor":  # of the Prometheus operator
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_every_pod_keeps_to_the_policy_restricted_and_writes_to_volumes_only(values):
+    for pod in pods(rendered(values)):
+        whole = pod["securityContext"]
+        assert (whole["runAsNonRoot"], whole["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert all({"configMap", "projected", "emptyDir", "persistentVolumeClaim"} & volume.keys() for volume in pod["volumes"])
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["requests"]
+            assert "scratch" in {mount["name"] for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_secrets_are_files_of_secrets_that_exist_and_none_is_made_or_may_be_read_over_the_api(values):
+    documents = rendered(values)
+    assert not {"Secret", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {one["kind"] for one in documents}
+    for pod in pods(documents):
+        [container] = pod["containers"]
+        named = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("FANOUT_")}
+        [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "secrets"]
+        files = {f"/run/secrets/fanout/{item['path']}" for source in sources for item in source["secret"]["items"]}
+        assert all(name.endswith("_FILE") for name in named)
+        assert set(named.values()) == files
+
+
+def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
+    documents = rendered(EVERYTHING)
+    named = {
+        pod["containers"][0]["name"]: {one["name"] for one in pod["containers"][0]["env"] if one["name"].startswith("FANOUT_")}
+        for pod in pods(documents)
+    }
+    database, ring = "FANOUT_DATABASE_URL_FILE", "FANOUT_KEYS_RING_FILE"
+    assert named == {
+        "driver": {database, ring, "FANOUT_KAFKA_SASL_PASSWORD_FILE"},
+        "archive": {database, ring, "FANOUT_KAFKA_SASL_PASSWORD_FILE"},
+        "serve": {database, ring, "FANOUT_API_DATABASE_URL_FILE"},
+        "migrate": {database},
+    }
+
+
+def test_one_job_works_on_each_checkpoint_which_outlives_the_release():
+    documents = rendered(APART)
+    drivers = of_kind("Deployment", documents)
+    assert set(drivers) == {"here-fanout-fast", "here-fanout-slow"}
+    for driver in drivers.values():
+        assert (driver["spec"]["replicas"], driver["spec"]["strategy"]) == (1, {"type": "Recreate"})
+        assert driver["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
+    assert drivers["here-fanout-slow"]["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "batch,retry"
+    claims = of_kind("PersistentVolumeClaim", documents)
+    assert {name: claim["metadata"]["annotations"] for name, claim in claims.items()} == {
+        "here-fanout-fast": {"helm.sh/resource-policy": "keep"}
+    }
+
+
+def test_the_settings_are_those_that_the_platform_takes():
+    written = of_kind("ConfigMap", rendered(EVERYTHING))["here-fanout"]["data"]["fanout.toml"]
+    taken = settings.Settings.model_validate(tomllib.loads(written))
+    assert taken.source.topic_pattern == r"events\..+"
+    assert taken.source.max_events_per_batch == 2_000_000
+    assert taken.delivery.unlimited_hosts == ("*.gateway.example.com",)
+    assert taken.kafka.spark_options["client.rack"].get_secret_value() == "a"
+    assert (taken.metrics.host, taken.spark.checkpoint) == ("0.0.0.0", "/var/lib/fanout/checkpoint")
+
+
+def test_a_change_of_the_settings_starts_the_pods_anew_and_nothing_else_does():
+    def checksum(values):
+        return of_kind("Deployment", rendered(values))["here-fanout-all"]["spec"]["template"]["metadata"]["annotations"]
+
+    assert checksum(MINIMAL) == checksum(MINIMAL | {"podMonitor": {"enabled": True}})
+    assert checksum(MINIMAL) != checksum(MINIMAL | {"config": {"delivery": {"max_in_flight": 7}}})
+
+
+def test_the_schema_knows_every_setting_and_no_secret():
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
+    known = {f"{area}.{field}" for area, fields in schema.items() for field in fields["properties"]}
+    secret = {"database.url", "api.database_url", "keys.ring", "kafka.sasl_password"}
+    assert known == set(settings.known_names()) - secret
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"serve": {"enabeld": True}}, "'enabeld'"),
+        ({"config": {"kafka": {"bootstrap_server": "a"}}}, "'bootstrap_server'"),
+        ({"config": {"database": {"url": "postgresql://a:b@c/d"}}}, "'url'"),
+        ({"drivers": {"all": {"lanes": ["fast"]}}}, "/drivers/all/lanes/0"),
+        ({"secrets": {}}, 'secrets.database.name is required: the name of a Secret that exists, with the key "url"'),
+        ({"serve": {"enabled": True}}, "secrets.apiDatabase.name is required"),
+        ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+    ],
+)
+def test_a_mistake_in_the_values_is_refused_by_its_name(values, said):
+    done = helm("template", "here", str(CHART), values=MINIMAL | values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_every_value_is_explained_where_it_stands():
+    text = (CHART / "values.yaml").read_text()
+    tops = re.findall(r"^(?:# .*\n)*(\w+):", text, re.MULTILINE)
+    assert set(tops) == set(yaml.safe_load(text))
+    explained = re.findall(r"^# .*\n(?:# .*\n)*(\w+):", text, re.MULTILINE)
+    alike = {"nodeSelector", "tolerations", "priorityClassName"}  # stand below one comment
+    assert set(tops) - set(explained) == alike
