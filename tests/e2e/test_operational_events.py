@@ -73,5 +73,5 @@ def told_to(platform, endpoint):
 
 
 def status_of(platform, endpoint_id):
-    [row] = registering.get(platform.config, "endpoints", endpoint_id)
+    [row] = registering.get(platform.config, registering.kind_of("endpoints"), endpoint_id)
     return row["status"]
