@@ -48,7 +48,7 @@ def of(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> envelope.Layout:
-    """Return where events have what is needed of them."""
+    """Return the fields of an event that hold its id, type, tenant and time, by the settings."""
     source = config.source
     return envelope.Layout(
         id_path=_path(source.id_field),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -100,10 +100,14 @@ def get(
     """Show what is registered. Secrets are never shown."""
     from fanout import registering  # noqa: PLC0415
 
-    of = registering.kind_of(kind.partition("/")[0])
-    rows = registering.get(_settings(context), of, row_id or kind.partition("/")[2] or None)
-    people = [registering.shortened(row) for row in rows]
-    listing.show(rows, kind=of.singular, key="id", form=output, as_json=as_json, brief=of.brief, people=people)
+    name, _, in_kind = kind.partition("/")
+    if in_kind and row_id is not None:
+        raise typer.BadParameter(f"name one id: {kind} or {name} {row_id}")
+    of = registering.kind_of(name)
+    rows = registering.get(_settings(context), of, in_kind or (row_id and listing.id_of(row_id, of.singular)))
+    wide = [registering.shortened(row) for row in rows]
+    table = listing.columns(wide, of.brief)
+    listing.show(rows, kind=of.singular, key="id", form=output, as_json=as_json, table=table, wide=wide)
 
 
 @keys.command("generate")
@@ -214,6 +218,7 @@ def publish(
     from fanout import publishing  # noqa: PLC0415
 
     config = _settings(context)
+    messages: Iterable[publishing.Message]
     if generate:
         rng = random.Random(seed)  # noqa: S311  # test data, not a secret
         messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)
@@ -221,8 +226,8 @@ def publish(
         layout = None if unchecked else plan.layout_of(config)
         if str(file) == "-":
             messages = publishing.from_lines(sys.stdin.buffer, config.source, topic, layout)
-        else:
-            messages = iter(list(publishing.from_lines(file.read_bytes().splitlines(), config.source, topic, layout)))
+        else:  # all lines are checked before the first is published
+            messages = list(publishing.from_lines(file.read_bytes().splitlines(), config.source, topic, layout))
     else:
         raise typer.BadParameter("name an NDJSON file, or say --generate N")
     published = publishing.publish_all(config, messages)

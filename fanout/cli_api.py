@@ -74,7 +74,7 @@ def list_(
         migrate.require_current(connection)
         rows = keys.all_(connection, customer)
     brief = ("key_id", "customer_id", "scope", "name", "expires_at", "revoked_at")
-    listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, brief=brief)
+    listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, table=listing.columns(rows, brief))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The command `fanout filter try`: whether a filter takes an event, before anybody subscribes by it.
+"""The command `fanout filter try`: test a filter on an event before a subscription uses the filter.
 
 Runs in the command. Needs neither Kafka nor Postgres.
 """
@@ -19,7 +19,7 @@ from fanout.terminal import AsJson, console
 from subscriptions_db import lint, yaml_document
 
 _STRUCTURED = (("content-type", envelope.STRUCTURED.encode() + b"+json"),)
-"""What a producer's client says of a CloudEvent in JSON."""
+"""The Kafka header by which a producer marks a CloudEvent in structured mode."""
 
 app = typer.Typer(help="Filters of subscriptions.", no_args_is_help=True)
 
@@ -62,7 +62,7 @@ def try_(
 
 
 def _content(option: str, text: str) -> bytes:
-    """Return what an option says, or what stands in the file that it names."""
+    """Return the JSON of an option, or the content of the file that the option names."""
     if text == "-":
         return sys.stdin.buffer.read()
     if text.lstrip().startswith(("{", "[")):

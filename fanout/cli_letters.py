@@ -63,8 +63,8 @@ def list_(
 
     with dead_letters.reading(terminal.settings_of(context), terminal.progress) as reader:
         found = dead_letters.find(reader, wanted, limit)
-    rows, people = [one.summary() for one in found], [one.row() for one in found]
-    listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, people=people)
+    rows, table = [one.summary() for one in found], [one.row() for one in found]
+    listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, table=table)
 
 
 @app.command()

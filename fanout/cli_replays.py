@@ -14,9 +14,10 @@ from delivery import errors
 from fanout import listing, terminal
 from fanout.terminal import AsJson
 from subscriptions_db import auditing, connect, migrate
+from subscriptions_db.api import replays
 from subscriptions_db.replays import asking
 
-app = typer.Typer(help="What customers asked to have delivered again.", no_args_is_help=True)
+app = typer.Typer(help="Replays: deliveries that customers asked for again.", no_args_is_help=True)
 ReplayId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "replay"))]
 BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "dead_lettered", "skipped")
 
@@ -33,7 +34,7 @@ def list_(
     with connect.connect(terminal.settings_of(context).database) as connection:
         migrate.require_current(connection)
         rows = [_row(one) for one in asking.newest(connection, endpoint_id=endpoint, limit=limit)]
-    listing.show(rows, kind="replay", key="id", form=output, as_json=as_json, brief=BRIEF)
+    listing.show(rows, kind="replay", key="id", form=output, as_json=as_json, table=listing.columns(rows, BRIEF))
 
 
 @app.command()
@@ -78,19 +79,4 @@ def _found(connection: connect.Connection, replay_id: str) -> asking.Replay:
 
 
 def _row(replay: asking.Replay) -> dict[str, Any]:
-    asked = {name: getattr(replay.asked, name, None) for name in ("since", "until", "event_types", "webhook_id")}
-    return {
-        "id": replay.replay_id,
-        "customer": replay.customer_id,
-        "endpoint": replay.endpoint_id,
-        **asked,
-        "state": replay.state,
-        "reason": replay.reason,
-        "is_whole": replay.is_whole,
-        "created_at": replay.created_at,
-        "state_since": replay.state_since,
-        "handed_over": replay.handed_over,
-        "delivered": replay.delivered,
-        "dead_lettered": replay.dead_lettered,
-        "skipped": replay.skipped,
-    }
+    return {"customer": replay.customer_id, **replays.shown(replay).model_dump()}

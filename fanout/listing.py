@@ -1,15 +1,15 @@
-"""Print a list as its reader wants it: a table, a wide one, JSON, YAML, or names alone, as users of kubectl know it.
+"""Print a list as a table, a wide table, JSON, YAML or names, with the options of kubectl.
 
 Runs in the command.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import orjson
 import typer
 import yaml
 
@@ -17,16 +17,16 @@ from fanout import terminal
 
 
 class Form(enum.StrEnum):
-    """How a list is printed."""
+    """The forms in which a command prints a list."""
 
     TABLE = "table"
-    """The columns that tell one from another."""
+    """A few columns, by which a person tells the rows apart."""
     WIDE = "wide"
-    """Every column that is not empty in all rows."""
+    """All columns except those that are empty in every row."""
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
-    """KIND/ID, one a line; commands that take an id take this as well."""
+    """`KIND/ID`, one a line. Commands that take an id take this form too."""
 
 
 Output = Annotated[
@@ -41,41 +41,39 @@ def show(
     kind: str,
     key: str,
     form: Form | None,
-    as_json: bool = False,
-    brief: Sequence[str] = (),
-    people: Sequence[dict[str, Any]] | None = None,
+    as_json: bool,
+    table: Sequence[dict[str, Any]],
+    wide: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Print rows with the same keys, of which `key` is the id; `brief` are the columns of a narrow table, by default all.
+    """Print rows with the same keys; `key` names the id among them.
 
-    `people` are the rows as tables show them, where that is another way than for machines.
+    `table` are the rows of the form `table`. `wide` are the rows of the form `wide`; None: `rows` themselves.
     """
-    told = list(rows if people is None else people)
+    plain = orjson.loads(orjson.dumps(list(rows), default=str))
     match form or (Form.JSON if as_json else Form.TABLE):
         case Form.JSON:
-            terminal.print_json(list(rows))
+            terminal.print_json(plain)
         case Form.YAML:
-            # In ASCII, so that what is invisible is an escape of YAML's own.
-            terminal.print_text(yaml.safe_dump(_plain(list(rows)), sort_keys=False, width=120))
+            # PyYAML writes ASCII, in which every invisible character is an escape.
+            terminal.print_text(yaml.safe_dump(plain, sort_keys=False, width=120))
         case Form.NAME:
-            terminal.print_text("".join(f"{kind}/{row[key]}\n" for row in rows))
+            terminal.print_text("".join(f"{kind}/{row[key]}\n" for row in plain))
         case Form.WIDE:
-            filled = [name for name in (told or [{}])[0] if any(row[name] not in (None, {}, [], "") for row in told)]
-            terminal.print_table([{name: row[name] for name in filled} for row in told])
+            full = list(rows if wide is None else wide)
+            terminal.print_table(columns(full, [name for name in (full or [{}])[0] if any(_says(row[name]) for row in full)]))
         case Form.TABLE:
-            terminal.print_table([{name: row[name] for name in brief or row} for row in told])
+            terminal.print_table(list(table))
+
+
+def columns(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows with these columns only."""
+    return [{name: row[name] for name in names} for row in rows]
 
 
 def id_of(text: str, kind: str) -> str:
-    """Return the id that somebody means by it, or by `KIND/ID`."""
+    """Return the id from `ID` or `KIND/ID`."""
     return text.removeprefix(f"{kind}/")
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with what YAML and JSON have in common: texts for times and for members of enumerations."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, dt.datetime):
-        return value.isoformat()
-    return value if value is None or type(value) in {bool, int, float, str} else str(value)
+def _says(value: Any) -> bool:
+    return value not in (None, {}, [], "")

@@ -102,7 +102,7 @@ class Publisher:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating the topics that are missing; return how many went to each topic.
 
-    When making a message fails, those before it are in Kafka.
+    When the iterator raises, Kafka has all messages before that one.
     """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)

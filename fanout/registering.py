@@ -38,20 +38,19 @@ KAFKA_TIMEOUT_S = 3
 
 
 class Listed(NamedTuple):
-    """What can be listed."""
+    """A kind of row that `fanout get` lists, and the columns of its narrow table."""
 
     kind: registry.Kind
     brief: tuple[str, ...]
-    """The columns of a narrow table."""
 
     @property
     def plural(self) -> str:
-        """Return what `fanout get` calls it."""
+        """Return the name of the kind for `fanout get`, such as `event-types`."""
         return self.singular + "s"
 
     @property
     def singular(self) -> str:
-        """Return what one is called."""
+        """Return the name of one row's kind, such as `event-type`."""
         return self.kind.replace("_", "-")
 
 
@@ -150,7 +149,7 @@ def as_document(result: apply.Result) -> dict[str, Any]:
 
 
 def kind_of(text: str) -> Listed:
-    """Return the kind that somebody means: by its plural or singular, with `-` or `_`."""
+    """Return the kind of this name: plural or singular, with `-` or `_`."""
     named = text.replace("_", "-")
     for one in LISTED:
         if named in {one.plural, one.singular}:

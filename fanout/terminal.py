@@ -58,7 +58,7 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print lines as they are, controls but newlines as escapes."""
+    """Print text. Control characters except newlines and tabs become visible escapes."""
     sys.stdout.write(harmless.text(text))
 
 

@@ -109,7 +109,7 @@ def unsendable(row: dict[str, Any]) -> Endpoint:
 
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
-    """Return an endpoint for which everything waits until its row is mended."""
+    """Return an endpoint to which the lanes send nothing until an operator mends its row."""
     return replace(unsendable(row), fault=fault)
 
 

@@ -1,4 +1,4 @@
-"""What the documents say, for the tests that hold them to it."""
+"""Read examples from the documents, for tests that run the examples."""
 
 import re
 import textwrap

@@ -114,7 +114,7 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
-        # By its older name, so that an operator's own in `extraJavaOptions` wins, by whichever name.
+        # Log4j prefers `log4j2.configurationFile`. With the older name, an operator's file in `extraJavaOptions` wins.
         "spark.driver.defaultJavaOptions": java_options(
             f"-Dlog4j.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
         ),

@@ -198,8 +198,8 @@ class Router:
 def skip_reason(subscription: Subscription) -> SkipReason | None:
     """Return why nothing that is due to a subscription is delivered, or None when it is, now or later.
 
-    A row that cannot be used is quarantined, whatever its status says: nobody can tell what its filter would have taken. Of an
-    endpoint's row everything waits (delivery.webhooks.handover).
+    A subscription whose row is unusable is quarantined, whatever its status: without its filter the lanes cannot choose events.
+    Deliveries to an endpoint whose row is unusable are not skipped. They wait (delivery.webhooks.handover).
     """
     if subscription.fault:
         return SkipReason.QUARANTINED

@@ -335,5 +335,5 @@ def _with_content(unsent: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
 
 
 def _hold_of(endpoint: Endpoint) -> str | None:
-    """Return why nothing for an endpoint is attempted, whatever waits for it."""
+    """Return the reason for which the lane attempts nothing to this endpoint, or None."""
     return retry.ENDPOINT_QUARANTINED if endpoint.fault else _HOLDS.get(endpoint.status)

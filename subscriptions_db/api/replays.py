@@ -124,14 +124,14 @@ def list_(call: Call) -> Replays:
         before=min(int(last or NEWEST), NEWEST),
         limit=wanted.limit + 1,
     )
-    items = routes.fitting_part([_shown(one) for one in found[: wanted.limit]])
+    items = routes.fitting_part([shown(one) for one in found[: wanted.limit]])
     more = len(found) > len(items)
     return Replays(items=items, next_cursor=cursors.encode(str(found[len(items) - 1].number)) if more else None)
 
 
 def get(call: Call) -> Replay:
     """Return a replay."""
-    return _shown(_found(call))
+    return shown(_found(call))
 
 
 def cancel(call: Call) -> Replay:
@@ -150,10 +150,12 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: Range | One, oth
     made = asking.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:
         raise problems.Refused(409, otherwise)
-    shown = _shown(made)
-    told = shown.model_dump(mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True)
-    audit.write(call, "create", "replay", shown.id, customer_id=customer_id, after=told)
-    return shown
+    answer = shown(made)
+    told = answer.model_dump(
+        mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True
+    )
+    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=told)
+    return answer
 
 
 def _place(call: Call) -> cursor.Moment:
@@ -170,7 +172,8 @@ def _found(call: Call) -> asking.Replay:
     return found
 
 
-def _shown(replay: asking.Replay) -> Replay:
+def shown(replay: asking.Replay) -> Replay:
+    """Return a replay as the API answers it."""
     asked = {name: getattr(replay.asked, name, None) for name in ("since", "until", "event_types", "webhook_id")}
     return Replay(
         id=replay.replay_id,

@@ -145,7 +145,7 @@ def _failed(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition, To
 
 
 def _postponed(known: Condition, seen: Seen, policy: Policy) -> tuple[Condition, Told | None]:
-    """Count what is postponed in windows of `quiet_s`; tell of a full one, though not so soon after the last that was told."""
+    """Count postponed deliveries in windows of `quiet_s`. Report a full one, `quiet_s` or more after the last report."""
     since, before = known.postponed_since, known.postponed
     if since is None or _is_over(since, seen.at, policy):
         since, before = seen.at, 0

@@ -115,7 +115,7 @@ def page(connection: connect.Connection, customer_id: str, *, endpoint_id: str |
 
 
 def any_(connection: connect.Connection, replay_id: str) -> Replay | None:
-    """Return the replay of this id, whosever it is; None where there is none."""
+    """Return the replay with this id, of any customer; None where there is none."""
     with connect.translating():
         row = connection.execute(query("any_replay"), {"replay_id": replay_id}).fetchone()
     return None if row is None else Replay.from_row(row)

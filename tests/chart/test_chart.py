@@ -199,3 +199,10 @@ def test_every_value_is_explained_where_it_stands():
     explained = re.findall(r"^# .*\n(?:# .*\n)*(\w+):", text, re.MULTILINE)
     alike = {"nodeSelector", "tolerations", "priorityClassName"}  # stand below one comment
     assert set(tops) - set(explained) == alike
+
+
+def test_the_package_the_image_and_the_chart_have_one_version():
+    root = CHART.parents[2]
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
+    assert set(re.findall(r"^ARG VERSION=(.*)$", (root / "deploy/image/Containerfile").read_text(), re.MULTILINE)) == {version}

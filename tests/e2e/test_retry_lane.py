@@ -126,10 +126,11 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
         assert platform.stop(job.process) == 0, platform.log()
     of_hung = {message.webhook_id(event, "s1") for event in hung}
     assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
-    # On a machine that lacks CPU for all of an attempt's time nobody can tell whose fault it was: it counts as ours.
+    # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension.
+    latest_ms = 15_000 + deadlines.MAX_EXTENSION_S * 1000
+    assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in told[50:])
+    assert all(entry["error_class"] == "timeout" for entry in told[50:] if entry["duration_ms"] < latest_ms)
     assert {entry["error_class"] for entry in told[50:]} <= {"timeout", "local"}
-    most_ms = 18_000 + deadlines.MAX_EXTENSION_S * 1000
-    assert all(15_000 <= entry["duration_ms"] < most_ms for entry in told[50:])
 
 
 class Slow(Customers):

@@ -17,7 +17,8 @@ ROWS = [
 
 
 def printed(capsys, form=None, **more):
-    listing.show(ROWS, kind="endpoint", key="id", form=form, brief=("id", "url"), **more)
+    more = {"as_json": False, "table": listing.columns(ROWS, ("id", "url"))} | more
+    listing.show(ROWS, kind="endpoint", key="id", form=form, **more)
     return capsys.readouterr().out
 
 
@@ -62,3 +63,9 @@ def test_an_unknown_form_is_refused_with_all_that_there_are():
     done = CliRunner().invoke(cli.app, ["get", "endpoints", "-o", "xml"])
     assert done.exit_code == 2
     assert "'wide'" in done.output
+
+
+def test_two_ids_for_one_row_are_refused():
+    done = CliRunner().invoke(cli.app, ["get", "endpoint/a", "b"])
+    assert done.exit_code == 2
+    assert "name one id" in done.output

@@ -1,0 +1,127 @@
+"""The transport looks up names of hosts: it remembers an address, forgets a failure, and waits for no name that hangs."""
+
+import asyncio
+import errno
+import socket
+import threading
+
+import pytest
+
+from delivery import errors
+from delivery.model import Tls
+from tests import certificates
+from tests.integration import serving
+from tests.integration.serving import HEADERS, OK, saying
+
+pytestmark = pytest.mark.integration
+AUTHORITY = certificates.authority()
+
+
+class Names:
+    """In the place of the system's resolver. Names that begin with `hangs` are never found, until `release`."""
+
+    def __init__(self, monkeypatch):
+        self.asked = []
+        self.answers = {}
+        self._real = socket.getaddrinfo
+        self._asking = threading.Condition()
+        self._released = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host, port, *args, **kwargs):
+        with self._asking:
+            self.asked.append(host)
+            self._asking.notify_all()
+        if host.startswith("hangs"):
+            self._released.wait()
+        answer = self.answers.get(host, "127.0.0.1")
+        if isinstance(answer, Exception):
+            raise answer
+        return self._real(answer, port, *args, **kwargs)
+
+    def were_asked(self, times):
+        with self._asking:
+            return self._asking.wait_for(lambda: len(self.asked) >= times, timeout=5)
+
+    def release(self):
+        self._released.set()
+
+
+@pytest.fixture
+def names(monkeypatch):
+    made = Names(monkeypatch)
+    yield made
+    made.release()
+
+
+def test_a_name_that_was_found_is_not_looked_up_for_each_connection(names):
+    async def main():
+        last_words = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        async with serving.serve(saying(last_words)) as server, serving.network() as network:
+            for _ in range(3):
+                await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 1.0)
+        return len(server.connections)
+
+    assert serving.run(main()) == 3
+    assert names.asked == ["hooks.example.com"]
+
+
+def test_a_server_is_told_by_which_name_it_is_asked_and_may_choose_its_certificate_by_it(names):
+    of_the_name = certificates.server_context(certificates.issue("hooks", issuer=AUTHORITY, address="hooks.example.com"))
+    context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY))
+
+    def choose(connection, name, _):
+        if name == "hooks.example.com":
+            connection.context = of_the_name
+
+    context.sni_callback = choose
+
+    async def main():
+        async with serving.serve(saying(OK), context) as server, serving.network() as network:
+            to = serving.to(server.url("hooks.example.com"), tls=Tls(authorities=AUTHORITY.pem))
+            return (await network.post(to, HEADERS, b"body", 1.0)).status
+
+    assert serving.run(main()) == 200
+    assert names.asked == ["hooks.example.com"]
+
+
+def test_that_a_name_was_not_found_is_not_remembered(names):
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            to = serving.to(server.url("hooks.example.com"))
+            names.answers["hooks.example.com"] = socket.gaierror(socket.EAI_NONAME, "not known")
+            with pytest.raises(errors.DnsFailed):
+                await network.post(to, HEADERS, b"body", 1.0)
+            names.answers.clear()
+            return (await network.post(to, HEADERS, b"body", 1.0)).status
+
+    assert serving.run(main()) == 200
+
+
+def test_names_that_hang_keep_nobody_else_waiting(names):
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            hanging = [
+                asyncio.create_task(network.post(serving.to(server.url(f"hangs{n}.example.com")), HEADERS, b"body", 1.0))
+                for n in range(16)
+            ]
+            assert await asyncio.to_thread(names.were_asked, len(hanging))
+            answer = await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 0.4)
+            for task in hanging:
+                with pytest.raises(errors.AttemptTimedOut, match="while looking up the name"):
+                    await task
+            names.release()
+        return answer.status
+
+    assert serving.run(main()) == 200
+
+
+def test_running_out_of_descriptors_while_looking_up_is_local(names):
+    names.answers["hooks.example.com"] = OSError(errno.EMFILE, "Too many open files")
+
+    async def main():
+        async with serving.network() as network:
+            await network.post(serving.to("http://hooks.example.com/"), HEADERS, b"body", 1.0)
+
+    with pytest.raises(errors.LocalFailure):
+        serving.run(main())
