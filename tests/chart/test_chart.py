@@ -52,7 +52,20 @@ APART = {
         "slow": ONE | {"lanes": ["batch", "retry"], "checkpoint": {"size": "1Gi", "existingClaim": "kept"}},
     },
 }
-VALUES = [pytest.param(MINIMAL, id="minimal"), pytest.param(EVERYTHING, id="everything"), pytest.param(APART, id="apart")]
+EXECUTORS = {
+    "secrets": SECRETS,
+    "networkPolicy": EVERYTHING["networkPolicy"] | {"apiServer": [{"ports": [{"port": 6443}]}]},
+    "drivers": {
+        "all": {"executors": {"count": 3, "cores": 2, "requestCores": "1500m", "heap": "1g", "besidesHeap": "2g"}},
+        "slow": ONE | {"lanes": ["retry"]},
+    },
+}
+VALUES = [
+    pytest.param(MINIMAL, id="minimal"),
+    pytest.param(EVERYTHING, id="everything"),
+    pytest.param(APART, id="apart"),
+    pytest.param(EXECUTORS, id="executors"),
+]
 
 
 def helm(*arguments, values):
@@ -72,6 +85,11 @@ def of_kind(kind, documents):
 
 def pods(documents):
     return [document["spec"]["template"]["spec"] for document in documents if document["kind"] in {"Deployment", "Job"}]
+
+
+def executor_template():
+    """The pod template that Spark makes the executors of EXECUTORS from."""
+    return yaml.safe_load(of_kind("ConfigMap", rendered(EXECUTORS))["here-fanout-all"]["data"]["executor.yaml"])
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -109,7 +127,7 @@ def test_every_pod_keeps_to_the_policy_restricted_and_writes_to_volumes_only(val
 @pytest.mark.parametrize("values", VALUES)
 def test_secrets_are_files_of_secrets_that_exist_and_none_is_made_or_may_be_read_over_the_api(values):
     documents = rendered(values)
-    assert not {"Secret", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {one["kind"] for one in documents}
+    assert not {"Secret", "ClusterRole", "ClusterRoleBinding"} & {one["kind"] for one in documents}
     for pod in pods(documents):
         [container] = pod["containers"]
         named = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("FANOUT_")}
@@ -148,6 +166,49 @@ def test_one_job_works_on_each_checkpoint_which_outlives_the_release():
     }
 
 
+def test_only_a_driver_with_executors_has_rights_in_the_cluster_and_they_are_on_pods_of_its_namespace():
+    documents = rendered(EXECUTORS)
+    assert {name: role["rules"] for name, role in of_kind("Role", documents).items()} == {
+        "here-fanout-all": [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}
+        ]
+    }
+    [binding] = of_kind("RoleBinding", documents).values()
+    assert [subject["name"] for subject in binding["subjects"]] == ["here-fanout-all"]
+    with_token = {
+        pod["serviceAccountName"]
+        for pod in pods(documents)
+        for volume in pod["volumes"]
+        if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
+    }
+    assert with_token == {"here-fanout-all"}
+    assert not {"Role", "RoleBinding"} & {one["kind"] for one in rendered(EVERYTHING)}
+
+
+def test_executors_keep_to_the_policy_restricted_and_get_no_secret_and_no_token():
+    template = executor_template()
+    kubernetes_validate.validate(template | {"metadata": template["metadata"] | {"name": "x"}}, NEWEST, strict=False)
+    pod = template["spec"]
+    assert (pod["automountServiceAccountToken"], pod["serviceAccountName"]) == (False, "here-fanout")
+    assert pod["securityContext"] == pods(rendered(EXECUTORS))[0]["securityContext"]
+    assert {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} == {"persistentVolumeClaim", "emptyDir"}
+    [container] = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_driver_with_executors_shares_its_checkpoint_with_them_and_makes_a_task_for_each_core():
+    documents = rendered(EXECUTORS)
+    claims = of_kind("PersistentVolumeClaim", documents)
+    assert claims["here-fanout-all"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claims["here-fanout-slow"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    maps = of_kind("ConfigMap", documents)
+    taken = settings.Settings.model_validate(tomllib.loads(maps["here-fanout-all"]["data"]["fanout.toml"]))
+    assert (taken.spark.master, taken.spark.parallelism) == ("k8s://https://kubernetes.default.svc", 6)
+    named = {volume["persistentVolumeClaim"]["claimName"] for volume in executor_template()["spec"]["volumes"][:1]}
+    assert named == {"here-fanout-all"}
+    assert "master" not in tomllib.loads(maps["here-fanout"]["data"]["fanout.toml"])["spark"]
+
+
 def test_the_settings_are_those_that_the_platform_takes():
     written = of_kind("ConfigMap", rendered(EVERYTHING))["here-fanout"]["data"]["fanout.toml"]
     taken = settings.Settings.model_validate(tomllib.loads(written))
@@ -183,6 +244,8 @@ def test_the_schema_knows_every_setting_and_no_secret():
         ({"secrets": {}}, 'secrets.database.name is required: the name of a Secret that exists, with the key "url"'),
         ({"serve": {"enabled": True}}, "secrets.apiDatabase.name is required"),
         ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),
+        (EXECUTORS | {"networkPolicy": EVERYTHING["networkPolicy"]}, "networkPolicy.apiServer is required"),
+        ({"drivers": {"all": {"executors": {"count": 0}}}}, "/drivers/all/executors"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
     ],
 )

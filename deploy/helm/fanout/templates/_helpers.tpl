@@ -20,10 +20,35 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}{{ else }}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
-{{/* The settings as TOML. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
+{{/* How Spark runs executors as pods of their own: the area `spark`, for one driver. */}}
+{{- define "fanout.executorSettings" -}}
+{{- $executors := .executors -}}
+{{- $conf := dict
+  "spark.kubernetes.namespace" .root.Release.Namespace
+  "spark.kubernetes.container.image" (include "fanout.image" .root)
+  "spark.kubernetes.container.image.pullPolicy" .root.Values.image.pullPolicy
+  "spark.kubernetes.driver.pod.name" "${env:POD_NAME}"
+  "spark.kubernetes.executor.podTemplateFile" "/etc/fanout/executor.yaml"
+  "spark.kubernetes.executor.disableConfigMap" "true"
+  "spark.kubernetes.executor.request.cores" (toString $executors.requestCores)
+  "spark.executor.instances" (toString $executors.count)
+  "spark.executor.cores" (toString $executors.cores)
+  "spark.executor.memory" $executors.heap
+  "spark.executor.memoryOverhead" $executors.besidesHeap
+  "spark.driver.port" "7078"
+  "spark.driver.blockManager.port" "7079"
+  "spark.blockManager.port" "7079"
+  "spark.decommission.enabled" "true"
+  "spark.kubernetes.decommission.script" "/opt/venv/bin/drain-executor"
+-}}
+{{- $tasks := mul $executors.count $executors.cores -}}
+{{ toJson (dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" $tasks "conf" $conf)) }}
+{{- end }}
+
+{{/* The settings as TOML, of one driver or of all roles. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
 {{- define "fanout.settings" -}}
 {{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
-{{- $all := mustMergeOverwrite $own (deepCopy .Values.config) -}}
+{{- $all := mustMergeOverwrite $own (.executors | default dict) (deepCopy .root.Values.config) -}}
 {{- range $area := keys $all | sortAlpha }}
 [{{ $area }}]
 {{- $fields := get $all $area }}
@@ -111,7 +136,7 @@ imagePullSecrets:
 
 {{/* The annotations of a pod: a change of the settings starts it anew. */}}
 {{- define "fanout.annotations" -}}
-checksum/settings: {{ include "fanout.settings" . | sha256sum }}
+checksum/settings: {{ include "fanout.settings" (dict "root" .) | sha256sum }}
 {{- with .Values.podAnnotations }}
 {{ toYaml . }}
 {{- end }}
