@@ -169,9 +169,7 @@ def test_one_job_works_on_each_checkpoint_which_outlives_the_release():
 def test_only_a_driver_with_executors_has_rights_in_the_cluster_and_they_are_on_pods_of_its_namespace():
     documents = rendered(EXECUTORS)
     assert {name: role["rules"] for name, role in of_kind("Role", documents).items()} == {
-        "here-fanout-all": [
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}
-        ]
+        "here-fanout-all": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}]
     }
     [binding] = of_kind("RoleBinding", documents).values()
     assert [subject["name"] for subject in binding["subjects"]] == ["here-fanout-all"]
