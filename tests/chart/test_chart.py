@@ -33,6 +33,8 @@ EVERYTHING = {
     },
     "archive": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True},
     "networkPolicy": {
         "enabled": True,
         "kafka": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 9093}]}],
@@ -102,7 +104,7 @@ def test_the_chart_is_without_a_fault_for_the_linter(values):
 @pytest.mark.parametrize("values", VALUES)
 def test_what_it_makes_is_valid_for_kubernetes(values, version):
     for document in rendered(values):
-        if document["kind"] != "PodMonitor":  # of the Prometheus operator
+        if document["kind"] not in {"PodMonitor", "PrometheusRule"}:  # of the Prometheus operator
             kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -205,6 +207,22 @@ def test_a_driver_with_executors_shares_its_checkpoint_with_them_and_makes_a_tas
     named = {volume["persistentVolumeClaim"]["claimName"] for volume in executor_template()["spec"]["volumes"][:1]}
     assert named == {"here-fanout-all"}
     assert "master" not in tomllib.loads(maps["here-fanout"]["data"]["fanout.toml"])["spark"]
+
+
+def test_the_alerts_are_those_of_the_file_and_none_is_of_an_archive_that_is_not_run():
+    def alerts(values):
+        [rule] = of_kind("PrometheusRule", rendered(values)).values()
+        return {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+
+    [group] = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    assert alerts(EVERYTHING) == {one["alert"]: one for one in group["rules"]}
+    assert alerts(EVERYTHING).keys() - alerts(MINIMAL | {"alerts": {"enabled": True}}).keys() == {"FanoutArchiveStands"}
+
+
+def test_the_dashboard_is_the_file_and_grafana_finds_it_by_its_label():
+    made = of_kind("ConfigMap", rendered(EVERYTHING))["here-fanout-dashboard"]
+    assert json.loads(made["data"]["fanout.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_the_settings_are_those_that_the_platform_takes():

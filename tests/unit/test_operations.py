@@ -14,7 +14,7 @@ from tests import builders
 from tests.reading import ROOT, blocks
 
 TEXT = (ROOT / "docs" / "operations.md").read_text()
-DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fanout.json").read_text())
+DASHBOARD = json.loads((ROOT / "deploy" / "helm" / "fanout" / "files" / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 [RULES] = yaml.safe_load(blocks("docs/operations.md", "yaml")[0])["groups"]
@@ -34,6 +34,11 @@ def test_a_query_uses_metrics_and_labels_that_exist(expression):
     matched = re.findall(r"[{,]\s*(\w+)\s*=", expression)
     assert {*grouped, *matched} <= LABELS
     assert all(expression.count(opening) == expression.count(closing) for opening, closing in ("()", "[]", "{}"))
+
+
+def test_the_chart_installs_the_alerts_that_operations_explains():
+    chart = ROOT / "deploy" / "helm" / "fanout" / "files" / "alerts.yaml"
+    assert chart.read_text() == blocks("docs/operations.md", "yaml")[0]
 
 
 def test_every_metric_has_a_panel():
