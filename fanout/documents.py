@@ -49,7 +49,8 @@ METRICS_HEAD = """\
 What `/metrics` serves of the driver and of all workers, of `fanout archive` and of `fanout serve`. [Operations](operations.md)
 says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows it. Labels are of closed sets, and of the operator's
 topics; never a tenant, endpoint or URL of a customer. What workers do is counted when their task has finished and
-the micro-batch's results are written: what a failed task had sent is not, and its second run is. Counters begin at zero with each start of the process.
+the micro-batch's results are written: what a failed task had sent is not, and its second run is.
+Counters begin at zero with each start of the process.
 
 | metric | meaning |
 |---|---|
