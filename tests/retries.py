@@ -37,6 +37,16 @@ def waiting(events: int = 1, *, payload: bytes = b"{}", **fields: Any) -> parcel
     return parcel.Parcel(**defaults | fields)
 
 
+def ids(*turns: parcel.Turn) -> list[str]:
+    """The ids of the events of some turns, in order."""
+    return [event_id for turn in turns for event_id in events_of(turn.parcels)]
+
+
+def events_of(parcels: Iterable[parcel.Parcel]) -> list[str]:
+    """The ids of the events of some parcels, in order."""
+    return [segment.unpacked(one).event_id for each in parcels for one in each.packed]
+
+
 def postponed(*parcels: parcel.Parcel, endpoint: str = "ep1", customer: str = "c1") -> bytes:
     return parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId(customer), list(parcels)))
 

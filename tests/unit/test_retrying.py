@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.webhooks import flow, retry, retrying, segment
+from delivery.webhooks import flow, retry, retrying
 from delivery.webhooks.waiting import Waiting
 from tests.retries import (
     DAY_MS,
@@ -11,8 +11,10 @@ from tests.retries import (
     Shard,
     accepted,
     back,
+    events_of,
     failed_attempt,
     held,
+    ids,
     postponed,
     refused,
     reported,
@@ -20,14 +22,6 @@ from tests.retries import (
 )
 
 MINUTE_MS = 60_000
-
-
-def ids(*turns):
-    return [segment.unpacked(one).event_id for turn in turns for each in turn.parcels for one in each.packed]
-
-
-def events_of(parcels):
-    return [segment.unpacked(one).event_id for each in parcels for one in each.packed]
 
 
 def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_reported():

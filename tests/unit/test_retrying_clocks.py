@@ -1,24 +1,8 @@
 """A shard of the retry lane goes by its own clock, whatever moment a worker reports."""
 
-from delivery.webhooks import segment
-from tests.retries import (
-    NOW,
-    Shard,
-    back,
-    postponed,
-    reported,
-    waiting,
-)
+from tests.retries import NOW, Shard, back, events_of, ids, postponed, reported, waiting
 
-MINUTE_MS = 60_000
-
-
-def ids(*turns):
-    return [segment.unpacked(one).event_id for turn in turns for each in turn.parcels for one in each.packed]
-
-
-def events_of(parcels):
-    return [segment.unpacked(one).event_id for each in parcels for one in each.packed]
+TEN_MINUTES = 600_000
 
 
 def test_a_clock_that_is_behind_changes_no_order():
@@ -26,9 +10,6 @@ def test_a_clock_that_is_behind_changes_no_order():
     ahead = [waiting(since_ms=NOW + 50), waiting(since_ms=NOW + 40), waiting(since_ms=NOW + 30)]
     turns = shard.step(postponed(*ahead), now_ms=NOW)
     assert ids(*turns) == events_of(ahead)
-
-
-TEN_MINUTES = 600_000
 
 
 def test_what_a_worker_tells_from_the_future_waits_as_long_as_it_would_by_the_clock_of_its_shard():
