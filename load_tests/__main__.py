@@ -17,6 +17,7 @@ from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
 from load_tests import flood, stage, stopping
 from load_tests import isolation as isolation_scenario
+from load_tests import mission as mission_scenario
 from load_tests import overload as overload_scenario
 from load_tests import pending as pending_scenario
 from load_tests import retries as retries_scenario
@@ -37,6 +38,7 @@ _BATCH = batch_scenario.Scenario()
 _BESIDE = beside_scenario.Scenario(what=beside_scenario.What.POISON)
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
+_MISSION = mission_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
 _OVERLOAD = overload_scenario.Scenario()
 _PENDING = pending_scenario.Scenario()
@@ -183,6 +185,24 @@ def crash(
     """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
     scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(crash_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def mission(
+    json_file: JsonFile = None,
+    topics: Annotated[int, typer.Option(min=2, help="Event types, each with a topic of one partition.")] = _MISSION.topics,
+    tenants: Annotated[int, typer.Option(min=10, help="Tenants of the endpoints' customers.")] = _MISSION.tenants,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints; three of ten take batches.")] = _MISSION.endpoints,
+    per_s: Annotated[list[int] | None, typer.Option(help="Events a second; repeat it for one pace after another.")] = None,
+    seconds: Annotated[int, typer.Option(min=10, help="Seconds at each pace.")] = _MISSION.seconds,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Run all lanes with hundreds of topics and thousands of endpoints: latency and cores at no load and at several paces."""
+    scenario = mission_scenario.Scenario(
+        topics=topics, tenants=tenants, endpoints=endpoints, per_s=tuple(per_s or _MISSION.per_s), seconds=seconds
+    )
+    _run(mission_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()

@@ -29,7 +29,7 @@ class Terms:
     """Settings of the job (`area.field`) in place of the scenario's own."""
 
     @contextlib.contextmanager
-    def stage(self, registered: traffic.Customers, *, seed: int, topics: traffic.Topics = traffic.TOPICS) -> Iterator[Stage]:
+    def stage(self, registered: traffic.Population, *, seed: int, topics: traffic.Topics = traffic.TOPICS) -> Iterator[Stage]:
         """Start the servers, register the endpoints and make the topics."""
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver() as customers:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -46,6 +46,29 @@ class Topics:
 TOPICS = Topics()
 
 
+class Drawn(NamedTuple):
+    """Where an event happens, and to which endpoint it is due."""
+
+    type_number: int
+    tenant: int
+    endpoint: int
+    sub_tenant: int | None = None
+
+
+class Population(Protocol):
+    """The registered customers, and the events of their tenants."""
+
+    @property
+    def event_types(self) -> Sequence[str]:
+        """Return the names of all event types."""
+
+    def registry(self, url: str) -> dict[str, Any]:
+        """Return the manifest, with every endpoint below `url`."""
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
+        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customers:
     """The endpoints: as many for each event type, which share its tenants evenly."""
@@ -55,6 +78,18 @@ class Customers:
     """Of each endpoint, beside what all have."""
     fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Of the endpoints of one event type, by its number, besides."""
+
+    @property
+    def event_types(self) -> Sequence[str]:
+        """Return the names of all event types."""
+        return EVENT_TYPES
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
+        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+        type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
+        if hot and rng.random() < hot:
+            type_number, tenant = 0, 0  # due to HOT_ENDPOINT
+        return Drawn(type_number, tenant, self.endpoint_of(type_number, tenant))
 
     @property
     def of_a_type(self) -> int:
@@ -122,7 +157,7 @@ def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
 class Traffic:
     """Publish events, and remember to which endpoint each is due. Events have numbers, in their order."""
 
-    def __init__(self, customers: Customers, config: settings.Settings, seed: int, wanted: Topics) -> None:
+    def __init__(self, customers: Population, config: settings.Settings, seed: int, wanted: Topics) -> None:
         self.due: array.array[int] = array.array("l")
         """The endpoint of each event."""
         self.poison: collections.Counter[str] = collections.Counter()
@@ -132,20 +167,22 @@ class Traffic:
         self._prefix = config.source.topic_prefix
         self._seed = seed
         self._rng = random.Random(seed)
-        names = [*EVENT_TYPES, POISON_TYPE] if wanted.with_poison else EVENT_TYPES
+        self._types = customers.event_types
+        self._all_types = range(len(self._types))
+        names = [*self._types, POISON_TYPE] if wanted.with_poison else self._types
         topics.ensure(config.kafka, [self._prefix + name for name in names], wanted.partitions)
         self._publisher = publishing.Publisher(config.kafka)
 
-    def publish(self, count: int, *, types: Sequence[int] = ALL_TYPES) -> range:
-        """Publish so many events of some types; return their numbers."""
+    def publish(self, count: int, *, types: Sequence[int] | None = None) -> range:
+        """Publish so many events of some types, by default of all; return their numbers."""
         first = len(self.due)
         for _ in range(count):
-            self._publisher.publish(self._event(types))
+            self._publisher.publish(self._event(types or self._all_types))
         self._publisher.flush()
         return range(first, len(self.due))
 
     def publish_steadily(
-        self, per_s: int, for_s: int, *, types: Sequence[int] = ALL_TYPES, hot: float = 0.0, poison_per_s: int = 0
+        self, per_s: int, for_s: int, *, types: Sequence[int] | None = None, hot: float = 0.0, poison_per_s: int = 0
     ) -> range:
         """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers.
 
@@ -154,7 +191,7 @@ class Traffic:
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):
             for _ in range(per_s // TICKS_PER_S):
-                self._publisher.publish(self._event(types, hot))
+                self._publisher.publish(self._event(types or self._all_types, hot))
             for _ in range(poison_per_s // TICKS_PER_S):
                 self._publisher.publish(self._no_event())
             time.sleep(max(0.0, began + tick / TICKS_PER_S - time.monotonic()))
@@ -167,15 +204,12 @@ class Traffic:
             self.publish_steadily(per_s, 1)
 
     def _event(self, types: Sequence[int], hot: float = 0.0) -> publishing.Message:
-        rng, number = self._rng, len(self.due)
-        type_number, tenant = rng.choice(types), rng.randrange(self._customers.tenants)
-        if hot and rng.random() < hot:
-            type_number, tenant = 0, 0  # due to HOT_ENDPOINT
-        self.due.append(self._customers.endpoint_of(type_number, tenant))
+        number, drawn = len(self.due), self._customers.draw(self._rng, types, hot)
+        self.due.append(drawn.endpoint)
         return publishing.Message(
-            topic=self._prefix + EVENT_TYPES[type_number],
-            key=b"t%d" % tenant if self._by_tenant else None,
-            value=orjson.dumps(self._document(number, tenant)),
+            topic=self._prefix + self._types[drawn.type_number],
+            key=b"t%d" % drawn.tenant if self._by_tenant else None,
+            value=orjson.dumps(self._document(number, drawn.tenant, drawn.sub_tenant)),
         )
 
     def _no_event(self) -> publishing.Message:
@@ -183,7 +217,7 @@ class Traffic:
         self.poison[reason] += 1
         return publishing.Message(topic=self._prefix + POISON_TYPE, value=spoiled(self._document(NOBODYS, 0), reason))
 
-    def _document(self, number: int, tenant: int) -> dict[str, Any]:
+    def _document(self, number: int, tenant: int, sub_tenant: int | None = None) -> dict[str, Any]:
         rng = self._rng
         document = {
             "id": f"{self._seed:04d}-{rng.getrandbits(64):016x}-{number:08d}",
@@ -191,6 +225,7 @@ class Traffic:
             "sent_at_ms": int(time.time() * 1000),
             "amount": rng.randint(1, 100_000),
             "note": "",
+            **({} if sub_tenant is None else {"sub_tenant_id": str(sub_tenant)}),
         }
         # Digits: as texts of people, they take about half when they are compressed, and equal letters would take nothing.
         document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]

@@ -2,6 +2,7 @@
 
 import array
 import collections
+import random
 import types
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from fanout import ledger, reconciling
 from fanout.demo import oracle, scenario
 from fanout.findings import Finding, Kind
-from load_tests import figures, receiver, traffic
+from load_tests import figures, mission, receiver, traffic
 
 DUE = array.array("l", [5, 5, 6, 7])
 """The endpoints of events 0 to 3."""
@@ -96,6 +97,23 @@ def test_an_event_is_due_to_one_endpoint_and_all_get_some(endpoints):
         assert subscription["endpoint"] == f"ep{customers.endpoint_of(3, tenant)}"
         got[subscription["endpoint"]] += 1
     assert len(got) == endpoints // len(traffic.EVENT_TYPES)
+
+
+def test_each_event_of_the_mission_is_due_to_one_endpoint():
+    population = mission.Population(topics=5, tenants=60, endpoints=20)
+    subscriptions = population.registry("http://127.0.0.1")["subscriptions"]
+    rng, endpoints = random.Random(1), set()
+    for _ in range(2000):
+        drawn = population.draw(rng, (), 0.0)
+        event = types.SimpleNamespace(
+            event_type=population.event_types[drawn.type_number],
+            tenant_id=f"t{drawn.tenant}",
+            sub_tenant_id=str(drawn.sub_tenant),
+        )
+        [subscription] = [row for row in subscriptions if oracle.is_due(event, row)]
+        assert subscription["endpoint"] == f"ep{drawn.endpoint}"
+        endpoints.add(drawn.endpoint)
+    assert len(endpoints) == 20
 
 
 def test_a_receiver_of_the_demo_rejects_some_events_at_one_endpoint():
