@@ -1,6 +1,6 @@
 """Find the programs of Kubernetes in the cache, or build them from Go modules.
 
-Measured on two cores that had other work: 6 min 11 s for all seven, 527 MB. `k8s.io/kubernetes` refuses
+Measured on two cores that had other work: 6 min 11 s for all seven, 503 MB. `k8s.io/kubernetes` refuses
 `go install pkg@version` because its go.mod has replacements, so each build has a module of its own that repeats them.
 """
 

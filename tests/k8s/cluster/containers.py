@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -40,11 +41,19 @@ def import_image(name: str) -> bool:
     if lacking:
         with tempfile.TemporaryDirectory(prefix="fanout-image-") as folder:
             archive = Path(folder) / "image.tar"
-            run(["podman", "save", "--quiet", "--format", "oci-archive", "--output", archive, name])
-            for node in lacking:
-                ctr(node, "images", "import", archive)
-                _stamp(node, name).write_text(identity)
+            # This format compresses nothing, which takes most of the time otherwise.
+            run(["podman", "save", "--quiet", "--format", "docker-archive", "--output", archive, name])
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(lambda node: ctr(node, "images", "import", archive), lacking))
+        for node in lacking:
+            _stamp(node, name).write_text(identity)
     return bool(lacking)
+
+
+def tag(name: str, other: str) -> None:
+    """Give an image that every node has another name besides."""
+    for node in layout.NODES:
+        ctr(node, "images", "tag", "--force", name, other)
 
 
 def ensure_pause_image(node: Node) -> None:

@@ -14,6 +14,8 @@ from tests.k8s.cluster import containers, kubectl, layout, prerequisites, proces
 from tests.k8s.cluster.layout import Node
 
 CGROUPS = Path("/sys/fs/cgroup")
+CPU_SHARES = 8192
+"""Of each node's cgroup. By default all pods of a node together have the share of one process that is in no cgroup (1024)."""
 CONTAINERD = """\
 version = 2
 root = "{root}"
@@ -144,6 +146,8 @@ def _make_cgroup(node: Node) -> None:
             # Version 1 lets no process into a group without them.
             if (controller / name).is_file() and not (folder / name).read_text().strip():
                 (folder / name).write_text((controller / name).read_text())
+        if (shares := folder / "cpu.shares").is_file():
+            shares.write_text(str(CPU_SHARES))
 
 
 def _unmount(folder: Path) -> None:
