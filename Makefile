@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test test-chart lint setup prepare image lock docs clean
+.PHONY: demo test test-chart test-k8s lint setup prepare image lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
@@ -48,6 +48,13 @@ HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
 test-chart: setup
 	@test -x "$(HELM)" || { echo "building helm (some minutes, once) ..."; GOBIN=$(dir $(HELM)) go install helm.sh/helm/v4/cmd/helm@v4.3.1; }
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
+
+# The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes once (7 minutes).
+TOOLS := $(HOME)/.cache/fanout/bin
+test-k8s: prepare
+	@$(BIN)/python deploy/helm/tools $(TOOLS)
+	@podman image exists localhost/fanout:dev || $(MAKE) image
+	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
 # deploy/jars/ivy.xml. Look at what has changed before it is committed.

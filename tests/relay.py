@@ -43,9 +43,13 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                self._clients.append(client)
                 server = socket.socket(socket.AF_UNIX)
-                server.connect(self._path)
+                try:
+                    server.connect(self._path)
+                except OSError:  # the server has too many clients for a moment, or is away
+                    client.close()
+                    continue
+                self._clients.append(client)
                 self._servers.append(server)
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=_forward, args=(source, sink), daemon=True).start()

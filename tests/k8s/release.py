@@ -36,7 +36,7 @@ class Release:
         """Run helm in the namespace; return what it prints."""
         command = [kubectl.tool("helm"), *arguments, "--namespace", NAMESPACE]
         if values is not None:
-            command += ["--values", "-"]
+            command += ["--values", "-"]  # after files that `arguments` name: these come before them
         done = subprocess.run(
             command,
             input=None if values is None else json.dumps(values),
