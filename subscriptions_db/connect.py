@@ -80,6 +80,16 @@ def patiently(stop: threading.Event | None = None) -> tenacity.Retrying:
     )
 
 
+def for_at_most(seconds: float) -> tenacity.Retrying:
+    """Return what tries until Postgres answers, for so long, and then raises what it met last."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
+        wait=tenacity.wait_fixed(1),
+        stop=tenacity.stop_after_delay(seconds),
+        reraise=True,
+    )
+
+
 def _log_absence(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning("registry not read: %s", state.outcome.exception())
