@@ -58,7 +58,9 @@ def readme(chart: Path) -> str:
 
 def values(text: str) -> list[Value]:
     """Return each value with the comment above it, in order. A mapping in block style is a heading of those below it."""
-    return list(_values(yaml.compose(text, Loader=yaml.SafeLoader), "", text, text.splitlines()))
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode), "values.yaml is a mapping"  # noqa: S101
+    return list(_values(document, "", text, text.splitlines()))
 
 
 def _values(mapping: yaml.MappingNode, parent: str, text: str, lines: list[str]) -> Iterator[Value]:
