@@ -12,7 +12,7 @@ ARGS ?=
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
-test: lint prepare
+test: lint test-chart prepare
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/simulation $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/spark tests/e2e $(ARGS)
 
@@ -43,10 +43,10 @@ prepare: setup
 image: prepare
 	@deploy/image/build $(ARGS)
 
-# The chart, by helm: the one on the PATH, or one that is built into a cache outside the tree (some minutes, once; needs Go).
+# The chart, by helm: the one on the PATH, or the one pinned in deploy/helm/tools.txt, unpacked into a cache outside the tree.
 HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
 test-chart: setup
-	@test -x "$(HELM)" || { echo "building helm (some minutes, once) ..."; GOBIN=$(dir $(HELM)) go install helm.sh/helm/v4/cmd/helm@v4.3.1; }
+	@test "$(HELM)" != "$(HOME)/.cache/fanout/bin/helm" || $(BIN)/python deploy/helm/tools $(dir $(HELM))
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
 
 # The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes once (7 minutes).

@@ -16,7 +16,7 @@ import orjson
 import typer
 
 from delivery import errors, settings
-from fanout import cli_api, cli_endpoints, cli_filters, cli_letters, cli_replays, listing, terminal
+from fanout import cli_api, cli_endpoints, cli_filters, cli_letters, cli_replays, cli_smoke_test, listing, terminal
 from fanout.terminal import AsJson, console
 
 app = typer.Typer(
@@ -61,12 +61,17 @@ def up(
 
 
 @db.command("migrate")
-def db_migrate(context: typer.Context) -> None:
+def db_migrate(
+    context: typer.Context,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a Postgres that does not answer yet.")] = 0,
+) -> None:
     """Bring the schema to the version that this code works with. Safe to repeat, and while the job runs."""
     from subscriptions_db import connect, migrate  # noqa: PLC0415
 
-    with connect.connect(_settings(context).database) as connection:
-        applied = migrate.migrate(connection)
+    config = _settings(context)
+    for attempt in connect.for_at_most(wait):
+        with attempt, connect.connect(config.database) as connection:
+            applied = migrate.migrate(connection)
     console.print("\n".join(f"applied {name}" for name in applied) or "the schema is current")
 
 
@@ -352,6 +357,7 @@ def config_(context: typer.Context, as_json: AsJson = False) -> None:
 
 app.command()(cli_api.serve)
 app.command()(cli_api.openapi)
+app.command()(cli_smoke_test.smoke_test)
 
 
 def main() -> None:
