@@ -287,6 +287,9 @@ class Spark(Area):
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
     """Folder or URL that holds each lane's progress. Losing it means reading from `starting_offsets` again."""
+    checkpoint_lease: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")] = ""
+    """Name of a Lease of Kubernetes, in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease,
+    and a second driver waits. Empty: none; a folder's own file locks keep a second driver out."""
     parallelism: Annotated[int, Field(gt=0)] = 2
     """Tasks of a micro-batch, however many topics there are. Give it the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0

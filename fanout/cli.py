@@ -143,7 +143,7 @@ def run(
     from fanout.local import classes, jars  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES)
-    libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
 
 
@@ -161,7 +161,7 @@ def accept_loss(
     from fanout.local import classes, jars  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES)
-    libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     found = [one.document() for one in accepting.accept(config, libraries, names, is_dry=not is_sure)]
     if as_json:
         _print_json({"accepted": is_sure, "lost": found})
