@@ -70,7 +70,7 @@ class Lane:
         """Let time pass, observed every 10 s."""
         for _ in range(seconds // 10):
             self.clock.now += 10
-            self.watch.observed(lag, is_source_up=is_source_up)
+            self.watch.observed(health.Backlog(lag=lag), is_source_up=is_source_up)
         return self.watch.facts()
 
 
