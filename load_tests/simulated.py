@@ -39,9 +39,15 @@ class Moment:
 
     at_s: float
     per_s: float
-    lag: int
+    published: int
+    committed: int
     executors: int
     decided: decision.Decision
+
+    @property
+    def lag(self) -> int:
+        """Records that no committed micro-batch has handled."""
+        return self.published - self.committed
 
 
 class Cluster:
@@ -64,9 +70,14 @@ class Cluster:
         self.now_s = 0.0
 
     @property
+    def published(self) -> int:
+        """Records that have come."""
+        return int(self._published)
+
+    @property
     def lag(self) -> int:
         """Records that no committed micro-batch has handled."""
-        return int(self._published) - self._committed
+        return self.published - self._committed
 
     def seen(self) -> load.Load:
         """Return what the driver observes of the lane."""
@@ -119,7 +130,8 @@ def history(cluster: Cluster, policy: decision.Policy, *, seconds: float, every_
         yield Moment(
             at_s=cluster.now_s,
             per_s=cluster._load_per_s(cluster.now_s),  # noqa: SLF001  # the cluster's own
-            lag=cluster.lag,
+            published=cluster.published,
+            committed=cluster.published - cluster.lag,
             executors=cluster.executors,
             decided=decided,
         )

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import assert_eventually, command_of, metric
 from tests.e2e.test_executors import cluster, executors_of  # noqa: F401  # a fixture
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 EVENTS = 8_000
 
 
@@ -42,15 +42,15 @@ def test_executors_come_with_a_load_and_go_after_it_and_nothing_is_lost_or_repea
         scaling={"max_executors": 2, "interval_s": 1, "drain_within_s": 5, "scale_in_after_s": 5},
         metrics={"port": port},
     )
-    assert_eventually(lambda: metric(port, "ready"), lambda got: got == 1, within_s=120)
+    assert_eventually(lambda: metric(port, "ready"), lambda got: got == 1, within_s=200)
     assert_eventually(lambda: metric(port, "executors"), lambda got: got == 1)
 
     ids = platform.publish(EVENTS)
-    assert_eventually(lambda: at_work(job), lambda got: len(got) == 2, within_s=120)
+    assert_eventually(lambda: at_work(job), lambda got: len(got) == 2, within_s=200)
     assert len(platform.accepted()) < EVENTS
 
-    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS, within_s=120)
-    assert_eventually(lambda: executors_of(job), lambda got: len(got) == 1, within_s=120)
+    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS, within_s=200)
+    assert_eventually(lambda: executors_of(job), lambda got: len(got) == 1, within_s=200)
     ids += platform.publish(100, first=EVENTS)
     assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS + 100)
     assert platform.stop(job) == 0, platform.log()
