@@ -104,6 +104,16 @@ def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_
     assert common.held.now() == {"a": retry.SLOW}
 
 
+def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
+    """Before anything of its micro-batch is done, so that no journal is read."""
+    untouched = []
+    reruns = SimpleNamespace(untouched=lambda: untouched.append(True))
+    lanes._require_current(reruns, is_current=True)
+    with pytest.raises(query.StartAgain):
+        lanes._require_current(reruns, is_current=False)
+    assert untouched == [True]
+
+
 ROWS_ARE_GONE = (
     "Job aborted due to stage failure: ResultStage 53 (save) has failed the maximum allowable number of times: 1. "
     "Most recent failure reason: org.apache.spark.shuffle.MetadataFetchFailedException"
