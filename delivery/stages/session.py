@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +104,8 @@ class Libraries:
     """For a quicker start; the JVM goes on without one that does not fit it, and need not say so."""
 
 
-def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
-    """Return a session by the settings."""
+def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a session by the settings; what `spark.conf` says comes before `besides`."""
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
@@ -118,6 +118,7 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.ui.enabled": str(config.ui).lower(),
+        **(besides or {}),
         **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
     paths = ",".join(str(jar) for jar in libraries.jars)
@@ -137,9 +138,9 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
 
 
 @contextlib.contextmanager
-def running(config: settings.Spark, libraries: Libraries) -> Iterator[SparkSession]:
+def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Have a session inside; raise LaneFailed where its JVM ends before it is asked to."""
-    spark = start(config, libraries)
+    spark = start(config, libraries, besides)
     try:
         yield spark
     except GONE as exc:
