@@ -91,9 +91,6 @@ def test_the_checkpoint_has_a_folder_of_its_user():
 
 
 def test_the_runtime_trusts_debians_authorities():
-    assert Path(in_image("readlink --canonicalize $JAVA_HOME/lib/security/cacerts").strip()) == Path(
-        "/opt/java/lib/security/cacerts"
-    )
     assert int(in_image("stat --format %s $JAVA_HOME/lib/security/cacerts")) > 100_000
 
 
