@@ -17,7 +17,7 @@ pytestmark = [
 IMAGE = os.environ.get("FANOUT_IMAGE", "localhost/fanout:dev")
 RESTRICTED = ("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "none")
 ROLES = (["run"], ["serve"], ["archive"], ["db", "migrate"], ["apply"], ["reconcile"], ["doctor"])
-NOT_THERE = ("pip", "pip3", "gcc", "cc", "make", "perl", "javac", "jlink", "curl", "wget", "nc", "git")
+NOT_THERE = ("pip", "pip3", "gcc", "cc", "make", "javac", "jlink", "curl", "wget", "nc", "git")
 ESCALATING = "find / -xdev -type f -perm /6000"
 WRITABLE = "find / -xdev -perm -o+w ! -type l ! -path '/tmp*' ! -path '/var/tmp*' ! -path '/run/*' ! -path '/dev/*'"
 
