@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test test-chart test-k8s lint setup prepare image lock docs clean
+.PHONY: demo test test-chart test-image test-k8s lint setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
@@ -42,6 +42,16 @@ prepare: setup
 # One container image for every role, by podman or docker.
 image: prepare
 	@deploy/image/build $(ARGS)
+	@deploy/image/sbom $(ARGS)
+
+# Known vulnerabilities in the image, as far as they can be asked for from here.
+image-scan: setup
+	@deploy/image/scan $(ARGS)
+
+# The image, and the platform of deploy/compose in containers of it. Needs podman, and the images where no registry is reachable:
+# `make image`, deploy/image/development/build.
+test-image: setup
+	$(BIN)/python -m pytest tests/image $(ARGS)
 
 # The chart, by helm: the one on the PATH, or the one pinned in deploy/helm/tools.txt, unpacked into a cache outside the tree.
 HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
