@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.k8s.cluster import kubectl, layout
 from tests.k8s.report import Report
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-IMAGE = "localhost/fanout:dev"
+IMAGE = os.environ.get("FANOUT_IMAGE", "localhost/fanout:dev")
+"""As podman has it."""
 DUPLICATES = 0.001
 """Of all events: so many may come twice because of an upgrade."""
 BATCH_WAIT_S = 5
@@ -54,8 +56,8 @@ class Platform:
 
     @staticmethod
     def delivery() -> dict[str, Any]:
-        """Return the settings that open the address guard for the receivers, and for nothing else."""
-        networks = [f"{layout.CONTROL_PLANE}/32"]
+        """Return the settings that open the address guard: for the receivers, and for the pod of `helm test`."""
+        networks = [f"{layout.CONTROL_PLANE}/32", layout.PODS]
         return {"allow_http": True, "allow_ports": [], "allow_networks": networks, "unlimited_hosts": [layout.CONTROL_PLANE]}
 
     def values(self, **replaced: Any) -> dict[str, Any]:
