@@ -7,12 +7,12 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test test-chart lint setup prepare image lock docs clean
+.PHONY: demo test test-chart test-image test-k8s lint setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
-test: lint prepare
+test: lint test-chart prepare
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/simulation $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/spark tests/e2e $(ARGS)
 
@@ -42,12 +42,29 @@ prepare: setup
 # One container image for every role, by podman or docker.
 image: prepare
 	@deploy/image/build $(ARGS)
+	@deploy/image/sbom $(ARGS)
 
-# The chart, by helm: the one on the PATH, or one that is built into a cache outside the tree (some minutes, once; needs Go).
+# Known vulnerabilities in the image, as far as they can be asked for from here.
+image-scan: setup
+	@deploy/image/scan $(ARGS)
+
+# The image, and the platform of deploy/compose in containers of it. Needs podman, and the images where no registry is reachable:
+# `make image`, deploy/image/development/build.
+test-image: setup
+	$(BIN)/python -m pytest tests/image $(ARGS)
+
+# The chart, by helm: the one on the PATH, or the one pinned in deploy/helm/tools.txt, unpacked into a cache outside the tree.
 HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
 test-chart: setup
-	@test -x "$(HELM)" || { echo "building helm (some minutes, once) ..."; GOBIN=$(dir $(HELM)) go install helm.sh/helm/v4/cmd/helm@v4.3.1; }
+	@test "$(HELM)" != "$(HOME)/.cache/fanout/bin/helm" || $(BIN)/python deploy/helm/tools $(dir $(HELM))
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
+
+# The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes once (7 minutes).
+TOOLS := $(HOME)/.cache/fanout/bin
+test-k8s: prepare
+	@$(BIN)/python deploy/helm/tools $(TOOLS)
+	@podman image exists localhost/fanout:dev || $(MAKE) image
+	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
 # deploy/jars/ivy.xml. Look at what has changed before it is committed.

@@ -77,10 +77,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _held_by(path: Path, name: str) -> str:
     try:
-        return path.read_text().removesuffix("\n")
+        value = path.read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as exc:
         told = exc.strerror if isinstance(exc, OSError) else "it is no text"
         raise errors.SettingsError(f"{name} names {path}, which cannot be read: {told}") from None
+    if not value:
+        raise errors.SettingsError(f"{name} names {path}, which is empty")
+    return value
 
 
 def _explain(error: Any) -> str:

@@ -9,6 +9,7 @@ Runs on the driver and in the executors. Imports the standard library only; all 
     ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
     ├── RegistryOutdated         the schema is not the one that this version works with
     ├── CheckpointInUse          another job runs a lane on this checkpoint
+    ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
     ├── LaneFailed               a streaming query ended by itself; what it committed is kept
     ├── RegistrationError        a document or row is refused, with the path of what is wrong
     │   ├── ManifestRefused      … a whole document, with all that is wrong in it
@@ -65,6 +66,10 @@ class RegistryOutdated(FanoutError):
 
 class CheckpointInUse(FanoutError):
     """Another job runs a lane on this checkpoint. The message says which process."""
+
+
+class LeaseRefused(FanoutError):
+    """The API server of Kubernetes does not let this driver use its Lease. The message names the missing right or file."""
 
 
 class LaneFailed(FanoutError):

@@ -6,11 +6,12 @@ waiting for a Kafka that does not answer is healthy. Ready means that an event w
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Positions = Mapping[str, Mapping[int, int]]
 """The next offset by topic and partition."""
@@ -79,6 +80,32 @@ def of_lanes(verdicts: Mapping[str, Verdict]) -> Verdict:
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a lane is."""
+
+    positions: Positions = field(default_factory=dict)
+    """Up to where everything is committed; empty until the query has told."""
+    at_s: float = 0.0
+    """When the newest of it was; monotonic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What waits in Kafka for a lane, and what does not any more."""
+
+    at_s: float = 0.0
+    """When Kafka was asked last; monotonic."""
+    lag: int | None = None
+    """Records that no committed micro-batch has handled; None: not known."""
+    handled: int = 0
+    """Records in committed micro-batches, since the process started."""
+    handled_at_s: float = 0.0
+    """When the last of these micro-batches was committed; monotonic."""
+    partitions: int = 0
+    """Partitions that the lane reads."""
+
+
 class Watch:
     """Gather the facts of one lane from the threads that know them."""
 
@@ -89,11 +116,10 @@ class Watch:
         self._stop = stop
         self._clock = clock
         self._entered = Phase.STARTING
-        self._lag: int | None = None
         self._is_source_up = True
         self._came_on_at = clock()
-        self.positions: Positions = {}
-        """Up to where everything is committed; empty until the query has told."""
+        self.progress = Progress()
+        self.backlog = Backlog()
 
     def entered(self, phase: Phase) -> None:
         """Take note that the lane's query runs, or that it ended by itself."""
@@ -102,13 +128,14 @@ class Watch:
 
     def reached(self, positions: Positions) -> None:
         """Take note of up to where everything is committed; the same as before is no progress."""
-        if positions != self.positions:
-            self.positions, self._came_on_at = positions, self._clock()
+        if positions != self.progress.positions:
+            self._came_on_at = self._clock()
+            self.progress = Progress(positions=positions, at_s=self._came_on_at)
 
-    def observed(self, lag: int | None, *, is_source_up: bool = True) -> None:
+    def observed(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
         """Take note of how much waits. Called every few seconds: waiting that is right is not counted as quiet."""
-        self._lag, self._is_source_up = lag, is_source_up
-        if not is_source_up or not should_come_on(self._phase(), self._hold(), lag):
+        self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
+        if not is_source_up or not should_come_on(self._phase(), self._hold(), backlog.lag):
             self._came_on_at = self._clock()
 
     def facts(self) -> Facts:
@@ -116,7 +143,7 @@ class Watch:
         return Facts(
             phase=self._phase(),
             hold=self._hold(),
-            lag=self._lag,
+            lag=self.backlog.lag,
             quiet_s=self._clock() - self._came_on_at,
             is_source_up=self._is_source_up,
         )

@@ -99,6 +99,25 @@ MICRO_BATCH_SECONDS = Histogram(
     buckets=(0.25, 0.5, 1, 2, 5, 10, 30, 60),
 )
 LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
+EXECUTORS = Gauge(
+    "fanout_executors", "Executors that are registered and get tasks. With scaling.max_executors only, as the next ones."
+)
+EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants by what waits.")
+SCALING_REASON = Gauge(
+    "fanout_scaling_reason",
+    "1 for the reason of that number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, kafka_away.",
+    ["reason"],
+)
+DRAIN_SECONDS = Gauge(
+    "fanout_drain_seconds",
+    "Seconds until the lag of the lane that needs most has drained with the executors of now; +Inf: never.",
+)
+ARRIVAL = Gauge("fanout_arrival_per_second", "Records a second that come for a lane, over 15 s.", ["lane"])
+THROUGHPUT_OF_EXECUTOR = Gauge(
+    "fanout_executor_throughput_per_second",
+    "Records a second that one executor handled when the lane was behind; 0: not measured, or longer than 6 hours ago.",
+    ["lane"],
+)
 SOURCE_UP = Gauge("fanout_source_up", "1 when Kafka answered the last time it was asked, else 0.")
 CPU_SECONDS = Counter(
     "fanout_cpu_seconds",

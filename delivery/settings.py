@@ -7,33 +7,12 @@ docstrings in this file.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery import topic_pattern
-
-Seconds = Annotated[float, Field(gt=0)]
-TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
-
-
-def _pairs(value: object) -> object:
-    """Read a table from the environment's `name=value,name=value`."""
-    if not isinstance(value, str):
-        return value
-    return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
-
-
-def _with_one_group(pattern: str) -> str:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as exc:
-        raise ValueError(f"is not a regular expression: {exc}") from None
-    if pattern and groups != 1:
-        raise ValueError("must have exactly one group: the tenant's id")
-    return pattern
+from delivery.setting_types import Seconds, TopicPattern, pairs, with_one_group
 
 
 class Area(pydantic.BaseModel):
@@ -61,7 +40,7 @@ class Keys(Area):
     active: str = ""
     """The id of the key that seals new secrets. May stay empty when the ring has exactly one key."""
 
-    _from_text = pydantic.field_validator("ring", mode="before")(_pairs)
+    _from_text = pydantic.field_validator("ring", mode="before")(pairs)
 
 
 class Kafka(Area):
@@ -87,7 +66,7 @@ class Kafka(Area):
     librdkafka_options: dict[str, SecretStr] = {}
     """Any other option of librdkafka, by which the workers write results and the commands work. Never shown."""
 
-    _from_text = pydantic.field_validator("spark_options", "librdkafka_options", mode="before")(_pairs)
+    _from_text = pydantic.field_validator("spark_options", "librdkafka_options", mode="before")(pairs)
 
 
 class Source(Area):
@@ -106,7 +85,7 @@ class Source(Area):
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """A larger record is rejected to the operator's topic. A dead letter carries the event in base64, which takes a third
     more, and must itself fit into Kafka's 1 MiB."""
-    tenant_of_topic: Annotated[str, pydantic.AfterValidator(_with_one_group)] = ""
+    tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python's regular expression for topics that belong to one tenant each; its one group is the tenant's id, as in
     `events\\.([^.]+)\\..+`. An event of another tenant is rejected there. A topic that does not match belongs to nobody."""
     id_field: str = "id"
@@ -287,6 +266,9 @@ class Spark(Area):
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
     """Folder or URL that holds each lane's progress. Losing it means reading from `starting_offsets` again."""
+    checkpoint_lease: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")] = ""
+    """Name of a Lease of Kubernetes, in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease,
+    and a second driver waits. Empty: none; a folder's own file locks keep a second driver out."""
     parallelism: Annotated[int, Field(gt=0)] = 2
     """Tasks of a micro-batch, however many topics there are. Give it the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
@@ -299,7 +281,28 @@ class Spark(Area):
     """Any other Spark configuration. Never shown by us, but Spark writes it on the JVM's command line: give secrets to Spark in
     another way."""
 
-    _from_text = pydantic.field_validator("conf", mode="before")(_pairs)
+    _from_text = pydantic.field_validator("conf", mode="before")(pairs)
+
+
+class Scaling(Area):
+    """How many executors the job asks for, by what waits (docs/operations.md#scale-executors)."""
+
+    min_executors: Annotated[int, Field(gt=0)] = 1
+    """The fewest executors, and the number at the start."""
+    max_executors: Annotated[int, Field(ge=0)] = 0
+    """The most executors; 0: the number is fixed. Otherwise a micro-batch has as many tasks as its executors have cores, not
+    `spark.parallelism`, and its bound of events holds for each executor."""
+    drain_within_s: Seconds = 60
+    """More executors are wanted when the lag of a lane would not drain within this time."""
+    scale_in_after_s: Seconds = 60
+    """Fewer executors are wanted after they would have sufficed for this time."""
+    interval_s: Seconds = 5
+    """How often Kafka is asked for the lag, and the number is decided."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the number changes at all."""
+        return self.max_executors > 0
 
 
 class Logs(Area):
@@ -379,6 +382,7 @@ class Settings(Area):
     archive: Archive = Archive()
     operations: Operations = Operations()
     spark: Spark = Spark()
+    scaling: Scaling = Scaling()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()
     api: Api = Api()

@@ -6,13 +6,15 @@ Runs in the command, with a Spark of its own, while no job runs the lanes.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
 from delivery import settings, topic_pattern
-from delivery.stages import claim, losses, session
+from delivery.stages import losses, session
+from delivery.stages.checkpoint import lock
 from fanout import scanning
 from subscriptions_db import auditing, connect
 
@@ -40,9 +42,8 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
 
     Nothing is moved without its note. After a crash between the two it is found, and noted, once more.
     """
-    claim.take(config.spark.checkpoint, lanes)
-    spark = session.start(config.spark, libraries)
-    try:
+    mine = lock.Lock(config.spark, lanes)
+    with mine.held(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
         found, moves = _examined(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translating():
@@ -50,8 +51,6 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
             for move in moves:
                 move.checkpoint.move(move.positions, move.held)
         return found
-    finally:
-        spark.stop()
 
 
 def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[str]) -> tuple[list[Accepted], list[_Move]]:

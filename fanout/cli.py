@@ -16,7 +16,7 @@ import orjson
 import typer
 
 from delivery import errors, settings
-from fanout import cli_api, cli_endpoints, cli_filters, cli_letters, cli_replays, listing, terminal
+from fanout import cli_api, cli_endpoints, cli_filters, cli_letters, cli_replays, cli_smoke_test, listing, terminal
 from fanout.terminal import AsJson, console
 
 app = typer.Typer(
@@ -61,12 +61,17 @@ def up(
 
 
 @db.command("migrate")
-def db_migrate(context: typer.Context) -> None:
+def db_migrate(
+    context: typer.Context,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a Postgres that does not answer yet.")] = 0,
+) -> None:
     """Bring the schema to the version that this code works with. Safe to repeat, and while the job runs."""
     from subscriptions_db import connect, migrate  # noqa: PLC0415
 
-    with connect.connect(_settings(context).database) as connection:
-        applied = migrate.migrate(connection)
+    config = _settings(context)
+    for attempt in connect.for_at_most(wait):
+        with attempt, connect.connect(config.database) as connection:
+            applied = migrate.migrate(connection)
     console.print("\n".join(f"applied {name}" for name in applied) or "the schema is current")
 
 
@@ -138,7 +143,7 @@ def run(
     from fanout.local import classes, jars  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES)
-    libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
 
 
@@ -156,7 +161,7 @@ def accept_loss(
     from fanout.local import classes, jars  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES)
-    libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     found = [one.document() for one in accepting.accept(config, libraries, names, is_dry=not is_sure)]
     if as_json:
         _print_json({"accepted": is_sure, "lost": found})
@@ -352,6 +357,7 @@ def config_(context: typer.Context, as_json: AsJson = False) -> None:
 
 app.command()(cli_api.serve)
 app.command()(cli_api.openapi)
+app.command()(cli_smoke_test.smoke_test)
 
 
 def main() -> None:

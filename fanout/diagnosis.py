@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from delivery import errors, kafka_options, plan, settings, topic_pattern
 from delivery.stages import local_address, topics
+from delivery.stages.checkpoint import object_store
 from fanout import registering
 from fanout.local import jars, java
 from subscriptions_db import connect, keyring, lint, migrate, snapshot
@@ -92,7 +93,7 @@ def _host_name(config: settings.Settings) -> str:
 
 def _jars(_: settings.Settings) -> str:
     found = jars.ensure()
-    return f"{len(found.connector)} for Spark, {len(found.broker)} for the embedded broker"
+    return f"{len(found.connector)} for Spark, {len(found.store)} for S3, {len(found.broker)} for the embedded broker"
 
 
 def _kafka(config: settings.Settings) -> str:
@@ -152,7 +153,7 @@ def _subscriptions(config: settings.Settings) -> str:
 def _checkpoint(config: settings.Settings) -> str:
     place = config.spark.checkpoint
     if "://" in place:
-        return place
+        return _object_store(config.spark)
     folder = Path(place)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,6 +162,16 @@ def _checkpoint(config: settings.Settings) -> str:
     except OSError as exc:
         raise errors.SettingsError(f"{place} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
     return f"{place} can be written"
+
+
+def _object_store(config: settings.Spark) -> str:
+    """Write, read and delete an object by the client and the settings of the job. Starts a JVM, which takes some seconds."""
+    from delivery.stages import session  # noqa: PLC0415  # pyspark takes a second to import
+
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.checkpoint))
+    with session.running(config.model_copy(update={"master": "local[1]"}), libraries) as spark:
+        object_store.require_usable(spark, config.checkpoint)
+    return f"an object below {config.checkpoint} was written, read and deleted; executors' rights are not known here"
 
 
 def _job(config: settings.Settings) -> str:

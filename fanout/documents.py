@@ -1,4 +1,4 @@
-"""Write the documents that are generated from the code: docs/configuration.md and docs/metrics.md.
+"""Write the documents that are generated from the code: docs/configuration.md, docs/metrics.md, and parts of the chart.
 
 Run: `python -m fanout.documents docs`. A test fails when a file and the code differ.
 """
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from delivery import metrics, settings
+from fanout import chart_documents
 
 HEAD = """\
 # Configuration
@@ -76,9 +77,12 @@ def metrics_table() -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the documents into `folder`."""
+    """Write the documents into `folder`, and those of the chart beside it."""
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
+    chart = folder.absolute().parent / "deploy" / "helm" / "fanout"
+    for name, text in (("values.schema.json", chart_documents.schema(chart)), ("README.md", chart_documents.readme(chart))):
+        (chart / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from load_tests import batch as batch_scenario
 from load_tests import beside as beside_scenario
 from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
-from load_tests import flood, stage, stopping
+from load_tests import flood, scaling_plot, stage, stopping
 from load_tests import isolation as isolation_scenario
 from load_tests import mission as mission_scenario
 from load_tests import overload as overload_scenario
 from load_tests import pending as pending_scenario
 from load_tests import retries as retries_scenario
+from load_tests import scaling as scaling_scenario
 
 S = TypeVar("S")
 WRONG = ("lost", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
@@ -42,6 +43,7 @@ _MISSION = mission_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
 _OVERLOAD = overload_scenario.Scenario()
 _PENDING = pending_scenario.Scenario()
+_SCALING = scaling_scenario.Scenario()
 
 
 @app.command()
@@ -235,6 +237,26 @@ def pending(
     """Let events wait for their batches, and see what memory and disk the batch lane takes for them."""
     scenario = pending_scenario.Scenario(endpoints=endpoints, each=each)
     _run(pending_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def scaling(
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the first day into this SVG file.")] = None,
+    base_per_s: Annotated[int, typer.Option(min=1, help="Events a second, the mean without spikes.")] = _SCALING.base_per_s,
+    days: Annotated[int, typer.Option(min=1, help="Simulated.")] = _SCALING.days,
+    seed: Annotated[int, typer.Option(help="Of the spikes' moments and lengths, and of what executors take to start.")] = (
+        _SCALING.seed
+    ),
+) -> None:
+    """Simulate days of load with spikes of ten times as much: what do executors cost that follow it, and who waits?"""
+    figures = scaling_scenario.run(scaling_scenario.Scenario(base_per_s=base_per_s, days=days, seed=seed))
+    if plot is not None:
+        scaling_plot.draw(figures, plot)
+    if json_file is not None:
+        json_file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
+    del figures["shown"]
+    sys.stdout.write(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
 def _run(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +81,16 @@ def patiently(stop: threading.Event | None = None) -> tenacity.Retrying:
     )
 
 
+def for_at_most(seconds: float) -> tenacity.Retrying:
+    """Return what tries until Postgres answers, for so long, and then raises what it met last."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
+        wait=tenacity.wait_fixed(1),
+        stop=tenacity.stop_after_delay(seconds),
+        reraise=True,
+    )
+
+
 def _log_absence(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning("registry not read: %s", state.outcome.exception())
@@ -111,7 +122,7 @@ def translating() -> Iterator[None]:
         said = _said(exc.diag.message_primary)
         raise errors.RegistryUnavailable(f"Postgres refuses ({said}): grant it to the role of database.url") from exc
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
-        said = exc.diag.message_primary or type(exc).__name__
+        said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
         raise errors.RegistryUnavailable(f"Postgres does not answer ({said}): start it, or set database.url") from None
 
 
@@ -122,6 +133,23 @@ def refusing_bad_urls() -> Iterator[None]:
         yield
     except psycopg.ProgrammingError:  # libpq quotes the URL, password and all
         raise errors.SettingsError("setting database.url is not a libpq connection URL: postgresql://…") from None
+
+
+_NOT_CONNECTED = (
+    re.compile(r"connection to server at \"([\w.:%-]+)\"(?: \([^)]*\))?, (port \d+) failed: ([^\n@]*)(?:\n|$)"),
+    re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),
+    re.compile(r"(failed to resolve host) '([\w.-]+)'"),
+)
+"""What libpq and psycopg say of a server that they cannot reach. Nothing with an `@` is taken: a URL whose password is not
+percent-encoded has a part of the password where the host should be."""
+
+
+def _not_connected(text: str) -> str:
+    """Return host, port and reason of a failed connection, or nothing where the text is of another kind."""
+    for pattern in _NOT_CONNECTED:
+        if found := pattern.search(text):
+            return _said(" ".join(found.groups()))
+    return ""
 
 
 def _said(text: str | None) -> str:

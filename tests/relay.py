@@ -16,11 +16,11 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 
 
 class Relay:
-    """Forwards each connection to the socket of that path. Listens on `port` of 127.0.0.1."""
+    """Forwards each connection to the socket of that path. Listens on `port` of an address of this machine."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, host: str = "127.0.0.1") -> None:
         self._path = path
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening = socket.create_server((host, 0))
         self.port: int = self._listening.getsockname()[1]
         self._servers: list[socket.socket] = []
         self._clients: list[socket.socket] = []
@@ -43,9 +43,13 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                self._clients.append(client)
                 server = socket.socket(socket.AF_UNIX)
-                server.connect(self._path)
+                try:
+                    server.connect(self._path)
+                except OSError:  # the server has too many clients for a moment, or is away
+                    client.close()
+                    continue
+                self._clients.append(client)
                 self._servers.append(server)
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=_forward, args=(source, sink), daemon=True).start()

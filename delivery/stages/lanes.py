@@ -43,6 +43,7 @@ from delivery.stages.clocks import Clocks
 from delivery.stages.disabling import FAILING
 from delivery.stages.held import Held
 from delivery.stages.network import Network
+from delivery.stages.scaling import size
 from delivery.webhooks import retry, routing
 from delivery.webhooks.journal import Journal, OfFastLane, OfRetryLane
 from delivery.webhooks.pending import Pending
@@ -76,6 +77,7 @@ class Common:
     network: Network
     disable: Callable[[Iterable[EndpointId], str], None]
     """Called with endpoints that are to get nothing more, and why. Must not wait."""
+    sizing: size.Sizing
     clocks: Clocks = field(default_factory=Clocks)
 
     def told(self, told: telemetry.Told) -> None:
@@ -98,11 +100,12 @@ class Direct:
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
         self._tools = _tools(config, self._seen)
         self._reruns = rerun.Reruns(config, spark, "direct")
+        self._size = common.sizing.now()
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
         if not once and (known := self._hold()) is not None:
-            self._handle(deliver.no_records(self._spark, self._config.spark.parallelism), known)
+            self._handle(deliver.no_records(self._spark, self._size.tasks), known)
         lane = query.Lane(
             "direct",
             hold=self._hold,
@@ -117,12 +120,16 @@ class Direct:
 
     def _planned(self) -> DataFrame:
         self._reruns.read()
+        self._size = self._common.sizing.now()
         config = self._config.source
-        return source.read(self._spark, self._config.kafka, config, at_most=config.max_events_per_batch)
+        at_most = config.max_events_per_batch * self._size.executors
+        return source.read(self._spark, self._config.kafka, config, at_most=at_most)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
-        parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
-        tasks.run(deliver.deliver(records, self._tools.made_now(), known, parallelism, held=held, journal=journal))
+        _require_current(self._reruns, is_current=self._size == self._common.sizing.now())
+        tools = self._tools.made_now(self._common.sizing.workers())
+        held, journal = self._common.held.now(), self._reruns.journal
+        tasks.run(deliver.deliver(records, tools, known, self._size.tasks, held=held, journal=journal))
         self._common.told(self._seen.publish())
 
 
@@ -148,6 +155,7 @@ class _Stateful:
         self._reruns = rerun.Reruns(config, spark, name, self.JOURNAL)
         self._starts = 0
         """Since a micro-batch was handled."""
+        self._size = common.sizing.now()
 
     def _run(
         self,
@@ -175,12 +183,14 @@ class _Stateful:
 
     def _begin_anew(self) -> None:
         self._reruns.read()
+        self._size = self._common.sizing.now()
         self._pending.value = Pending()  # which a micro-batch that was broken off has told a part of
 
     def _deliver(self, due: DataFrame) -> None:
         """Run the tasks that deliver. Raise StartAgain where an executor ended with rows that they were to read."""
         try:
-            tasks.run(due)
+            with self._common.sizing.shuffles.in_use():
+                tasks.run(due)
         except tasks.RowsLost:
             self._starts += 1
             if self._starts > MOST_STARTS:
@@ -228,7 +238,8 @@ class Batch(_Stateful):
         if known is None:
             return None
         self._carrier = carried.Carrier(self._spark.sparkContext, known)
-        ticks_topic, at_most = self._config.batch.ticks_topic, self._config.batch.max_events_per_micro_batch
+        ticks_topic = self._config.batch.ticks_topic
+        at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
         records = source.read(self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic)
         return self._routed(records.where(records.topic != ticks_topic))
 
@@ -238,7 +249,7 @@ class Batch(_Stateful):
             records,
             self._tools,
             self._carrier.source,
-            self._config.spark.parallelism,
+            self._size.tasks,
             shard_keys=self._shard_keys,
             pass_through_s=early_s,
             rejects=self._rejects,
@@ -246,13 +257,12 @@ class Batch(_Stateful):
         return batch.batch(routed, round(early_s * 1000), self._pending, self._tools)
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
-        if not self._carrier.can_carry(known):
-            raise query.StartAgain
+        is_current = self._size == self._common.sizing.now() and self._carrier.can_carry(known)
+        _require_current(self._reruns, is_current=is_current)
         self._carrier.carry(known)
-        parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal
-        self._deliver(
-            deliver_batches.deliver_batches(left, self._tools.made_now(), known, parallelism, held=held, journal=journal)
-        )
+        tools = self._tools.made_now(self._common.sizing.workers())
+        held, journal = self._common.held.now(), self._reruns.journal
+        self._deliver(deliver_batches.deliver_batches(left, tools, known, self._size.tasks, held=held, journal=journal))
         self._common.told(self._seen.publish())
         self._waits()
 
@@ -271,7 +281,7 @@ class Retry(_Stateful):
 
     def _planned(self) -> DataFrame:
         self._begin_anew()
-        records = source.read_retries(self._spark, self._config)
+        records = source.read_retries(self._spark, self._config, executors=self._size.executors)
         return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
 
     def _kept(self, records: DataFrame) -> DataFrame:
@@ -281,15 +291,15 @@ class Retry(_Stateful):
             round(self._interval_s * 1000),
             self._pending,
             self._tools,
-            parallelism=self._config.spark.parallelism,
+            parallelism=self._size.tasks,
             shard_keys=self._shard_keys,
         )
 
     def _handle(self, left: DataFrame, known: routing.RefreshedSource) -> None:
+        _require_current(self._reruns, is_current=self._size == self._common.sizing.now())
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
-        parallelism, journal = self._config.spark.parallelism, self._reruns.journal
-        due = deliver_turns.deliver_turns(left, self._tools.made_now(), known, parallelism, settle_s=settle_s, journal=journal)
-        self._deliver(due)
+        tools, journal = self._tools.made_now(self._common.sizing.workers()), self._reruns.journal
+        self._deliver(deliver_turns.deliver_turns(left, tools, known, self._size.tasks, settle_s=settle_s, journal=journal))
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
             self._common.held.told(told.held)
@@ -344,6 +354,17 @@ def rest(config: settings.Settings, spark: SparkSession) -> None:
         ending.rest(spark, tools, config.delivery.stop_within_s)
     except Exception as failure:  # noqa: BLE001  # whatever it is, all lanes have ended well
         log.warning("what goes on in the workers could not be waited for, and is made again: %s", failure)
+
+
+def _require_current(reruns: rerun.Reruns, *, is_current: bool) -> None:
+    """Raise StartAgain where the plan of the query is not current any more, before anything of its micro-batch is done.
+
+    The number of executors is in a plan: the tasks, and the bound of events. And Spark gives each shard's task to the executor
+    that had it last; only a query that is planned anew spreads the shards over executors that have come.
+    """
+    if not is_current:
+        reruns.untouched()
+        raise query.StartAgain
 
 
 def _tools(config: settings.Settings, seen: telemetry.Telemetry) -> tasks.Tools:

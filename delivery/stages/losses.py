@@ -92,7 +92,7 @@ class Checkpoint:
     def __init__(self, spark: SparkSession, folder: str) -> None:
         rerun.require_whole(spark, folder)
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
-        self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
         self._folder = folder
         begun, committed = rerun.newest(spark, folder)
         if committed < 0 <= begun:

@@ -64,9 +64,17 @@ class Reruns:
         self._first: tuple[int, journal.Journal] | None = None
         self.journal = self._fresh
         """Of the micro-batch that was begun last."""
+        self._is_untouched = False
+
+    def untouched(self) -> None:
+        """Take note that the micro-batch which was begun last is handed back before anything of it was done."""
+        self._is_untouched = True
 
     def read(self) -> None:
         """Read the journal of the micro-batch that was broken off, if there is one. Called before the lane starts."""
+        if self._is_untouched:  # whatever an earlier run had done of it is known already
+            self._is_untouched = False
+            return
         try:
             found = uncommitted(self._spark, self._checkpoint)
         except Exception:  # the journal only saves repeats; whether the checkpoint can be used is Spark's to say

@@ -9,15 +9,17 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from delivery import errors, settings
 from delivery.stages import local_address
+from delivery.stages.checkpoint import object_store
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +75,6 @@ ALWAYS = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-LOCAL_CHECKPOINT = {
-    # Hadoop's default starts a process, `readlink`, for every file that it renames on a local disk: on a busy machine the state
-    # of four shards took 410 to 810 ms to commit with it, and 39 to 81 ms with this one, which renames by itself.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    )
-}
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 """Hadoop's own starts a process, `chmod`, for every file that it writes on a local disk, and one for its checksum: ten in each
 micro-batch of two shards, 100 ms of it on two busy cores (docs/adr/0026)."""
@@ -109,8 +104,8 @@ class Libraries:
     """For a quicker start; the JVM goes on without one that does not fit it, and need not say so."""
 
 
-def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
-    """Return a session by the settings."""
+def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a session by the settings; what `spark.conf` says comes before `besides`."""
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
@@ -118,11 +113,12 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
         "spark.driver.defaultJavaOptions": java_options(
             f"-Dlog4j.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
         ),
-        **({} if "://" in config.checkpoint else LOCAL_CHECKPOINT),
+        **object_store.session_settings(config.checkpoint),
         "spark.app.name": config.app_name,
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.ui.enabled": str(config.ui).lower(),
+        **(besides or {}),
         **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
     paths = ",".join(str(jar) for jar in libraries.jars)
@@ -142,9 +138,9 @@ def start(config: settings.Spark, libraries: Libraries) -> SparkSession:
 
 
 @contextlib.contextmanager
-def running(config: settings.Spark, libraries: Libraries) -> Iterator[SparkSession]:
+def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Have a session inside; raise LaneFailed where its JVM ends before it is asked to."""
-    spark = start(config, libraries)
+    spark = start(config, libraries, besides)
     try:
         yield spark
     except GONE as exc:
@@ -153,6 +149,13 @@ def running(config: settings.Spark, libraries: Libraries) -> Iterator[SparkSessi
         ) from exc
     finally:
         _end(spark)
+
+
+def kill() -> None:
+    """Kill Spark's JVM, if there is one. Executors and workers notice and end by themselves."""
+    gateway = SparkContext._gateway  # noqa: SLF001  # no public way
+    if gateway is not None:
+        gateway.proc.kill()
 
 
 def _end(spark: SparkSession) -> None:

@@ -52,17 +52,17 @@ def whole(*patterns: str) -> str:
     return f"^(?:{'|'.join(f'(?:{pattern})' for pattern in patterns)})$"
 
 
-def read_retries(spark: SparkSession, config: settings.Settings) -> DataFrame:
+def read_retries(spark: SparkSession, config: settings.Settings, *, executors: int = 1) -> DataFrame:
     """Return the stream of records on the retries topic, from its first one, and on the topic of the retry lane's ticks.
 
-    A micro-batch has as many records as one of events may have, and no more bytes than 4 KiB for each of them
-    (rows.for_retries): 80 MB by default, of which a task has the share of one shard in memory, and 64 MiB of Arrow
+    A micro-batch has as many records as one of events may have for so many `executors`, and no more bytes than 4 KiB for each
+    record (rows.for_retries): 80 MB by default, of which a task has the share of one shard in memory, and 64 MiB of Arrow
     (spark.sql.execution.arrow.maxBytesPerBatch). Of each partition one record may come besides, of up to 10 MiB.
     """
     options = {
         "subscribe": f"{config.delivery.retries_topic},{config.retry.ticks_topic}",
         "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(config.source.max_events_per_batch),
+        "maxOffsetsPerTrigger": str(config.source.max_events_per_batch * executors),
     }
     return _stream(spark, config.kafka, options).select("topic", "partition", "offset", "key", "value")
 

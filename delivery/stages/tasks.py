@@ -41,15 +41,17 @@ class Tools:
     sink: sink.Sink
     made_s: float | None = None
     """When the driver made these tasks, in seconds since the epoch; None: they are of a plan that lives on."""
+    workers: int | None = None
+    """How many worker processes share what goes to a host or endpoint; None: as in the tasks before."""
 
-    def made_now(self) -> Tools:
-        """Return these for tasks that are made now. Called on the driver, for each micro-batch."""
-        return dataclasses.replace(self, made_s=time.time())
+    def made_now(self, workers: int) -> Tools:
+        """Return these for tasks that are made now, for so many workers. Called on the driver, for each micro-batch."""
+        return dataclasses.replace(self, made_s=time.time(), workers=workers)
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
         here = worker.of(self.plan)
-        here.begin_task(self.made_s)
+        here.begin_task(self.made_s, self.workers)
         orphan.outlive(here.orphaned)
         here.write_late = self.write_late
         return Task(self, here)

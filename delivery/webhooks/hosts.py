@@ -48,6 +48,12 @@ class Host:
         self.waited = 0
         """How often a request has waited for this host's bounds."""
 
+    def bound(self, max_in_flight: int, per_second: float) -> None:
+        """Keep to other bounds from now on. What is under way beyond them ends as it would."""
+        self._max_in_flight = max_in_flight
+        self._pace = limits.Pace(per_second)
+        self.wake()
+
     @property
     def has_room(self) -> bool:
         """Whether a request may begin now: there is a place, and nobody who waits comes first."""
@@ -122,6 +128,12 @@ class Hosts:
         if known is None:
             known = self._hosts[name] = Host(name, self._bounds.in_flight_to_host(), self._bounds.rate_to_host(), self._clock)
         return known
+
+    def share(self, bounds: limits.Limits) -> None:
+        """Keep to the share of this worker by other bounds."""
+        self._bounds = bounds
+        for host in self._hosts.values():
+            host.bound(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def most_connections(self, url: str) -> float:
         """Return how many connections there may be from this worker to the host of a URL; infinite where it has no bounds."""

@@ -93,6 +93,10 @@ class RetryLane:
         self._in_flight = 0
         self._most_in_flight = 0
 
+    def share(self, bounds: limits.Limits) -> None:
+        """Keep to the share of this worker by other bounds. A turn that is under way goes on by the former ones."""
+        self._bounds = bounds
+
     @property
     def is_busy(self) -> bool:
         """Whether a turn is under way. May be asked in any thread."""

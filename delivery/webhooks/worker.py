@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import logging
 import queue
@@ -84,6 +85,7 @@ class Worker:
     def __init__(self, plan: worker_plan.Plan) -> None:
         self._garbage = garbage.Garbage(time.monotonic)
         self._plan = plan
+        self._limits = plan.limits
         self._registry: routing.Registry | None = None
         self._newest = Revision(0)
         self.now_s = driver_clock.DriverClock()
@@ -143,11 +145,19 @@ class Worker:
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
-    def begin_task(self, driver_s: float | None) -> None:
-        """Record that a task begins, which the driver made at `driver_s`. Called in its thread, before anything else."""
+    def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
+        """Record that a task begins, which the driver made at `driver_s` for so many `workers`. Called before anything else."""
         self._garbage.put_aside()
         if driver_s is not None:
             self.now_s.stamped(driver_s)
+        if workers is not None and workers != self._limits.workers:
+            self._wait_for(self._share_with(workers))
+
+    async def _share_with(self, workers: int) -> None:
+        self._limits = dataclasses.replace(self._limits, workers=workers)
+        self._memory.hosts.share(self._limits)
+        if self._retries is not None:
+            self._retries.share(self._limits)
 
     def deliver(
         self,
@@ -335,7 +345,7 @@ class Worker:
         if self._retries is None:
             self._retries = retry_lane.RetryLane(
                 self._sender,
-                self._plan.limits,
+                self._limits,
                 paces=self._memory.paces,
                 known_hosts=self._memory.hosts,
                 clock=asyncio.get_running_loop().time,
@@ -361,7 +371,7 @@ class Worker:
         self._gate = gate.Gate(self._sender)
         return dispatch.Dispatcher(
             self._gate,
-            self._plan.limits,
+            self._limits,
             self._plan.quick_retry,
             hand_over,
             self._late,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyspark
 
 from delivery import errors
+from delivery.stages.checkpoint import object_store
 from fanout import terminal
 from fanout.local import jar_lock, java
 
@@ -32,7 +33,12 @@ class Jars:
     """Where the jars are."""
 
     connector: tuple[Path, ...]
+    store: tuple[Path, ...]
     broker: tuple[Path, ...]
+
+    def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
+        """Return what Spark is given. The jars for an S3-compatible store only where the checkpoint is there."""
+        return (*self.connector, *(self.store if object_store.is_meant(checkpoint) else ()))
 
 
 def _say(text: str) -> None:
@@ -51,11 +57,12 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
         with ivy_file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _holds(library, wanted):  # else another process has fetched them meanwhile
-                say("fetching the Kafka connector and an embedded broker (about 55 MB, once) …")
+                say("fetching the Kafka connector, the client of S3 and an embedded broker (about 65 MB, once) …")
                 _replace(library, ivy_file, wanted)
     jar_lock.check(library, _lock_of(ivy_file))
     return Jars(
         connector=tuple(sorted((library / "connector").glob("*.jar"))),
+        store=tuple(sorted((library / "store").glob("*.jar"))),
         broker=tuple(sorted((library / "broker").glob("*.jar"))),
     )
 
@@ -91,7 +98,20 @@ def _replace(library: Path, ivy_file: Path, digest: str) -> None:
 def _fetch(ivy_file: Path, into: Path, *options: str) -> None:
     [ivy] = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
     pattern = f"{into}/[conf]/[artifact]-[revision].[ext]"
-    command = [java.find(), "-jar", ivy, "-ivy", ivy_file, "-confs", "connector", "broker", "-retrieve", pattern, *options]
+    command = [
+        java.find(),
+        "-jar",
+        ivy,
+        "-ivy",
+        ivy_file,
+        "-confs",
+        "connector",
+        "store",
+        "broker",
+        "-retrieve",
+        pattern,
+        *options,
+    ]
     try:
         done = subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False

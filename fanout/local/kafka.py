@@ -31,8 +31,8 @@ PROPERTIES = """\
 process.roles=broker,controller
 node.id={node_id}
 controller.quorum.voters={voters}
-listeners={protocol}://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners={protocol}://127.0.0.1:{port}
+listeners={protocol}://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={protocol}://{host}:{port}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name={protocol}
@@ -96,11 +96,13 @@ class EmbeddedKafka:
         seat: Seat | None = None,
         sasl_users: Mapping[str, str] | None = None,
         is_guarded: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         self._root = root
         self._libraries = libraries
         self._sasl_users = sasl_users or {}
         self._is_guarded = is_guarded
+        self._host = host
         self.port = port or free_port()
         self._seat = seat or seats(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,7 +110,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -167,6 +169,7 @@ class EmbeddedKafka:
         controllers = self._seat.controller_ports
         text = PROPERTIES.format(
             protocol=protocol,
+            host=self._host,
             port=self.port,
             node_id=self._seat.node_id,
             controller_port=controllers[self._seat.node_id - 1],

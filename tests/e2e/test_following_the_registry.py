@@ -2,13 +2,15 @@
 
 import datetime as dt
 import itertools
+import time
 
 import pytest
 import standardwebhooks
 
 from delivery.job import COMMITTED
 from delivery.model import SignatureScheme
-from fanout import registering
+from fanout import registering, smoke_testing
+from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
@@ -73,6 +75,35 @@ def rotate_ten_times(platform):
     return platform.publish(5, first=next(numbers))
 
 
+def smoke_tests(platform):
+    """With its own receiver, with an endpoint that answers 200, and with one that answers 500."""
+
+    def run(endpoint_url, timeout_s):
+        port = local_kafka.free_port()
+        return smoke_testing.run(
+            platform.config, host="127.0.0.1", port=port, endpoint_url=endpoint_url, timeout_s=timeout_s, sleep=time.sleep
+        )
+
+    done = platform.beside("smoke-test", "--port", str(local_kafka.free_port()), "--json")
+    assert done.wait(90) == 0, platform.log()
+    assert '"is_signature_checked": true' in platform.log()
+
+    url = f"{platform.receiver.url}/smoke"
+    given = run(url, 60)
+    assert (given.seen[:1], given.is_signature_checked) == (("200",), False)
+    assert given.delivered_after_s is not None
+    assert "smoke" in {one.path.strip("/") for one in platform.received}
+
+    platform.statuses["smoke"] = 500
+    refused = run(url, 4)
+    assert refused.delivered_after_s is None
+    assert "server_error" in refused.text()
+    platform.received[:] = [one for one in platform.received if one.path != "/smoke"]  # signed by secrets of their own
+
+    rows = {kind: registering.get(platform.config, registering.kind_of(kind), None) for kind in ("endpoints", "subscriptions")}
+    assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_testing.NAME)]
+
+
 def test_a_running_job_follows_the_registry_and_the_topics(platform):
     """One job, one story: the steps share its start, which takes most of the time.
 
@@ -82,8 +113,9 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
     5. All secrets are sealed by another key of its ring, and every event is delivered and verifies.
     6. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
-    7. A second job on the same checkpoint is refused at once.
-    8. The next job does without the old key.
+    7. `fanout smoke-test` delivers to a receiver of its own or to another, says why where that fails, and cleans up.
+    8. A second job on the same checkpoint is refused at once.
+    9. The next job does without the old key.
     """
     platform.keys = {"ring": {"old": stack.new_key(), "new": stack.new_key()}, "active": "old"}
     platform.create_topic("order")
@@ -109,6 +141,8 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     last = rotate_ten_times(platform)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(last) <= set(got))
     assert all(one.is_verified for one in platform.received)
+
+    smoke_tests(platform)
 
     assert platform.start("--once", "--lanes", "retry,direct").wait(JOB_TIMEOUT_S) == 1
     assert f"is run by another job (process {job.pid} on" in platform.log()

@@ -33,8 +33,11 @@ class Slow(Customers):
         return web.Response()
 
 
-def deliver(customer, events, **own):
-    """Deliver `events` events by each of two workers at once; return how many were delivered."""
+def deliver(customer, events, *, made_for=WORKERS, **own):
+    """Deliver `events` events by each of two workers at once; return how many were delivered.
+
+    The workers were made for `made_for`, and learn with their task how many there are.
+    """
     endpoint = builders.endpoint(url=customer.url, **own)
     source = Source(builders.snapshot(endpoint, builders.subscription(event_type="order.created")))
 
@@ -43,7 +46,8 @@ def deliver(customer, events, **own):
             builders.record(offset=number, value=orjson.dumps({"id": f"e{number}", "tenant_id": "t1"}))
             for number in range(first, first + events)
         ]
-        with working(limits=limits.Limits(workers=WORKERS)) as here:
+        with working(limits=limits.Limits(workers=made_for)) as here:
+            here.begin_task(None, WORKERS)
             results = list(here.deliver([records], source))
         return sum(outcome.kind == "delivered" for part in results for outcome in part.outcomes)
 
@@ -80,3 +84,11 @@ def test_one_event_to_many_customers_at_one_host_keeps_to_the_hosts_bounds():
     assert customer.most_at_once <= 4
     assert max(sum(at <= other < at + 1 for other in customer.arrivals) for at in customer.arrivals) <= 200 + 4
     assert sum(part.waited_for_hosts for part in results) > 0
+
+
+@pytest.mark.parametrize("made_for", [1, 50])
+def test_a_worker_learns_its_share_with_each_task(made_for):
+    """Executors come and go. By the share of one, 16 requests would be there at once from both, by that of fifty, two."""
+    with Slow(answers_after_s=0.1) as customer:
+        assert deliver(customer, 20, made_for=made_for, max_in_flight=8) == 40
+    assert customer.most_at_once == 8

@@ -43,7 +43,7 @@ def served():
 
 def test_a_probe_answers_in_json_with_the_reason(served):
     served.watch.entered(Phase.RUNNING)
-    served.watch.observed(7)
+    served.watch.observed(health.Backlog(lag=7))
     assert served.get("/readyz")[0] == 200
     served.hold = "Postgres"
     status, body = served.get("/readyz")

@@ -1,5 +1,6 @@
 """The job's topics are there, and take what it writes, before anything is consumed."""
 
+import socket
 import uuid
 
 import pytest
@@ -55,3 +56,13 @@ def test_who_may_not_see_the_topic_s_options_is_told_so_and_goes_on(config, monk
     monkeypatch.setattr(topics.AdminClient, "describe_configs", describe_configs)
     topics.require_room(config.kafka, config.delivery.retries_topic)
     assert "DescribeConfigs" in caplog.text
+
+
+def test_a_kafka_that_does_not_answer_is_named_by_its_address(config, monkeypatch):
+    monkeypatch.setattr(topics, "TIMEOUT_S", 1)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        away = config.model_copy(update={"kafka": settings.Kafka(bootstrap_servers=address)})
+        with pytest.raises(errors.KafkaUnavailable, match=f"Kafka at {address} does not answer"):
+            topics.ensure_all(away)

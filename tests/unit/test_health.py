@@ -70,7 +70,7 @@ class Lane:
         """Let time pass, observed every 10 s."""
         for _ in range(seconds // 10):
             self.clock.now += 10
-            self.watch.observed(lag, is_source_up=is_source_up)
+            self.watch.observed(health.Backlog(lag=lag), is_source_up=is_source_up)
         return self.watch.facts()
 
 
@@ -130,3 +130,13 @@ def test_lag_is_what_lies_between_the_positions_and_the_ends():
 def test_a_position_beyond_the_end_is_no_negative_lag():
     """The ends were asked for just before a micro-batch was committed."""
     assert backlog.by_topic({"orders": {0: 9}}, {"orders": {0: 5}}) == {"orders": 0}
+
+
+def test_what_was_handled_is_counted_on_partitions_that_were_known_before():
+    before = {"orders": {0: 10, 1: 7}}
+    now = {"orders": {0: 15, 1: 7, 2: 1_000_000}, "users": {0: 500}}
+    assert backlog.handled_between(before, now) == 5
+
+
+def test_a_topic_that_begins_anew_has_handled_nothing():
+    assert backlog.handled_between({"orders": {0: 10}}, {"orders": {0: 2}}) == 0

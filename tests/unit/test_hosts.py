@@ -180,3 +180,30 @@ def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_go
         return called
 
     assert virtual.run(main()) == ["first", "second"]
+
+
+def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
+    shared = hosts.Hosts(limits.Limits(max_per_host=4), clock=lambda: 0.0)
+    host = shared.of(VICTIM)
+    host.enter()
+    host.enter()
+    shared.share(limits.Limits(max_per_host=4, workers=4))
+    assert (host.has_room, shared.most_connections(VICTIM)) == (False, 1)
+    host.leave()
+    assert not host.has_room
+    host.leave()
+    assert host.has_room
+
+
+def test_who_waits_for_a_host_is_called_when_the_share_grows():
+    async def main():
+        shared = hosts.Hosts(limits.Limits(max_per_host=4, workers=4), asyncio.get_running_loop().time)
+        host, called = shared.of(VICTIM), asyncio.Event()
+        host.enter()
+        host.wait(lambda: called.set() or True)
+        await asyncio.sleep(0)
+        assert not called.is_set()
+        shared.share(limits.Limits(max_per_host=4, workers=1))
+        await asyncio.wait_for(called.wait(), 10)
+
+    asyncio.run(main())

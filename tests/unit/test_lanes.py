@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from delivery.stages import held, lanes, network, observer, query, tasks, telemetry
+from delivery.stages.scaling import size
 from delivery.webhooks import egress, retry
 from delivery.webhooks.results import Results
 from delivery.webhooks.tally import Tally
@@ -48,7 +49,10 @@ def unreachable(first, end):
 def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     disabled = []
     common = lanes.Common(
-        held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda ids, why: disabled.append((set(ids), why))
+        held=held.Held(2.0, Clock()),
+        network=network.Network(),
+        disable=lambda ids, why: disabled.append((set(ids), why)),
+        sizing=size.fixed(2),
     )
     common.told(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
@@ -58,7 +62,7 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network.Network()
-    common = lanes.Common(held=held.Held(2.0, Clock()), network=ours, disable=lambda *_: None)
+    common = lanes.Common(held=held.Held(2.0, Clock()), network=ours, disable=lambda *_: None, sizing=size.fixed(2))
     half = egress.MIN_DESTINATIONS // 2
     some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
     common.told(observed(some, some))
@@ -68,7 +72,9 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
 
 
 def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
-    common = lanes.Common(held=held.Held(2.0, clock := Clock()), network=network.Network(), disable=lambda *_: None)
+    common = lanes.Common(
+        held=held.Held(2.0, clock := Clock()), network=network.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    )
     common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
     clock.now = 3.9
     assert common.held.now() == {"a": retry.SLOW, "b": retry.SLOW}
@@ -80,18 +86,32 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
 
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
-    common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
+    common = lanes.Common(
+        held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    )
     common.told(observed(Results(reach=unreachable(0, egress.MIN_DESTINATIONS), silent=frozenset({"a"}))))
     assert common.held.now() == {}
 
 
 def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
-    common = lanes.Common(held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None)
+    common = lanes.Common(
+        held=held.Held(2.0, Clock()), network=network.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    )
     common.told(observed(Results(silent=frozenset({"a"}))))
     common.held.told(frozenset({"a", "c"}))
     assert common.held.now() == {"a": retry.CIRCUIT_OPEN, "c": retry.CIRCUIT_OPEN}
     common.held.told(frozenset())
     assert common.held.now() == {"a": retry.SLOW}
+
+
+def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
+    """Before anything of its micro-batch is done, so that no journal is read."""
+    untouched = []
+    reruns = SimpleNamespace(untouched=lambda: untouched.append(True))
+    lanes._require_current(reruns, is_current=True)
+    with pytest.raises(query.StartAgain):
+        lanes._require_current(reruns, is_current=False)
+    assert untouched == [True]
 
 
 ROWS_ARE_GONE = (
@@ -103,7 +123,13 @@ ROWS_ARE_GONE = (
 def a_lane():
     stopping = threading.Event()
     stopping.set()  # so that nobody waits
-    return SimpleNamespace(NAME="batch", _starts=0, _stop=stopping, _pending=SimpleNamespace(value=None))
+    return SimpleNamespace(
+        NAME="batch",
+        _starts=0,
+        _stop=stopping,
+        _pending=SimpleNamespace(value=None),
+        _common=SimpleNamespace(sizing=size.fixed(2)),
+    )
 
 
 def tasks_that(failure=None):

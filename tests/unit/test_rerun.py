@@ -40,6 +40,28 @@ def test_the_tasks_of_the_micro_batch_that_was_broken_off_know_what_had_ended(mo
     assert made.journal.known == frozenset()
 
 
+def test_a_micro_batch_that_is_handed_back_untouched_needs_no_journal(monkeypatch, read):
+    """The read took seconds, in each lane, each time that an executor came."""
+    made = reruns(monkeypatch, None)
+    made.began(3)
+    made.untouched()
+    monkeypatch.setattr(rerun, "uncommitted", lambda *_: pytest.fail("the checkpoint is not asked"))
+    made.read()
+    assert read == []
+    monkeypatch.setattr(rerun, "uncommitted", lambda *_: rerun.Uncommitted(3, 1000))
+    made.read()
+    assert read == [1000]
+
+
+def test_what_an_earlier_run_had_done_is_known_when_the_micro_batch_is_handed_back_untouched(monkeypatch, read):
+    made = reruns(monkeypatch, rerun.Uncommitted(7, 1000))
+    made.began(7)
+    made.untouched()
+    made.read()
+    made.began(7)
+    assert (made.journal.ended(attempt_number=0), read) == ({KEY}, [1000])
+
+
 def test_where_nothing_was_broken_off_nothing_is_read_until_a_task_runs_again(monkeypatch, read):
     made = reruns(monkeypatch, None)
     made.began(0)

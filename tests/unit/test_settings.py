@@ -78,6 +78,13 @@ def test_a_file_that_cannot_be_read_is_named(folder, held, said):
         configuration.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
 
 
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_a_file_that_holds_nothing_is_named(folder, content):
+    (folder / "mounted").write_text(content)
+    with pytest.raises(errors.SettingsError, match=r"FANOUT_KEYS_RING_FILE names .*mounted, which is empty"):
+        configuration.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
+
+
 def test_a_setting_that_is_given_by_value_and_by_file_is_refused_and_quoted_by_neither(folder):
     (folder / "mounted").write_text(CANARY)
     environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}

@@ -1,18 +1,29 @@
 {{/* Names, labels, and what the pods of all roles have in common. */}}
 {{- define "fanout.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name }}{{ end -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name }}{{ end -}}
 {{- end }}
 
 {{- define "fanout.labels" -}}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{ include "fanout.selector" . }}
+{{ include "fanout.podLabels" . }}
 {{- end }}
 
+{{/* By these a Deployment, a Service or a policy finds its pods. They must not change from one release to the next. */}}
 {{- define "fanout.selector" -}}
-app.kubernetes.io/name: fanout
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "fanout.podLabels" -}}
+{{ include "fanout.selector" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "fanout.image" -}}
@@ -23,6 +34,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* How Spark runs executors as pods of their own: the area `spark`, for one driver. */}}
 {{- define "fanout.executorSettings" -}}
 {{- $executors := .executors -}}
+{{- $atFirst := $executors.count | default (dig "autoscaling" "min" 0 $executors) -}}
 {{- $conf := dict
   "spark.kubernetes.namespace" .root.Release.Namespace
   "spark.kubernetes.container.image" (include "fanout.image" .root)
@@ -31,7 +43,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "spark.kubernetes.executor.podTemplateFile" "/etc/fanout/executor.yaml"
   "spark.kubernetes.executor.disableConfigMap" "true"
   "spark.kubernetes.executor.request.cores" (toString $executors.requestCores)
-  "spark.executor.instances" (toString $executors.count)
+  "spark.executor.instances" (toString $atFirst)
   "spark.executor.cores" (toString $executors.cores)
   "spark.executor.memory" $executors.heap
   "spark.executor.memoryOverhead" $executors.besidesHeap
@@ -41,13 +53,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "spark.decommission.enabled" "true"
   "spark.kubernetes.decommission.script" "/opt/venv/bin/drain-executor"
 -}}
-{{- $tasks := mul $executors.count $executors.cores -}}
-{{ toJson (dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" $tasks "conf" $conf)) }}
+{{- $own := dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" (mul $atFirst $executors.cores) "conf" $conf) -}}
+{{- with $executors.autoscaling }}{{ $_ := set $own "scaling" (dict "min_executors" .min "max_executors" .max) }}{{ end -}}
+{{ toJson $own }}
 {{- end }}
 
 {{/* The settings as TOML, of one driver or of all roles. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
 {{- define "fanout.settings" -}}
 {{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
+{{- if .root.Values.development.enabled }}{{ $_ := set $own "kafka" (dict "bootstrap_servers" (printf "%s-kafka:9092" (include "fanout.name" .root))) }}{{ end -}}
 {{- $all := mustMergeOverwrite $own (.executors | default dict) (deepCopy .root.Values.config) -}}
 {{- range $area := keys $all | sortAlpha }}
 [{{ $area }}]
@@ -71,10 +85,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ end }}
 {{- end }}
 
-{{/* A secret that must be named. */}}
-{{- define "fanout.required" -}}
+{{/* The Secret that must be named, unless the chart makes one for development. */}}
+{{- define "fanout.secretName" -}}
 {{- $secret := get .root.Values.secrets .secret -}}
-{{- required (printf "secrets.%s.name is required: the name of a Secret that exists, with the key %q" .secret $secret.key) $secret.name -}}
+{{- if and (not $secret.name) .root.Values.development.enabled }}{{ include "fanout.name" .root }}-development
+{{- else }}{{ required (printf "secrets.%s.name is required: the name of a Secret that exists, with the key %q" .secret $secret.key) $secret.name }}{{ end -}}
 {{- end }}
 
 {{/* Files of secrets: the settings name them. `of` lists the secrets by the names of the values; the variable of each is beside it. */}}
@@ -96,7 +111,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
     sources:
       {{- range $secret := .of }}
       - secret:
-          name: {{ include "fanout.required" (dict "root" $.root "secret" $secret) }}
+          name: {{ include "fanout.secretName" (dict "root" $.root "secret" $secret) }}
           items: [{key: {{ get (get $.root.Values.secrets $secret) "key" | quote }}, path: {{ $secret }}}]
       {{- end }}
 {{- end }}
@@ -134,12 +149,35 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The annotations of a pod: a change of the settings starts it anew. */}}
+{{/* The annotations of a pod. A change of the settings, or of secretsRevision, starts it anew. */}}
 {{- define "fanout.annotations" -}}
 checksum/settings: {{ include "fanout.settings" (dict "root" .) | sha256sum }}
+{{- with .Values.secretsRevision }}
+fanout/secrets-revision: {{ . | quote }}
+{{- end }}
 {{- with .Values.podAnnotations }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Pods of one role on different nodes and in different zones, where there are several. */}}
+{{- define "fanout.spread" -}}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "fanout.selector" $.root | nindent 8 }}
+        app.kubernetes.io/component: {{ $.component }}
+  {{- end }}
+{{- end }}
+
+{{/* Seconds until Kubernetes kills a driver that was asked to stop: what its settings grant what is in flight, and 65 for the micro-batch and for Spark. */}}
+{{- define "fanout.grace" -}}
+{{- $delivery := .Values.config.delivery | default dict -}}
+{{- $asked := addf (dig "stop_within_s" 20 $delivery) (dig "lane_deadline_s" 3 $delivery) (dig "attempt_timeout_s" 2 $delivery) -}}
+{{- add 65 (ceil $asked | int) -}}
 {{- end }}
 
 {{/* The secrets that a role reads. */}}

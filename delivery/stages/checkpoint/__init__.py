@@ -1,0 +1,1 @@
+"""The checkpoint of the lanes: where it lies, and which driver may use it."""

@@ -1,0 +1,162 @@
+"""Read, create and update one Lease of Kubernetes, by the service account of this pod.
+
+Runs on the driver. Three HTTPS requests of the standard library: a client package costs 15 to 160 MB in the image and 0.5 to
+1 s of each start (docs/adr/0039). Each request opens its own connection, and nothing is retried here: the deadline is the
+caller's. Proxies of the environment are not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import http.client
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from delivery import errors
+from delivery.stages.checkpoint import election
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes mounts the token, the authority's certificate and the namespace into each pod."""
+TIMEOUT_S = 3.0
+"""Seconds for each step of a request. Three requests that hang fit into the renew deadline."""
+_REFUSALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+
+
+class Unavailable(Exception):
+    """The API server did not answer, or asked to come back later. Worth asking again."""
+
+
+class Conflict(Exception):
+    """Another driver wrote the Lease since it was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    """One Lease in the API server. `name` may not exist yet."""
+
+    host: str
+    port: int
+    name: str
+    account: Path
+
+    def read(self) -> election.Record | None:
+        """Return the Lease; None where there is none."""
+        status, document = self._call("get", "GET", f"/{self.name}")
+        return None if status is HTTPStatus.NOT_FOUND else _record(document)
+
+    def write(self, record: election.Record) -> election.Record:
+        """Create the Lease, or update the version that `record` names; return it as stored. Raise Conflict if it changed."""
+        body = _document(self.name, record)
+        if record.version:
+            _, document = self._call("update", "PUT", f"/{self.name}", body)
+        else:
+            _, document = self._call("create", "POST", "", body)
+        return _record(document)
+
+    def _call(self, verb: str, method: str, path: str, body: bytes | None = None) -> tuple[HTTPStatus, Any]:
+        token, namespace = self._read("token"), self._read("namespace")
+        headers = {"authorization": f"Bearer {token}", "accept": "application/json", "content-type": "application/json"}
+        address = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases{path}"
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self._context())
+        try:
+            with contextlib.closing(connection):
+                connection.request(method, address, body, headers)
+                answer = connection.getresponse()
+                status, text = HTTPStatus(answer.status), answer.read()
+        except ssl.SSLCertVerificationError as exc:
+            raise errors.LeaseRefused(
+                f"{self._where(namespace)}: the API server's certificate is not of the authority in {self.account / 'ca.crt'} "
+                f"({exc.verify_message}): mount the service account's own files"
+            ) from exc
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            raise Unavailable(f"{self.host}:{self.port} does not answer ({str(exc) or type(exc).__name__})") from exc
+        if status is HTTPStatus.CONFLICT:
+            raise Conflict
+        if status in _REFUSALS:
+            raise errors.LeaseRefused(
+                f"{self._where(namespace)}: the API server refuses the verb {verb!r} ({status.value}, {_message(text)}): bind "
+                "a Role with get, create and update on leases of coordination.k8s.io to the service account of this pod"
+            )
+        if status >= HTTPStatus.BAD_REQUEST and not (verb == "get" and status is HTTPStatus.NOT_FOUND):
+            raise Unavailable(f"{self.host}:{self.port} answers {status.value} ({_message(text)})")
+        return status, orjson.loads(text)
+
+    def _where(self, namespace: str) -> str:
+        return f"Lease {namespace}/{self.name}"
+
+    def _read(self, name: str) -> str:
+        """Read a file of the service account. The token is read each time: Kubernetes replaces it each hour."""
+        try:
+            return (self.account / name).read_text().strip()
+        except OSError as exc:
+            raise self._no_account(name, exc) from exc
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+        except (OSError, ssl.SSLError) as exc:
+            raise self._no_account("ca.crt", exc) from exc
+        # Python 3.13 refuses authorities without some optional extensions, which clusters have and Go's clients accept.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context
+
+    def _no_account(self, name: str, exc: OSError) -> errors.LeaseRefused:
+        return errors.LeaseRefused(
+            f"Lease {self.name}: {self.account / name} cannot be read ({exc.strerror or exc}): give the driver's pod a service "
+            "account (automountServiceAccountToken), or leave spark.checkpoint_lease empty outside Kubernetes"
+        )
+
+
+def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
+    """Return the Lease `name` at the API server that Kubernetes names in each pod's environment."""
+    try:
+        host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
+    except (KeyError, ValueError):
+        raise errors.LeaseRefused(
+            f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST): leave "
+            "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks"
+        ) from None
+    return Leases(host=host, port=port, name=name, account=ACCOUNT)
+
+
+def _record(document: Any) -> election.Record:
+    spec = document.get("spec") or {}
+    return election.Record(
+        holder=spec.get("holderIdentity") or "",
+        duration_s=float(spec.get("leaseDurationSeconds") or election.LEASE_S),
+        version=document["metadata"]["resourceVersion"],
+        acquired=spec.get("acquireTime") or "",
+        transitions=spec.get("leaseTransitions") or 0,
+    )
+
+
+def _document(name: str, record: election.Record) -> bytes:
+    now = micro_time()
+    spec = {
+        "holderIdentity": record.holder,
+        "leaseDurationSeconds": int(record.duration_s),
+        "acquireTime": record.acquired or now,
+        "renewTime": now,
+        "leaseTransitions": record.transitions,
+    }
+    metadata = {"name": name} | ({"resourceVersion": record.version} if record.version else {})
+    return orjson.dumps({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec})
+
+
+def micro_time() -> str:
+    """Return the time of day as Kubernetes writes it into a Lease."""
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(orjson.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

@@ -1,0 +1,186 @@
+"""Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before it runs out.
+
+Runs on the driver. Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its
+last successful renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused
+machine) for longer than that ends only when it runs again, and may do some milliseconds of work before (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from delivery import errors
+from delivery.stages.checkpoint import cluster, election
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.5
+"""Seconds between two looks at the deadline. Apart from the renewals, because a request may hang."""
+LAST_WORDS_S = 1.0
+"""Seconds for the last line of the log. A reader of the log that stands still must not keep the process alive."""
+
+
+class Leases(Protocol):
+    """Where the Lease is kept: `cluster.Leases`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the Lease."""
+
+    def read(self) -> election.Record | None:
+        """Return the Lease; None where there is none."""
+
+    def write(self, record: election.Record) -> election.Record:
+        """Store the record, unless the Lease changed since; return it as stored."""
+
+
+class Holder:
+    """One driver's hold on the Lease. `kill_workers` ends at once whatever delivers for this driver; it must not wait."""
+
+    def __init__(self, leases: Leases, identity: str, kill_workers: Callable[[], None]) -> None:
+        self._leases, self._identity, self._kill_workers = leases, identity, kill_workers
+        self._observed = election.Observed(record=None, since=time.monotonic())
+        self._renewed_at: float | None = None
+        self._problem = ""
+        self._waits_for = f"the Lease {leases.name} was not asked for yet"
+        self._released = threading.Event()
+        self._ending = threading.Lock()
+        self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    @property
+    def hold_reason(self) -> str | None:
+        """Why nothing is delivered yet; None while this driver holds the Lease."""
+        return None if self._renewed_at is not None else self._waits_for
+
+    def acquire(self, stop: threading.Event, *, is_patient: bool = True) -> bool:
+        """Wait until this driver holds the Lease; return False when the job is to stop.
+
+        Raise LeaseRefused where the API server does not let this driver use the Lease. Unless `is_patient`, raise
+        CheckpointInUse as soon as the other holder renews.
+        """
+        seen = None
+        while not stop.is_set():
+            if self._try_to_acquire():
+                log.info("acquired the Lease %s as %s", self._leases.name, self._identity)
+                self._renewing.start()
+                threading.Thread(target=self._watch, name="lease deadline", daemon=True).start()
+                return True
+            record = self._observed.record
+            if not is_patient and record is not None and record.holder and seen not in {None, record.version}:
+                raise errors.CheckpointInUse(
+                    f"the Lease {self._leases.name} is held by {record.holder}, which renews it: stop that driver first"
+                )
+            seen = None if record is None else record.version
+            stop.wait(election.RETRY_S)
+        return False
+
+    def release(self) -> None:
+        """End the renewals and leave the Lease to the next driver. Called when nothing is delivered any more."""
+        self._released.set()
+        if self._renewed_at is None:
+            return
+        self._renewing.join()  # its last write changes the version that is to be released
+        record = self._observed.record
+        try:
+            if record is not None and record.holder == self._identity:
+                self._leases.write(election.released(record))
+        except (cluster.Unavailable, cluster.Conflict, errors.LeaseRefused) as exc:
+            log.warning(
+                "the Lease %s could not be released (%s): the next driver waits for %.0f s",
+                self._leases.name, exc, election.LEASE_S,
+            )  # fmt: skip
+
+    def abandon(self) -> None:
+        """End the renewals and leave the Lease to run out: this driver failed, and its workers may still be ending."""
+        self._released.set()
+
+    def _try_to_acquire(self) -> bool:
+        try:
+            self._look()
+            if election.decide(self._identity, self._observed, None, time.monotonic()) is election.Decision.ACQUIRE:
+                self._write()
+                return True
+        except cluster.Unavailable as exc:
+            self._wait_for(f"waits for the Lease {self._leases.name}: {exc}")
+        except cluster.Conflict:
+            self._wait_for(f"waits for the Lease {self._leases.name}, which another driver has just acquired")
+        else:
+            holder = "" if self._observed.record is None else self._observed.record.holder
+            self._wait_for(f"waits for the Lease {self._leases.name}, held by {holder}")
+        return False
+
+    def _wait_for(self, reason: str) -> None:
+        if reason != self._waits_for:
+            self._waits_for = reason
+            log.warning("%s; nothing is consumed meanwhile", reason)
+
+    def _look(self) -> None:
+        self._observed = self._observed.updated(self._leases.read(), time.monotonic())
+
+    def _write(self) -> None:
+        sent_at = time.monotonic()  # before the request: other drivers see the new record later than this
+        record = self._leases.write(election.claimed(self._identity, self._observed, cluster.micro_time()))
+        self._observed, self._renewed_at, self._problem = election.Observed(record=record, since=sent_at), sent_at, ""
+
+    def _renew(self) -> None:
+        while not self._released.wait(election.RETRY_S):
+            try:
+                self._renew_once()
+            except (cluster.Unavailable, errors.LeaseRefused) as exc:
+                if not self._problem:
+                    log.warning("the Lease %s could not be renewed: %s", self._leases.name, exc)
+                self._problem = str(exc)
+            except cluster.Conflict:
+                self._problem = "another driver or person changes it"
+
+    def _renew_once(self) -> None:
+        try:
+            self._renew_or_fence()
+        except cluster.Conflict:
+            self._look()
+            self._renew_or_fence()
+
+    def _renew_or_fence(self) -> None:
+        if election.decide(self._identity, self._observed, self._renewed_at, time.monotonic()) is election.Decision.LOST:
+            self._fence()
+        elif not self._released.is_set():
+            self._write()
+
+    def _watch(self) -> None:
+        while not self._released.wait(WATCH_S):
+            if self._renewed_at is not None and election.is_overdue(self._renewed_at, time.monotonic()):
+                self._fence()
+
+    def _fence(self) -> None:
+        """End this process and its JVM now. Nothing is brought to an end in order: that takes longer than there is time."""
+        with self._ending:  # never left: the process ends
+            alarm = threading.Timer(LAST_WORDS_S, self._end)
+            alarm.daemon = True
+            alarm.start()
+            log.critical(
+                "%s: this driver delivers nothing more and ends now, before another driver uses the checkpoint. What was "
+                "committed is kept, and the next start goes on from there", self._why(),
+            )  # fmt: skip
+            self._end()
+
+    def _end(self) -> None:
+        self._kill_workers()
+        os._exit(1)
+
+    def _why(self) -> str:
+        record = self._observed.record
+        if record is not None and record.holder != self._identity:
+            return (
+                f"lost the Lease {self._leases.name} to {record.holder or 'nobody'}: see why this process stood still, or who "
+                "changed the Lease"
+            )
+        cause = self._problem or "this process stood still"
+        return (
+            f"the Lease {self._leases.name} was not renewed for {election.RENEW_DEADLINE_S:.0f} s ({cause}): see to it that "
+            "the pod reaches the API server and gets its share of CPU"
+        )

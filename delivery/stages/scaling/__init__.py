@@ -1,0 +1,1 @@
+"""Scale the number of executors with the load. Runs on the driver."""

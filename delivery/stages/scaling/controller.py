@@ -1,0 +1,203 @@
+"""Scale the number of executors while the lanes run, on a thread of its own.
+
+Runs on the driver. A failure here is logged and tried again: the lanes go on with the executors that there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from pyspark import SparkContext
+
+from delivery import errors, health, metrics, settings
+from delivery.stages.scaling import decision, executors, load, size
+
+log = logging.getLogger(__name__)
+
+STEADY_S = 5.0
+"""Seconds without a change before the lanes plan for another number, unless all executors that are wanted are there. The pods
+of one request come one by one, and each plan takes a lane a moment."""
+REMOVE_WITHIN_S = 10.0
+"""Seconds to wait for the moment in which no lane needs shuffled rows. Lanes with state wait meanwhile before they begin."""
+MISSING_AFTER_S = 120.0
+"""Seconds after which it is said that executors that were asked for have not come."""
+
+
+class Cluster(Protocol):
+    """What is asked of Spark: as SparksExecutors."""
+
+    def now(self) -> executors.Executors:
+        """Return those that are registered."""
+
+    def request(self, number: int) -> None:
+        """Have so many in all."""
+
+    def decommission(self, names: tuple[str, ...]) -> None:
+        """Let these end when their tasks have ended."""
+
+
+class Controller:
+    """Observe, decide, act. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        policy: decision.Policy,
+        cluster: Cluster,
+        watches: Mapping[str, health.Watch],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy, self._cluster, self._watches, self._clock = policy, cluster, watches, clock
+        self._state = decision.State(wanted=policy.min_executors)
+        self._asked: int | None = None
+        self._shuffles = size.Shuffles()
+        self._planned = policy.min_executors
+        self._registered = 0
+        self._living = 0
+        self._changed_at_s = self._complete_at_s = clock()
+        self._is_missing_told = False
+
+    def sizing(self) -> size.Sizing:
+        """Return what the lanes ask."""
+        return size.Sizing(now=self._size, workers=self._workers, shuffles=self._shuffles)
+
+    def _size(self) -> size.Size:
+        return size.Size(executors=self._planned, tasks=self._planned * self._policy.cores)
+
+    def _workers(self) -> int:
+        """Return the most that may be at work before the next look: those that are asked for, and those that still end."""
+        return max(self._state.wanted, self._living, 1) * self._policy.cores
+
+    def step(self) -> None:
+        """Look once, and act."""
+        now_s, found = self._clock(), self._cluster.now()
+        self._look(found, now_s)
+        before = self._state.wanted
+        seen = {name: _load(watch) for name, watch in self._watches.items()}
+        decided = decision.decide(self._state, seen, self._policy, executors=len(found.active), now_s=now_s)
+        self._state = decided.state
+        self._tell(decided, before, len(found.active))
+        if self._asked != decided.wanted:
+            self._cluster.request(decided.wanted)
+            self._asked = decided.wanted
+        if len(found.active) > decided.wanted:
+            self._remove(found.active[decided.wanted :])
+        self._say_who_is_missing(now_s)
+
+    def _look(self, found: executors.Executors, now_s: float) -> None:
+        if len(found.active) != self._registered:
+            self._registered, self._changed_at_s = len(found.active), now_s
+        self._living = len(found.active) + len(found.ending)
+        is_complete = self._registered == self._state.wanted
+        if is_complete:
+            self._complete_at_s, self._is_missing_told = now_s, False
+        if self._registered and (is_complete or now_s - self._changed_at_s >= STEADY_S):
+            self._planned = self._policy.bounded(self._registered)
+
+    def _remove(self, names: tuple[str, ...]) -> None:
+        """Let the newest go: the oldest have the state of most shards."""
+        if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
+            log.info("no executor is removed yet: for %.0f s lanes with state were at work all the time", REMOVE_WITHIN_S)
+
+    def _tell(self, decided: decision.Decision, before: int, registered: int) -> None:
+        metrics.EXECUTORS.set(registered)
+        metrics.EXECUTORS_WANTED.set(decided.wanted)
+        for reason in decision.Reason:
+            metrics.SCALING_REASON.labels(reason.value).set(reason is decided.reason)
+        for name, known in decided.state.lanes.items():
+            metrics.ARRIVAL.labels(name).set(known.arrival_per_s)
+            metrics.THROUGHPUT_OF_EXECUTOR.labels(name).set(known.per_executor or 0.0)
+        metrics.DRAIN_SECONDS.set(decided.drain_s)
+        if decided.wanted == before:
+            return
+        known = decided.state.lanes[decided.lane]
+        log.info(
+            "%d executors are wanted in place of %d, because %s: lane %s has a lag of %d records, %.0f records/s come, and an "
+            "executor handles %s",
+            decided.wanted, before, WHY[decided.reason].format(policy=self._policy), decided.lane, known.lag or 0,
+            known.arrival_per_s, "an unknown number" if known.per_executor is None else f"{known.per_executor:.0f}/s",
+            extra={"reason": decided.reason.value, "wanted": decided.wanted, "registered": registered, "lane": decided.lane},
+        )  # fmt: skip
+
+    def _say_who_is_missing(self, now_s: float) -> None:
+        if self._is_missing_told or now_s - self._complete_at_s < MISSING_AFTER_S or self._registered >= self._state.wanted:
+            return
+        self._is_missing_told = True
+        log.warning(
+            "%d executors were asked for, and after %.0f s there are %d: look at the cluster manager (quota, nodes, image). "
+            "The lanes go on with these",
+            self._state.wanted, now_s - self._complete_at_s, self._registered,
+        )  # fmt: skip
+
+
+WHY = {
+    decision.Reason.LAG: "the lag would not drain within {policy.drain_within_s:.0f} s",
+    decision.Reason.IDLE: "fewer would have sufficed for {policy.scale_in_after_s:.0f} s",
+}
+"""In the log. Only these change the number."""
+
+
+def _load(watch: health.Watch) -> load.Load:
+    facts, backlog = watch.facts(), watch.backlog
+    return load.Load(
+        at_s=backlog.at_s,
+        lag=backlog.lag if facts.phase is health.Phase.RUNNING else None,
+        handled=backlog.handled,
+        handled_at_s=backlog.handled_at_s,
+        partitions=backlog.partitions,
+        hold=facts.hold,
+        is_source_up=facts.is_source_up,
+    )
+
+
+def policy_of(config: settings.Settings) -> decision.Policy | None:
+    """Return the policy by the settings; None: the number is fixed. Raise SettingsError where it cannot be scaled."""
+    area = config.scaling
+    if not area.is_on:
+        return None
+    if area.min_executors > area.max_executors:
+        raise errors.SettingsError(
+            f"setting scaling.min_executors is {area.min_executors}, and scaling.max_executors is {area.max_executors}: "
+            "the minimum must not be above the maximum"
+        )
+    return decision.Policy(
+        min_executors=area.min_executors,
+        max_executors=area.max_executors,
+        cores=executors.cores(config.spark),
+        drain_within_s=area.drain_within_s,
+        scale_in_after_s=area.scale_in_after_s,
+    )
+
+
+@contextlib.contextmanager
+def running(
+    policy: decision.Policy | None,
+    context: SparkContext,
+    watches: Mapping[str, health.Watch],
+    config: settings.Settings,
+    stop: threading.Event,
+) -> Iterator[size.Sizing]:
+    """Scale inside, until `stop` is set or the lanes have ended. Without a policy the number is fixed."""
+    if policy is None:
+        yield size.fixed(config.spark.parallelism)
+        return
+    controller, ended = Controller(policy, executors.SparksExecutors(context), watches), threading.Event()
+
+    def run() -> None:
+        while not stop.is_set() and not ended.wait(config.scaling.interval_s):
+            try:
+                controller.step()
+            except Exception:
+                log.exception("the number of executors could not be looked after; another try follows")
+
+    thread = threading.Thread(target=run, name="scaling", daemon=True)
+    thread.start()
+    try:
+        yield controller.sizing()
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,190 @@
+"""Decide how many executors the lanes need. Pure: observations and the time come in, a decision comes out.
+
+Runs on the driver. Must not import pyspark. The cases, in their order (docs/adr/0038-scale-on-what-waits.md):
+
+1. A lane holds, or Kafka does not answer: the number stays. Rates are measured anew afterwards.
+2. The lag of a lane will not drain within `drain_within_s`: at once the number that drains it. Without a measured throughput,
+   at most twice the number.
+3. For `scale_in_after_s` a smaller number would have sufficed: half of the way there, and STEP_S later again.
+4. Anything else: the number stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from delivery.stages.scaling import load
+
+HEADROOM = 0.75
+"""The share of an executor's throughput that may be in use after the number fell. From there to all of it the number stays."""
+QUIET_S = 3.0
+"""Seconds of its arrivals that a lane may have as lag, for fewer executors to be tried whose throughput is not known."""
+STEP_S = 20.0
+"""Seconds from one fall of the number to the next."""
+
+
+class Reason(enum.StrEnum):
+    """Why the number is what it is."""
+
+    LAG = "lag"
+    """More, because the lag would not drain in time."""
+    AT_MAXIMUM = "at_maximum"
+    """The lag will not drain in time, and there are `max_executors`."""
+    AT_PARTITIONS = "at_partitions"
+    """The lag will not drain in time, and more executors would have no partition to read."""
+    IDLE = "idle"
+    """Fewer, because they would have sufficed for a while."""
+    ENOUGH = "enough"
+    """The number suffices, and it is not known that a smaller one would."""
+    UNKNOWN = "unknown"
+    """The lag of a lane is not known."""
+    HOLDING = "holding"
+    """A lane holds."""
+    KAFKA_AWAY = "kafka_away"
+    """Kafka does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Bounds and times."""
+
+    min_executors: int
+    max_executors: int
+    cores: int
+    """Tasks that one executor runs at once."""
+    drain_within_s: float = 60.0
+    scale_in_after_s: float = 60.0
+
+    def bounded(self, number: float) -> int:
+        """Return the nearest number that is allowed."""
+        return int(min(max(number, self.min_executors), self.max_executors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What one decision leaves for the next."""
+
+    wanted: int
+    lanes: Mapping[str, load.Measured] = field(default_factory=dict)
+    sufficed: tuple[tuple[float, int], ...] = ()
+    """By time, the smallest number that would have sufficed. It reaches back for `scale_in_after_s` and one entry more."""
+    fell_at_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How many executors are wanted, and why."""
+
+    wanted: int
+    reason: Reason
+    lane: str
+    """The lane that needs most."""
+    drain_s: float
+    """Seconds until the lag of that lane has drained with the executors of now; infinite: never."""
+    state: State
+
+
+def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
+    """Decide by what was `seen` of each lane while so many `executors` were registered."""
+    kept = policy.bounded(state.wanted)
+    for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _holds)):
+        if lane := next((name for name, one in seen.items() if is_so(one)), None):
+            paused = {name: dataclasses.replace(known, window=(), behind_since=None) for name, known in state.lanes.items()}
+            after = dataclasses.replace(state, wanted=kept, lanes=paused, sufficed=())
+            return Decision(wanted=kept, reason=reason, lane=lane, drain_s=math.inf, state=after)
+    lanes = {name: state.lanes.get(name, load.Measured()).observed(one, executors) for name, one in seen.items()}
+    needs = {name: _need(known, kept, policy, executors) for name, known in lanes.items()}
+    lane = max(needs, key=lambda name: needs[name].urgency)
+    enough = max(need.sufficient for need in needs.values())
+    sufficed = (*(one for one in state.sufficed if one[0] > now_s - policy.scale_in_after_s), (now_s, enough))
+    older = [one for one in state.sufficed if one[0] <= now_s - policy.scale_in_after_s]
+    after = State(wanted=kept, lanes=lanes, sufficed=(*older[-1:], *sufficed), fell_at_s=state.fell_at_s)
+    wanted, reason = _number(needs[lane], after, policy, now_s=now_s)
+    if reason is Reason.ENOUGH and any(known.lag is None for known in lanes.values()):
+        reason = Reason.UNKNOWN
+    after = dataclasses.replace(after, wanted=wanted, fell_at_s=now_s if wanted < kept else state.fell_at_s)
+    return Decision(wanted=wanted, reason=reason, lane=lane, drain_s=needs[lane].drain_s, state=after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    """What one lane needs, before the bounds of the policy."""
+
+    drain_s: float
+    more: int
+    """So many to drain in time; the number of now where it does."""
+    useful: int
+    """So many have a partition to read."""
+    sufficient: int
+    """So many would suffice with headroom."""
+
+    @property
+    def urgency(self) -> tuple[int, float]:
+        return min(self.more, self.useful), self.drain_s
+
+
+def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _Need:
+    newest = known.window[-1]
+    useful = math.ceil(newest.partitions / policy.cores) if newest.partitions else kept
+    if known.lag is None:
+        return _Need(drain_s=math.inf, more=kept, useful=max(useful, kept), sufficient=kept)
+    each = known.per_executor
+    if each is None:
+        return _unmeasured(known, kept, useful, policy, executors)
+    wanted_per_s = known.arrival_per_s + known.lag / policy.drain_within_s
+    drain_s = _drain_s(known.lag, kept * each - known.arrival_per_s)
+    is_late = drain_s > policy.drain_within_s and known.lag > load.BEHIND_S * kept * each
+    return _Need(
+        drain_s=_drain_s(known.lag, executors * each - known.arrival_per_s),
+        more=math.ceil(wanted_per_s / each) if is_late else kept,
+        useful=useful,
+        sufficient=max(1, math.ceil((known.arrival_per_s / HEADROOM + known.lag / policy.drain_within_s) / each)),
+    )
+
+
+def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, executors: int) -> _Need:
+    """Return the need of a lane of which no throughput was measured. When it is behind, it handles as much as it can."""
+    lag, arrival_per_s = known.lag or 0, known.arrival_per_s
+    if not known.is_behind:
+        sufficient = math.ceil(arrival_per_s / known.proven) if known.proven else 0
+        is_quiet = lag <= QUIET_S * arrival_per_s
+        return _Need(drain_s=0.0, more=kept, useful=useful, sufficient=min(sufficient, kept - 1) if is_quiet else kept)
+    drain_s = _drain_s(lag, known.handled_per_s - arrival_per_s)
+    each = known.handled_per_s / max(executors, 1)
+    needed = (arrival_per_s + lag / policy.drain_within_s) / each if each else math.inf
+    # Those that were asked for come first, and are at work.
+    is_settled = executors >= kept and known.window[-1].at_s - known.changed_at_s >= load.SETTLE_S
+    is_late = drain_s > policy.drain_within_s and is_settled
+    more = math.ceil(min(needed, 2 * kept)) if is_late else kept
+    return _Need(drain_s=drain_s, more=max(more, kept), useful=useful, sufficient=kept)
+
+
+def _number(most: _Need, state: State, policy: Policy, *, now_s: float) -> tuple[int, Reason]:
+    kept, more = state.wanted, min(most.more, most.useful)
+    if policy.bounded(more) > kept:
+        return policy.bounded(more), Reason.LAG
+    if most.more > kept:
+        return kept, Reason.AT_MAXIMUM if kept >= policy.max_executors else Reason.AT_PARTITIONS
+    sufficed = policy.bounded(max(number for _, number in state.sufficed))
+    is_long = state.sufficed[0][0] <= now_s - policy.scale_in_after_s
+    if is_long and sufficed < kept and now_s - state.fell_at_s >= STEP_S:
+        return kept - math.ceil((kept - sufficed) / 2), Reason.IDLE
+    return kept, Reason.ENOUGH
+
+
+def _drain_s(lag: int, spare_per_s: float) -> float:
+    if not lag:
+        return 0.0
+    return lag / spare_per_s if spare_per_s > 0 else math.inf
+
+
+def _is_away(seen: load.Load) -> bool:
+    return not seen.is_source_up
+
+
+def _holds(seen: load.Load) -> bool:
+    return seen.hold is not None

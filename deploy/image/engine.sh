@@ -1,0 +1,33 @@
+# Sourced by the scripts that build images. It finds the engine, and the words that go before and behind its command.
+# shellcheck shell=sh disable=SC2034  # used where this is sourced
+
+engine=$(command -v podman || command -v docker) || { echo "podman or docker is needed: apt install podman" >&2; exit 1; }
+# IMAGE_BUILD_OPTIONS: what this machine's engine needs besides, such as "--ulimit nofile=1024:4096".
+options=${IMAGE_BUILD_OPTIONS:-}
+case $engine in *podman) global=${IMAGE_PODMAN_OPTIONS:-} ;; *) global= ;; esac
+
+# Set base: Debian's own image where a registry is reachable, else one from its packages by mmdebstrap.
+find_base() {
+    base=docker.io/library/debian:bookworm-slim
+    if timeout 60 "$engine" pull --quiet "$base" >/dev/null 2>&1; then return; fi
+    base=localhost/fanout-base:bookworm
+    if "$engine" image inspect "$base" >/dev/null 2>&1; then return; fi
+    command -v mmdebstrap >/dev/null || { echo "no registry is reachable, so mmdebstrap is needed: apt install mmdebstrap" >&2; exit 1; }
+    echo "no registry is reachable: making the base image from Debian's packages (a minute, once) ..."
+    mkdir -p build
+    # With usr-is-merged, or a package that merges /usr by Perl would come along.
+    mmdebstrap --quiet --variant=minbase --include=ca-certificates,usr-is-merged bookworm build/base.tar
+    "$engine" import build/base.tar "$base" >/dev/null
+    rm build/base.tar
+}
+
+# build TAG FILE [OPTION …]: build an image from the root of the project.
+build() {
+    tag=$1 file=$2
+    shift 2
+    echo "building $tag from $base (some minutes) ..."
+    # shellcheck disable=SC2086  # options are words
+    "$engine" $global build $options --build-arg "BASE=$base" "$@" --file "$file" --tag "$tag" .
+    size=$("$engine" image inspect --format '{{.Size}}' "$tag")
+    echo "$tag: $((size / 1000000)) MB"
+}

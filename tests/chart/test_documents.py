@@ -1,0 +1,81 @@
+"""What is written of the chart is what it does: README, schema, versions, golden files."""
+
+import json
+import os
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from delivery import settings
+from fanout import chart_documents
+from tests.chart import rendering
+
+GOLDEN = rendering.ROOT / "tests" / "chart" / "golden"
+
+
+def test_the_readme_has_every_value_with_its_default_and_meaning():
+    assert (rendering.CHART / "README.md").read_text() == chart_documents.readme(rendering.CHART), "run `make docs`"
+
+
+def test_every_value_is_explained_where_it_stands():
+    found = chart_documents.values((rendering.CHART / "values.yaml").read_text())
+    unexplained = [one.path for one in found if not one.meaning]
+    assert [path for path in unexplained if not path.endswith((".resources.requests", ".resources.limits"))] == []
+
+
+def test_the_schema_knows_every_value_and_takes_its_default():
+    schema = json.loads((rendering.CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((rendering.CHART / "values.yaml").read_text())
+    assert set(values) | {"global"} == set(schema["properties"])
+    done = rendering.helm("template", "here", str(rendering.CHART), values=values | rendering.MINIMAL)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_schema_of_the_settings_is_the_settings():
+    assert (rendering.CHART / "values.schema.json").read_text() == chart_documents.schema(rendering.CHART), "run `make docs`"
+
+
+def test_the_schema_knows_every_setting_and_no_secret():
+    schema = json.loads((rendering.CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
+    known = {f"{area}.{field}" for area, fields in schema.items() for field in fields["properties"]}
+    assert known == set(settings.known_names()) - set(chart_documents.SECRETS)
+
+
+def test_the_package_the_image_and_the_chart_have_one_version():
+    version = tomllib.loads((rendering.ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((rendering.CHART / "Chart.yaml").read_text())
+    containerfile = (rendering.ROOT / "deploy/image/Containerfile").read_text()
+    assert chart["appVersion"] == version
+    assert set(re.findall(r"^ARG VERSION=(.*)$", containerfile, re.MULTILINE)) == {version}
+    images = {one["name"]: one["image"] for one in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])}
+    values = yaml.safe_load((rendering.CHART / "values.yaml").read_text())
+    assert images == {
+        "fanout": f"{values['image']['repository']}:{version}",
+        "kafka": values["development"]["kafka"]["image"],
+        "postgres": values["development"]["postgres"]["image"],
+    }
+
+
+def test_the_changes_of_the_chart_are_in_the_form_of_artifact_hub():
+    chart = yaml.safe_load((rendering.CHART / "Chart.yaml").read_text())
+    for change in yaml.safe_load(chart["annotations"]["artifacthub.io/changes"]):
+        assert change["kind"] in {"added", "changed", "deprecated", "removed", "fixed", "security"}
+        assert change["description"]
+
+
+def golden(values):
+    """What helm makes, without what changes with every version and setting."""
+    text = rendering.text(values | {"dashboard": {"enabled": False}})  # the dashboard is a file of its own
+    text = re.sub(r"(checksum/\w+): \w{64}", r"\1: …", text)
+    return re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/(version|managed-by)): .*\n", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", rendering.COMBINATIONS)
+def test_what_helm_makes_is_the_golden_file(name):
+    """`GOLDEN=write make test-chart` writes the files anew: read the difference before you commit it."""
+    made, path = golden(rendering.COMBINATIONS[name]), GOLDEN / f"{name}.yaml"
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(made)
+    assert made == path.read_text()

@@ -1,0 +1,128 @@
+"""The optional parts: alerts, dashboard, the API's ways in, `helm test`, Kafka and Postgres for trials."""
+
+import json
+import tomllib
+
+import pytest
+import typer
+import yaml
+
+from delivery import plan, settings
+from fanout import cli
+from subscriptions_db import keyring
+from tests.chart import rendering
+
+
+def test_the_alerts_are_those_of_the_file_and_none_is_of_an_archive_that_is_not_run():
+    def alerts(values):
+        [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values)).values()
+        return {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+
+    [group] = yaml.safe_load((rendering.CHART / "files" / "alerts.yaml").read_text())["groups"]
+    every = alerts(rendering.EVERYTHING)
+    assert every == {one["alert"]: one for one in group["rules"]}
+    assert every.keys() - alerts(rendering.MINIMAL | {"alerts": {"enabled": True}}).keys() == {"FanoutArchiveStands"}
+
+
+def test_the_dashboard_is_the_file_and_grafana_finds_it_by_its_label():
+    made = rendering.of_kind("ConfigMap", rendering.rendered(rendering.EVERYTHING))["here-fanout-dashboard"]
+    assert json.loads(made["data"]["fanout.json"]) == json.loads((rendering.CHART / "files" / "dashboard.json").read_text())
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_an_http_route_leads_to_the_service_of_the_api():
+    [route] = rendering.of_kind("HTTPRoute", rendering.rendered(rendering.EVERYTHING)).values()
+    assert route["spec"] == {
+        "parentRefs": [{"name": "outside"}],
+        "hostnames": ["api.example.com"],
+        "rules": [
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                "backendRefs": [{"name": "here-fanout-serve", "port": 80}],
+            }
+        ],
+    }
+
+
+def test_every_pod_that_serves_metrics_has_the_port_that_the_monitor_asks():
+    documents = rendering.rendered(rendering.EVERYTHING)
+    [monitor] = rendering.of_kind("PodMonitor", documents).values()
+    [asked] = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+    port = tomllib.loads(rendering.settings_of(documents))["metrics"]["port"]
+    for component, pod in rendering.pods(documents).values():
+        if component in {"driver", "serve", "archive"}:
+            assert {"name": asked, "containerPort": port} in pod["containers"][0]["ports"]
+
+
+@pytest.mark.parametrize("values", rendering.VALUES)
+def test_every_container_runs_a_command_that_exists(values):
+    group = typer.main.get_command(cli.app)
+    for _, pod in rendering.pods(rendering.rendered(values)).values():
+        words = pod["containers"][0]["args"]
+        words = words[2:] if words[0] == "--config" else words
+        command = group
+        while words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert command is not group
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_helm_test_delivers_to_its_own_pod_or_to_the_endpoint_that_is_named():
+    def words(values):
+        [pod] = rendering.of_kind("Pod", rendering.rendered(values)).values()
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        return pod["spec"]["containers"][0]["args"][2:]
+
+    assert words(rendering.MINIMAL) == ["smoke-test", "--timeout", "60", "--host", "$(POD_IP)", "--port", "8080"]
+    assert words(rendering.EVERYTHING)[3:] == ["--endpoint-url", "https://hooks.example.com/fanout"]
+
+
+def test_the_network_lets_events_to_the_tests_own_pod_and_only_then():
+    def leads_to_the_test(values):
+        [policy] = [
+            one for name, one in rendering.of_kind("NetworkPolicy", rendering.rendered(values)).items() if name == "here-fanout"
+        ]
+        return "component: test" in yaml.safe_dump(policy["spec"]["egress"])
+
+    assert not leads_to_the_test(rendering.EVERYTHING)
+    assert leads_to_the_test(rendering.EXECUTORS)
+
+
+def test_development_needs_no_value_of_its_user_and_opens_the_guard_for_pods():
+    documents = rendering.rendered(rendering.DEVELOPMENT)
+    taken = settings.Settings.model_validate(tomllib.loads(rendering.settings_of(documents)))
+    services = rendering.of_kind("Service", documents)
+    host, port = taken.kafka.bootstrap_servers.split(":")
+    assert services[host]["spec"]["ports"][0]["port"] == int(port)
+    for address in ("10.244.0.7", "172.17.0.3", "192.168.5.5", "100.64.1.1", "[fd00:10:244::5]"):
+        plan.guard_of(taken.delivery).check_url(f"http://{address}:8080/")
+
+
+def test_the_secret_of_development_is_one_that_the_platform_takes():
+    documents = rendering.rendered(rendering.DEVELOPMENT)
+    [secret] = rendering.of_kind("Secret", documents).values()
+    ring = keyring.KeyRing.from_settings(settings.Keys.model_validate({"ring": secret["stringData"]["ring"]}))
+    assert ring.active == "development"
+    assert "@here-fanout-postgres:5432/fanout" in secret["stringData"]["url"]
+    for pod in rendering.specs(documents):
+        [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "secrets"]
+        assert {source["secret"]["name"] for source in sources} == {secret["metadata"]["name"]}
+        assert {item["key"] for source in sources for item in source["secret"]["items"]} <= secret["stringData"].keys()
+
+
+def test_development_migrates_beside_its_postgres_and_production_before_all_else():
+    [beside] = rendering.of_kind("Job", rendering.rendered(rendering.DEVELOPMENT)).values()
+    assert "annotations" not in beside["metadata"]
+    assert beside["metadata"]["name"] == "here-fanout-migrate-1"  # of the revision: a Job cannot be changed
+    [before] = rendering.of_kind("Job", rendering.rendered(rendering.MINIMAL)).values()
+    assert before["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+
+
+def test_the_data_of_development_goes_with_the_release():
+    claims = rendering.of_kind("PersistentVolumeClaim", rendering.rendered(rendering.DEVELOPMENT))
+    assert set(claims) == {"here-fanout-all", "here-fanout-kafka", "here-fanout-postgres"}
+    assert all("annotations" not in claim["metadata"] for claim in claims.values())
+    sizeless = {server: {"storage": {"size": ""}} for server in ("kafka", "postgres")}
+    values = rendering.DEVELOPMENT | {"development": {"enabled": True, **sizeless}}
+    assert set(rendering.of_kind("PersistentVolumeClaim", rendering.rendered(values))) == {"here-fanout-all"}

@@ -1,0 +1,106 @@
+"""Pods keep to the policy `restricted`; secrets stay in Secrets that exist; nobody has a right that is not needed."""
+
+import pytest
+
+from tests.chart import rendering
+
+DATABASE, RING, KAFKA = "FANOUT_DATABASE_URL_FILE", "FANOUT_KEYS_RING_FILE", "FANOUT_KAFKA_SASL_PASSWORD_FILE"
+VOLUMES = {"configMap", "projected", "emptyDir", "persistentVolumeClaim"}
+
+
+def is_restricted(pod):
+    """Hold a pod against the Pod Security Standard `restricted`, and against having a token of the API server."""
+    whole = pod["securityContext"]
+    assert (whole["runAsNonRoot"], whole["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+    assert whole["runAsUser"] > 0
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert all(VOLUMES & volume.keys() for volume in pod["volumes"])
+    for container in pod["containers"]:
+        own = container["securityContext"]
+        assert (own["allowPrivilegeEscalation"], own["capabilities"]) == (False, {"drop": ["ALL"]})
+    return True
+
+
+@pytest.mark.parametrize("values", rendering.VALUES)
+def test_every_pod_keeps_to_the_policy_restricted(values):
+    documents = rendering.rendered(values)
+    found = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in {"Deployment", "Job"}]
+    found += [one["spec"] for one in documents if one["kind"] == "Pod"]
+    assert all(is_restricted(pod) for pod in found)
+
+
+@pytest.mark.parametrize("values", rendering.VALUES)
+def test_the_platforms_pods_write_to_volumes_only(values):
+    for pod in rendering.specs(rendering.rendered(values)):
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["resources"]["requests"]
+            assert "scratch" in {mount["name"] for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("values", rendering.PRODUCTION)
+def test_no_secret_is_made_and_none_may_be_read_over_the_api(values):
+    kinds = {one["kind"] for one in rendering.rendered(values)}
+    assert not {"Secret", "ClusterRole", "ClusterRoleBinding"} & kinds
+
+
+@pytest.mark.parametrize("values", rendering.VALUES)
+def test_secrets_reach_pods_as_files(values):
+    for pod in rendering.specs(rendering.rendered(values)):
+        [container] = pod["containers"]
+        named = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("FANOUT_")}
+        [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "secrets"]
+        files = {f"/run/secrets/fanout/{item['path']}" for source in sources for item in source["secret"]["items"]}
+        assert all(name.endswith("_FILE") for name in named)
+        assert set(named.values()) == files
+
+
+def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
+    documents = rendering.rendered(rendering.EVERYTHING)
+    named = {
+        component: {one["name"] for one in pod["containers"][0]["env"] if one["name"].startswith("FANOUT_")}
+        for component, pod in rendering.pods(documents).values()
+    }
+    assert named == {
+        "driver": {DATABASE, RING, KAFKA},
+        "archive": {DATABASE, RING, KAFKA},
+        "test": {DATABASE, RING, KAFKA},
+        "serve": {DATABASE, RING, "FANOUT_API_DATABASE_URL_FILE"},
+        "migrate": {DATABASE},
+    }
+
+
+def test_only_a_driver_with_executors_has_rights_and_they_are_on_pods():
+    documents = rendering.rendered(rendering.EXECUTORS)
+    assert {name: role["rules"] for name, role in rendering.of_kind("Role", documents).items()} == {
+        "here-fanout-all": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}]
+    }
+    [binding] = rendering.of_kind("RoleBinding", documents).values()
+    assert [subject["name"] for subject in binding["subjects"]] == ["here-fanout-all"]
+    with_token = {
+        pod["serviceAccountName"]
+        for pod in rendering.specs(documents)
+        for volume in pod["volumes"]
+        if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
+    }
+    assert with_token == {"here-fanout-all"}
+    assert not {"Role", "RoleBinding"} & {one["kind"] for one in rendering.rendered(rendering.EVERYTHING)}
+
+
+def test_executors_are_restricted_and_get_no_secret_and_no_token():
+    pod = rendering.executor_template(rendering.EXECUTORS)["spec"]
+    assert is_restricted(pod)
+    assert pod["serviceAccountName"] == "here-fanout"
+    assert {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} == {"persistentVolumeClaim", "emptyDir"}
+    [container] = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_identity_of_a_cloud_reaches_every_service_account():
+    values = rendering.EXECUTORS | {"serviceAccount": {"annotations": {"a/b": "c"}}}
+    accounts = rendering.of_kind("ServiceAccount", rendering.rendered(values))
+    assert {name: account["metadata"]["annotations"] for name, account in accounts.items()} == {
+        "here-fanout": {"a/b": "c"},
+        "here-fanout-all": {"a/b": "c"},
+    }

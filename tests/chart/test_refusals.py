@@ -1,0 +1,64 @@
+"""A mistake in the values is refused before anything is installed, and named."""
+
+import json
+
+import pytest
+
+from tests.chart import rendering
+
+
+def with_serve(**fields):
+    return {"serve": {"enabled": True, **fields}, "secrets": rendering.EVERYTHING["secrets"]}
+
+
+def with_executors(**fields):
+    return {"drivers": {"all": {"executors": rendering.EACH | fields}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"serve": {"enabeld": True}}, "'enabeld'"),
+        ({"config": {"kafka": {"bootstrap_server": "a"}}}, "'bootstrap_server'"),
+        ({"config": {"delivery": {"max_in_flight": "many"}}}, "/config/delivery/max_in_flight"),
+        ({"config": {"delivery": {"attempt_timeout_s": 0}}}, "/config/delivery/attempt_timeout_s"),
+        ({"config": {"database": {"url": "postgresql://a:b@c/d"}}}, "'url'"),
+        ({"drivers": {"all": {"lanes": ["fast"]}}}, "/drivers/all/lanes/0"),
+        ({"secrets": {}}, 'secrets.database.name is required: the name of a Secret that exists, with the key "url"'),
+        ({"serve": {"enabled": True}}, "secrets.apiDatabase.name is required"),
+        (with_serve(httpRoute={"enabled": True}), "serve.httpRoute.parentRefs is required"),
+        (with_serve(ingress={"enabled": True}), "serve.ingress.host is required"),
+        ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),
+        (rendering.EXECUTORS | {"networkPolicy": rendering.EVERYTHING["networkPolicy"]}, "networkPolicy.apiServer is required"),
+        (with_executors(count=0), "/drivers/all/executors/count"),
+        (with_executors(), "/drivers/all/executors"),
+        (with_executors(count=2, autoscaling={"min": 1, "max": 2}), "/drivers/all/executors"),
+        (with_executors(autoscaling={"min": 1}), "'max'"),
+        (with_executors(autoscaling={"min": 3, "max": 2}), "drivers.all.executors.autoscaling.max is below min"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"test": {"endpointUrl": "hooks.example.com"}}, "/test/endpointUrl"),
+        ({"secretsRevision": 3}, "/secretsRevision"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_values_is_refused_by_its_name(values, said):
+    done = rendering.helm("template", "here", str(rendering.CHART), values=rendering.MINIMAL | values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def levels(schema, path=""):
+    """Each mapping that the schema describes, by its path, unless Kubernetes or the user names what stands in it."""
+    if schema.get("type") != "object":
+        return
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from levels(schema["additionalProperties"], f"{path}/*")
+        return
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from levels(inner, f"{path}/{name}")
+
+
+def test_a_typo_is_refused_at_every_level():
+    schema = json.loads((rendering.CHART / "values.schema.json").read_text())
+    open_ones = {path for path, level in levels(schema) if level.get("additionalProperties") is not False}
+    assert open_ones == {"/global"}  # helm's own

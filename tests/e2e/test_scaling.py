@@ -1,0 +1,63 @@
+"""Executors come and go with what waits, on Spark's standalone cluster on this machine. No event is lost or repeated."""
+
+import collections
+import socket
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import assert_eventually, command_of, metric
+from tests.e2e.test_executors import cluster, executors_of  # noqa: F401  # a fixture
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+EVENTS = 8_000
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def at_work(job):
+    """Those executors that have Python workers, and so have had tasks."""
+    jvms = [psutil.Process(pid) for pid in executors_of(job)]
+    return [jvm.pid for jvm in jvms if any("pyspark.daemon" in command_of(child.pid) for child in jvm.children())]
+
+
+def test_executors_come_with_a_load_and_go_after_it_and_nothing_is_lost_or_repeated(platform, cluster, port):  # noqa: F811
+    platform.migrate()
+    platform.register([{}])
+    platform.register(
+        [{"id": "s1", "endpoint": "ep2"}], endpoints=["ep2"], mode="batch", batch={"max_events": 100, "max_wait_s": 1}
+    )
+    platform.create_topic("order", partitions=4)
+    job = platform.start(
+        "--lanes",
+        "direct,batch",
+        spark={"master": "local-cluster[2,2,1024]", "conf": {**cluster["conf"], "spark.executor.cores": "2"}},
+        source={"max_events_per_batch": 300},
+        batch={"max_events_per_micro_batch": 300},
+        scaling={"max_executors": 2, "interval_s": 1, "drain_within_s": 5, "scale_in_after_s": 5},
+        metrics={"port": port},
+    )
+    assert_eventually(lambda: metric(port, "ready"), lambda got: got == 1, within_s=200)
+    assert_eventually(lambda: metric(port, "executors"), lambda got: got == 1)
+
+    ids = platform.publish(EVENTS)
+    assert_eventually(lambda: at_work(job), lambda got: len(got) == 2, within_s=200)
+    assert len(platform.accepted()) < EVENTS
+
+    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS, within_s=200)
+    assert_eventually(lambda: executors_of(job), lambda got: len(got) == 1, within_s=200)
+    ids += platform.publish(100, first=EVENTS)
+    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS + 100)
+    assert platform.stop(job) == 0, platform.log()
+
+    assert collections.Counter(platform.accepted()) == collections.Counter(ids)
+    platform.assert_adds_up()
+    log = platform.log(whole=True)
+    assert "2 executors are wanted in place of 1, because the lag would not drain within 5 s" in log
+    assert "1 executors are wanted in place of 2, because fewer would have sufficed for 5 s" in log
+    assert "an executor has ended" not in log

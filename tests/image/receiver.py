@@ -1,0 +1,37 @@
+"""Receive webhooks as a customer: verify each by the text of Standard Webhooks alone, and print the events that were accepted.
+
+Runs in a container of the image, from which it takes aiohttp and nothing of fanout. `/failing` refuses each webhook five times.
+"""
+
+import base64
+import collections
+import hashlib
+import hmac
+import json
+
+from aiohttp import web
+
+KEY = base64.b64decode("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
+REFUSALS = 5
+"""More than the direct lane tries by itself, so that the retry lane has to."""
+asked = collections.Counter()
+
+
+async def receive(request):
+    body = await request.read()
+    name = request.headers["webhook-id"]
+    signed = b".".join([name.encode(), request.headers["webhook-timestamp"].encode(), body])
+    signature = "v1," + base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
+    asked[name] += 1
+    if request.path == "/failing" and asked[name] <= REFUSALS:
+        return web.Response(status=503)
+    is_verified = signature in request.headers["webhook-signature"].split(" ")
+    document = json.loads(body)
+    for event in document if isinstance(document, list) else [document]:
+        print(request.path, "verified" if is_verified else "forged", event["id"], flush=True)  # noqa: T201  # the test reads it
+    return web.Response(status=200)
+
+
+app = web.Application()
+app.router.add_post("/{lane}", receive)
+web.run_app(app, port=9000, print=None)

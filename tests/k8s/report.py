@@ -1,0 +1,41 @@
+"""The figures of a run: printed as a table at its end, and kept as JSON in build/."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+PATH = Path(__file__).parents[2] / "build" / "test-k8s.json"
+
+
+class Report:
+    """Figures by the step that they belong to."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+
+    def add(self, step: str, **figures: float | str) -> None:
+        """Add what was measured in a step, with how many processes waited for a CPU in the last minute (load average)."""
+        figures["machine_load"] = os.getloadavg()[0]
+        rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in figures.items()}
+        self.rows.append({"step": step} | rounded)
+
+    def write(self) -> None:
+        """Write the JSON file."""
+        PATH.parent.mkdir(exist_ok=True)
+        document = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "cores": os.cpu_count(),
+            "steps": self.rows,
+        }
+        PATH.write_text(json.dumps(document, indent=2) + "\n")
+
+    def lines(self) -> list[str]:
+        """Return the table for the terminal."""
+        width = max((len(str(row["step"])) for row in self.rows), default=0)
+        return [
+            f"{row['step']!s:<{width}}  " + ", ".join(f"{name} {value}" for name, value in row.items() if name != "step")
+            for row in self.rows
+        ]

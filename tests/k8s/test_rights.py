@@ -1,0 +1,41 @@
+"""The chart grants the driver the rights that it used in the tests before these, and no others, by the audit log."""
+
+import json
+
+import pytest
+
+from tests.k8s import release
+from tests.k8s.cluster import kubectl, layout
+
+
+def used(account):
+    """The verbs that the account used, by resource; refused requests do not count."""
+    user = f"system:serviceaccount:{release.NAMESPACE}:{account}"
+    found = {}
+    for line in layout.AUDIT_LOG.read_text().splitlines():
+        event = json.loads(line)
+        if event["user"]["username"] == user and event["responseStatus"]["code"] < 400 and "objectRef" in event:
+            found.setdefault(event["objectRef"]["resource"], set()).add(event["verb"])
+    return found
+
+
+def granted(role):
+    """The verbs that the role grants, by resource."""
+    found = {}
+    for rule in kubectl.get("role", role, "--namespace", release.NAMESPACE)["rules"]:
+        for resource in rule["resources"]:
+            found.setdefault(resource, set()).update(rule["verbs"])
+    return found
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_driver_has_the_rights_that_it_uses_and_no_others():
+    assert granted("fanout-all") == used("fanout-all")
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_other_account_of_the_release_asks_the_api_server():
+    found = kubectl.get("serviceaccounts", "--namespace", release.NAMESPACE)["items"]
+    accounts = [account["metadata"]["name"] for account in found]
+    assert "fanout" in accounts
+    assert not {account: used(account) for account in accounts if account != "fanout-all" and used(account)}

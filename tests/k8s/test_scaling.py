@@ -1,0 +1,55 @@
+"""Executors are scaled on what waits: one, several in a spike, one again; lost 0."""
+
+import json
+import time
+
+import pytest
+
+from tests.k8s import release
+
+BASE_PER_S = 50
+SPIKE = 20_000
+"""Events at once: more than one executor of this machine delivers within DRAIN_WITHIN_S."""
+DRAIN_WITHIN_S = 10
+SCALE_IN_AFTER_S = 20
+SCALE_OUT_S = 30
+SCALE_IN_S = 300
+
+
+def can_scale():
+    schema = json.loads((release.CHART / "values.schema.json").read_text())
+    return '"autoscaling"' in json.dumps(schema["properties"]["drivers"])
+
+
+def test_a_spike_brings_executors_and_its_end_removes_them(ready):
+    if not can_scale():
+        pytest.skip("the chart does not scale executors yet")
+    values = ready.values()
+    executors = values["drivers"]["all"]["executors"]
+    del executors["count"]
+    executors |= {"autoscaling": {"min": 1, "max": 2}, "cores": 2}
+    values["config"]["scaling"] = {"drain_within_s": DRAIN_WITHIN_S, "scale_in_after_s": SCALE_IN_AFTER_S}
+    old = ready.release.await_ready("driver")
+    ready.release.upgrade(values)
+    ready.release.await_ready("driver", other_than=release.uid(old))
+
+    def many():
+        return len(ready.release.running("executor"))
+
+    release.eventually(many, lambda now: now == 1, within_s=60)
+    load = ready.load()
+    with load.steadily(BASE_PER_S):
+        time.sleep(15)  # the pace is measured before the spike
+        began = time.monotonic()
+        load.publish(SPIKE)
+        release.eventually(many, lambda now: now == 2, within_s=120)
+        out_s = time.monotonic() - began
+        ready.await_arrival(load.ids[: SPIKE // 2], within_s=240)
+        release.eventually(lambda: ready.arrived.missing(load.ids[:SPIKE]), lambda left: not left, within_s=240, every_s=1)
+        drained = time.monotonic()
+        release.eventually(many, lambda now: now == 1, within_s=SCALE_IN_S)
+        in_s = time.monotonic() - drained
+    found = ready.prove("scaled 1, 2, 1", load.ids, scale_out_s=out_s, drained_s=drained - began, scale_in_s=in_s)
+    assert found["lost"] == 0
+    assert out_s <= SCALE_OUT_S
+    assert in_s <= SCALE_IN_S
