@@ -62,11 +62,22 @@ EXECUTORS = {
         "slow": ONE | {"lanes": ["retry"]},
     },
 }
+ON_A_STORE = {
+    "secrets": SECRETS,
+    "networkPolicy": EXECUTORS["networkPolicy"],
+    "config": {"spark": {"conf": {"spark.hadoop.fs.s3a.endpoint": "https://s3.example.com"}}},
+    "drivers": {
+        "all": EXECUTORS["drivers"]["all"]
+        | {"checkpoint": {"url": "s3a://bucket/all", "credentials": {"name": "store", "key": "credentials"}}},
+        "slow": ONE | {"lanes": ["retry"], "checkpoint": {"url": "s3a://bucket/slow"}},
+    },
+}
 VALUES = [
     pytest.param(MINIMAL, id="minimal"),
     pytest.param(EVERYTHING, id="everything"),
     pytest.param(APART, id="apart"),
     pytest.param(EXECUTORS, id="executors"),
+    pytest.param(ON_A_STORE, id="on a store"),
 ]
 
 
@@ -89,9 +100,9 @@ def pods(documents):
     return [document["spec"]["template"]["spec"] for document in documents if document["kind"] in {"Deployment", "Job"}]
 
 
-def executor_template():
-    """The pod template that Spark makes the executors of EXECUTORS from."""
-    return yaml.safe_load(of_kind("ConfigMap", rendered(EXECUTORS))["here-fanout-all"]["data"]["executor.yaml"])
+def executor_template(values=EXECUTORS):
+    """The pod template that Spark makes the executors from."""
+    return yaml.safe_load(of_kind("ConfigMap", rendered(values))["here-fanout-all"]["data"]["executor.yaml"])
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -209,6 +220,40 @@ def test_a_driver_with_executors_shares_its_checkpoint_with_them_and_makes_a_tas
     assert "master" not in tomllib.loads(maps["here-fanout"]["data"]["fanout.toml"])["spark"]
 
 
+def test_a_checkpoint_on_a_store_takes_the_place_of_a_volume():
+    documents = rendered(ON_A_STORE)
+    assert not of_kind("PersistentVolumeClaim", documents)
+    maps = of_kind("ConfigMap", documents)
+    for name in ("all", "slow"):
+        taken = settings.Settings.model_validate(tomllib.loads(maps[f"here-fanout-{name}"]["data"]["fanout.toml"])).spark
+        assert (taken.checkpoint, taken.checkpoint_lease) == (f"s3a://bucket/{name}", f"here-fanout-{name}")
+        assert taken.conf["spark.hadoop.fs.s3a.endpoint"].get_secret_value() == "https://s3.example.com"
+    assert "executor.yaml" not in maps["here-fanout-slow"]["data"]
+
+
+def test_driver_and_executors_read_the_stores_credentials_from_a_file():
+    driver = of_kind("Deployment", rendered(ON_A_STORE))["here-fanout-all"]["spec"]["template"]["spec"]
+    for pod in (driver, executor_template(ON_A_STORE)["spec"]):
+        [container] = pod["containers"]
+        path = {one["name"]: one.get("value") for one in container["env"]}["AWS_SHARED_CREDENTIALS_FILE"]
+        [mount] = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+        [volume] = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        [source] = volume["projected"]["sources"]
+        assert source["secret"] == {"name": "store", "items": [{"key": "credentials", "path": "credentials"}]}
+    slow = of_kind("Deployment", rendered(ON_A_STORE))["here-fanout-slow"]["spec"]["template"]["spec"]
+    assert "AWS_SHARED_CREDENTIALS_FILE" not in {one["name"] for one in slow["containers"][0]["env"]}
+
+
+def test_a_driver_on_a_store_may_use_its_own_lease_and_no_other():
+    roles = {name: role["rules"] for name, role in of_kind("Role", rendered(ON_A_STORE)).items()}
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    assert roles["here-fanout-slow"] == [
+        lease | {"verbs": ["create"]},
+        lease | {"verbs": ["get", "update"], "resourceNames": ["here-fanout-slow"]},
+    ]
+    assert [rule["resources"] for rule in roles["here-fanout-all"]] == [["pods"], ["leases"], ["leases"]]
+
+
 def test_the_alerts_are_those_of_the_file_and_none_is_of_an_archive_that_is_not_run():
     def alerts(values):
         [rule] = of_kind("PrometheusRule", rendered(values)).values()
@@ -262,6 +307,8 @@ def test_the_schema_knows_every_setting_and_no_secret():
         ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),
         (EXECUTORS | {"networkPolicy": EVERYTHING["networkPolicy"]}, "networkPolicy.apiServer is required"),
         ({"drivers": {"all": {"executors": {"count": 0}}}}, "/drivers/all/executors"),
+        ({"drivers": {"all": {"checkpoint": {"url": "s3://bucket/all"}}}}, "/drivers/all/checkpoint/url"),
+        ({"drivers": {"all": {"checkpoint": {"credentials": {"nmae": "store"}}}}}, "'nmae'"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
     ],
 )
