@@ -76,6 +76,18 @@ EXECUTORS = {
     "drivers": {"all": {"executors": EACH | {"count": 3}}, "slow": ONE | {"lanes": ["retry"]}},
 }
 AUTOSCALING = {"secrets": SECRETS, "drivers": {"all": {"executors": EACH | {"autoscaling": {"min": 2, "max": 12}}}}}
+ON_A_STORE = {
+    "secrets": SECRETS,
+    "networkPolicy": EXECUTORS["networkPolicy"],
+    "config": {"spark": {"conf": {"spark.hadoop.fs.s3a.endpoint": "https://s3.example.com"}}},
+    "drivers": {
+        "all": {
+            "executors": EACH | {"count": 3},
+            "checkpoint": {"url": "s3a://bucket/all", "credentials": {"name": "store", "key": "credentials"}},
+        },
+        "slow": ONE | {"lanes": ["retry"], "checkpoint": {"url": "s3a://bucket/slow"}},
+    },
+}
 DEVELOPMENT = yaml.safe_load((CHART / "values-development.yaml").read_text())
 COMBINATIONS = {
     "minimal": MINIMAL,
@@ -83,6 +95,7 @@ COMBINATIONS = {
     "apart": APART,
     "executors": EXECUTORS,
     "autoscaling": AUTOSCALING,
+    "on-a-store": ON_A_STORE,
     "development": DEVELOPMENT,
 }
 VALUES = [pytest.param(values, id=name) for name, values in COMBINATIONS.items()]

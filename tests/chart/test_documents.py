@@ -108,6 +108,7 @@ def test_the_notes_have_the_next_command_for_what_was_chosen(values, said, unsai
 
 
 def test_the_examples_of_the_readme_are_values_that_the_chart_takes():
-    mine, executors = map(yaml.safe_load, reading.blocks("deploy/helm/fanout/README.md", "yaml"))
+    mine, executors, store = map(yaml.safe_load, reading.blocks("deploy/helm/fanout/README.md", "yaml"))
     assert rendering.rendered(mine)
     assert rendering.executor_template(mine | executors)
+    assert rendering.rendered(mine | store | {"config": mine["config"] | store["config"]})

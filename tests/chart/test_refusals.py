@@ -35,6 +35,8 @@ def with_executors(**fields):
         (with_executors(count=2, autoscaling={"min": 1, "max": 2}), "/drivers/all/executors"),
         (with_executors(autoscaling={"min": 1}), "'max'"),
         (with_executors(autoscaling={"min": 3, "max": 2}), "drivers.all.executors.autoscaling.max is below min"),
+        ({"drivers": {"all": {"checkpoint": {"url": "s3://bucket/all"}}}}, "/drivers/all/checkpoint/url"),
+        ({"drivers": {"all": {"checkpoint": {"credentials": {"nmae": "store"}}}}}, "'nmae'"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"test": {"endpointUrl": "hooks.example.com"}}, "/test/endpointUrl"),
         ({"secretsRevision": 3}, "/secretsRevision"),

@@ -55,6 +55,7 @@ def require_usable(spark: SparkSession, checkpoint: str) -> None:
     try:
         hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         manager = getattr(jvm, MANAGER).create(path, hadoop)
+        manager.mkdirs(path.getParent())
         writing = manager.createAtomic(path, False)
         writing.write(b"fanout doctor")
         writing.close()

@@ -58,11 +58,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ toJson $own }}
 {{- end }}
 
+{{/* What only one driver is set to, as the area `spark`: its executors, and its checkpoint on an object store. Empty: nothing. */}}
+{{- define "fanout.driverSettings" -}}
+{{- $own := dict -}}
+{{- with .driver.executors }}{{ $own = include "fanout.executorSettings" (dict "root" $.root "executors" .) | fromJson }}{{ end -}}
+{{- with .driver.checkpoint.url }}
+{{- $lease := printf "%s-%s" (include "fanout.name" $.root) $.name -}}
+{{- $own = mustMergeOverwrite $own (dict "spark" (dict "checkpoint" . "checkpoint_lease" $lease)) -}}
+{{- end -}}
+{{ toJson $own }}
+{{- end }}
+
 {{/* The settings as TOML, of one driver or of all roles. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
 {{- define "fanout.settings" -}}
 {{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
 {{- if .root.Values.development.enabled }}{{ $_ := set $own "kafka" (dict "bootstrap_servers" (printf "%s-kafka:9092" (include "fanout.name" .root))) }}{{ end -}}
-{{- $all := mustMergeOverwrite $own (.executors | default dict) (deepCopy .root.Values.config) -}}
+{{- $all := mustMergeOverwrite $own (.driver | default dict) (deepCopy .root.Values.config) -}}
 {{- range $area := keys $all | sortAlpha }}
 [{{ $area }}]
 {{- $fields := get $all $area }}
@@ -183,4 +194,32 @@ topologySpreadConstraints:
 {{/* The secrets that a role reads. */}}
 {{- define "fanout.common" -}}
 database keyRing{{ if .Values.secrets.kafkaPassword.name }} kafkaPassword{{ end }}
+{{- end }}
+
+{{/* Where the pods of a driver and of its executors find the checkpoint: a volume, or the credentials of an object store. */}}
+{{- define "fanout.storeEnvironment" -}}
+- {name: AWS_SHARED_CREDENTIALS_FILE, value: /run/secrets/store/credentials}
+{{- end }}
+
+{{- define "fanout.checkpointMount" -}}
+{{- if not .url -}}
+- {name: checkpoint, mountPath: /var/lib/fanout}
+{{- else if .credentials -}}
+- {name: store, mountPath: /run/secrets/store, readOnly: true}
+{{- end -}}
+{{- end }}
+
+{{- define "fanout.checkpointVolume" -}}
+{{- if not .checkpoint.url -}}
+- name: checkpoint
+  persistentVolumeClaim: {claimName: {{ .claim }}}
+{{- else if .checkpoint.credentials -}}
+- name: store
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret:
+          name: {{ .checkpoint.credentials.name }}
+          items: [{key: {{ .checkpoint.credentials.key | quote }}, path: credentials}]
+{{- end -}}
 {{- end }}
