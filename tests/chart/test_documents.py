@@ -107,7 +107,7 @@ def test_the_notes_have_the_next_command_for_what_was_chosen(values, said, unsai
     assert [text for text in unsaid if text in shown] == []
 
 
-def test_the_examples_of_the_readme_are_values_that_the_chart_takes():
+def test_the_chart_takes_the_examples_of_its_readme():
     mine, executors, store = map(yaml.safe_load, reading.blocks("deploy/helm/fanout/README.md", "yaml"))
     assert rendering.rendered(mine)
     assert rendering.executor_template(mine | executors)
