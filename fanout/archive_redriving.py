@@ -8,9 +8,11 @@ from __future__ import annotations
 import datetime as dt
 
 from delivery import settings
-from fanout import handing, letters, redriving
+from delivery.webhooks.results import dead_letter_records
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from fanout import handing, redriving
 from fanout.ledger import Place
-from fanout.letters import Letter, Selection
+from fanout.letters import Selection
 from subscriptions_db import connect
 from subscriptions_db.archive import redriving as archive
 
@@ -21,13 +23,15 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
         if not asked:
             return 0
         plan = redriving.Plan(Selection(), redriving.Redriven())
-        read = {(Place(one.topic, one.partition), one.offset): letters.read(one.written) for one in asked}
+        read = {(Place(one.topic, one.partition), one.offset): dead_letter_records.decode(one.written) for one in asked}
         for (place, offset), letter in read.items():
             plan.take(letter, place, offset)
         return _hand_over(config, plan, read, now_ms=round(now.timestamp() * 1000))
 
 
-def _hand_over(config: settings.Settings, plan: redriving.Plan, read: dict[tuple[Place, int], Letter], *, now_ms: int) -> int:
+def _hand_over(
+    config: settings.Settings, plan: redriving.Plan, read: dict[tuple[Place, int], DeadLetter], *, now_ms: int
+) -> int:
     chosen = plan.chosen()
     hands = handing.Handing(config, chosen.values(), now_ms=now_ms, dry_run=False)
     for at, letter in read.items():

@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 
 import confluent_kafka
-import msgspec
 
 from delivery import errors, health, metrics, serving, settings, topic_pattern
 from delivery.health import Phase
 from delivery.stages import backlog, topics
 from delivery.webhooks import chunks
-from fanout import archive_operations, archive_redriving, letters, publishing
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.log_records import LogRecord
+from fanout import archive_operations, archive_redriving, publishing
 from fanout.archive_replaying import Replayer
 from fanout.archive_source import Source, place_of
 from fanout.ledger import Place
@@ -183,29 +184,31 @@ class Archiver:
         at = _written_at(message, now)
         try:
             if topic == self._config.delivery.dead_letter_topic:
-                letters.read(value).event()  # a redrive will need all of it
-                letter = rows.letter_row(value)
+                letter, document = dead_letter_records.decode_with_document(value)
+                row = rows.letter_row(letter, document)
                 return Taken(
                     topic=topic,
                     partition=partition,
                     offset=offset,
-                    letter=letter,
-                    ended=rows.ended_of_letter(value),
-                    seen=signs.of_letter(letter, at),
+                    letter=row,
+                    ended=rows.ended_of_letter(letter),
+                    seen=signs.of_letter(row, at),
                 )
-            return Taken(
-                topic=topic,
-                partition=partition,
-                offset=offset,
-                attempts=rows.attempt_rows(value, at),
-                redriven=rows.redriven_rows(value),
-                ended=rows.ended(value),
-                seen=signs.of_log(value, at),
-            )
-        except (errors.RecordUnreadable, msgspec.MsgspecError, ValueError) as exc:
+            record = log_records.decode(value)
+            if isinstance(record, LogRecord):
+                return Taken(
+                    topic=topic,
+                    partition=partition,
+                    offset=offset,
+                    attempts=rows.attempt_rows(record, at),
+                    redriven=rows.redriven_rows(record),
+                    ended=rows.ended(record),
+                    seen=signs.of_log(record, at),
+                )
+        except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
-            return Taken(topic=topic, partition=partition, offset=offset)
+        return Taken(topic=topic, partition=partition, offset=offset)
 
     def _keep_days(self, connection: connect.Connection) -> None:
         today = days.of(_now())

@@ -9,11 +9,16 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from delivery.model import DeliveryMode, SkipReason
 from delivery.webhooks import intake, parcel, segment
-from fanout.ledger import Place, of_batch
+from delivery.webhooks.results import log_entries
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.results.log_entries import BatchEntry, Entry, RedrivenEntry
+from delivery.webhooks.results.log_records import AttemptsRecord, LogRecord, OffsetReceipt
+from delivery.webhooks.results.rejected_records import RejectedRecord
+from fanout.ledger import Place
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
 """What a word says. REDRIVEN: a dead letter that is none any more. DEAD_IN_LOG: given up unattempted, by the log. POSTPONED: by
@@ -105,51 +110,47 @@ class Evidence:
                 self._types.append(str(event_type))
         self.events[place].add(offset, number)
 
-    def take_attempts(self, row: dict[str, Any], written_at_ms: int) -> None:
-        """Take a row of the attempts topic."""
-        if row["kind"] == "receipt":
-            counts = [row[name] for name in ("first_offset", "last_offset", "records", "rejected", "due")]
-            key = (row["lane"], Place(row["topic"], row["partition"]))
-            self._receipts.setdefault(key, array("q")).extend([*counts, written_at_ms])
-        elif row["kind"] == "outcomes":
-            for entry in row["entries"]:
-                self._take_entry(entry, row)
+    def take_attempts(self, record: AttemptsRecord | None, written_at_ms: int) -> None:
+        """Take a record of the attempts topic; None, of an unknown kind, says nothing."""
+        if isinstance(record, OffsetReceipt):
+            counts = (record.first_offset, record.last_offset, record.records, record.rejected, record.due, written_at_ms)
+            self._receipts.setdefault((record.lane, Place(record.topic, record.partition)), array("q")).extend(counts)
+        elif record is not None:
+            for entry in record.entries:
+                self._take_entry(entry, record)
 
-    def _take_entry(self, entry: dict[str, Any], row: dict[str, Any]) -> None:
-        kind = entry["kind"].removeprefix("batch_")
-        is_batch = kind != entry["kind"]
-        if kind == "attempt":
-            state = DELIVERED if entry["error_class"] is None else FAILED
-        elif kind == "skipped":
-            state = self._skipped(entry["reason"])
-        elif kind in {"dead_lettered", "postponed", "redriven"}:
-            state = {"dead_lettered": DEAD_IN_LOG, "postponed": POSTPONED, "redriven": REDRIVEN}[kind]
-        else:
-            return  # of a newer version
-        if entry.get("replay") is not None:
+    def _take_entry(self, entry: Entry, of: LogRecord) -> None:
+        state = self._state(entry)
+        if entry.replay:
             if state != DELIVERED:
                 return
             state = REPLAYED
-        # Rows of the first versions do not say it. What the batch lane skipped unattempted is then on the other's account.
-        lane = DeliveryMode.BATCH.value if is_batch else row.get("mode", DeliveryMode.DIRECT.value)
-        if not is_batch:
-            whose = self._number(lane, row["endpoint_id"], entry["subscription_id"])
-            place, offset = _place_of(entry["topic"], entry["partition"]), entry["offset"]
-            if state == REDRIVEN:
-                self._redrive(place, offset, whose, entry["dead_lettered_at_ms"])
-            else:
-                self._add(place, offset, whose, state)
-            return
-        rejected = set(of_batch(entry["rejected"])) if state in {DELIVERED, REPLAYED} and entry["rejected"] else ()
-        for due in of_batch(entry["offsets"]):
-            if due not in rejected:
-                whose = self._number(lane, row["endpoint_id"], due.subscription_id)
+        if isinstance(entry, BatchEntry):
+            for due in entry.accepted() if state in {DELIVERED, REPLAYED} else entry.due():
+                whose = self._number(DeliveryMode.BATCH.value, of.endpoint_id, due.subscription_id)
                 self._add(_place_of(due.topic, due.partition), due.offset, whose, state)
+            return
+        # What the batch lane skipped before it collected a batch is on that lane's account: by the mode, as all of an endpoint.
+        whose = self._number(of.mode, of.endpoint_id, entry.subscription_id)
+        place = _place_of(entry.topic, entry.partition)
+        if isinstance(entry, RedrivenEntry):
+            self._redrive(place, entry.offset, whose, entry.dead_lettered_at_ms)
+        else:
+            self._add(place, entry.offset, whose, state)
+
+    def _state(self, entry: Entry) -> int:
+        if isinstance(entry, log_entries.ATTEMPTED):
+            return DELIVERED if entry.error_class is None else FAILED
+        if isinstance(entry, log_entries.SKIPPED):
+            return self._skipped(str(entry.reason))
+        if isinstance(entry, log_entries.POSTPONED):
+            return POSTPONED
+        return REDRIVEN if isinstance(entry, RedrivenEntry) else DEAD_IN_LOG
 
     def take_retries(self, message: parcel.Postponed | parcel.Report) -> None:
         """Take a record of the retries topic. What a report says has ended stands in the log.
 
-        A note in its header is taken as a row of the attempts topic.
+        A note in its header is taken as a record of the attempts topic.
         """
         if isinstance(message, parcel.Report):
             return
@@ -165,22 +166,22 @@ class Evidence:
                 place = _place_of(event.topic, event.partition)
                 self._add(place, event.offset, whose, HANDED | quarter)
 
-    def take_dead_letter(self, letter: dict[str, Any]) -> None:
+    def take_dead_letter(self, letter: DeadLetter) -> None:
         """Take a dead letter."""
-        if letter.get("replay") is not None:
+        if letter.replay:
             return
-        lane = DeliveryMode.BATCH if "batch_webhook_id" in letter else DeliveryMode.DIRECT
-        whose = self._number(lane.value, letter["endpoint_id"], letter["subscription_id"])
-        place, offset = _place_of(letter["topic"], letter["partition"]), letter["offset"]
-        is_redriven = letter["dead_lettered_at_ms"] <= self._redriven.get((place, offset, whose), -1)
+        lane = DeliveryMode.BATCH if letter.is_of_batch else DeliveryMode.DIRECT
+        whose = self._number(lane.value, letter.endpoint_id, letter.subscription_id)
+        place, offset = _place_of(letter.topic, letter.partition), letter.offset
+        is_redriven = letter.dead_lettered_at_ms <= self._redriven.get((place, offset, whose), -1)
         self._add(place, offset, whose, REDRIVEN if is_redriven else DEAD)
 
-    def take_rejected(self, row: dict[str, Any]) -> None:
-        """Take a row of the topic of rejected records."""
-        if row["reason"] == intake.UNREADABLE:
+    def take_rejected(self, record: RejectedRecord) -> None:
+        """Take a record that was rejected."""
+        if record.reason == intake.UNREADABLE:
             return  # it waited in the retry lane, and nobody knows which record it was
-        state = REJECTED_BY_A_LANE if row["reason"] in intake.BY_THE_LANE else REJECTED
-        self._add(_place_of(row["topic"], row["partition"]), row["offset"], 0, state)
+        state = REJECTED_BY_A_LANE if record.reason in intake.BY_THE_LANE else REJECTED
+        self._add(_place_of(record.topic, record.partition), record.offset, 0, state)
 
     def places(self) -> list[Place]:
         """Return all partitions of event topics of which anything is known."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from delivery import settings
 from delivery.webhooks import rows
+from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout import publishing, redriving
-from fanout.letters import Letter
 
 NOTED_TOGETHER = 1000
 """After so many letters Kafka is asked to have them all, and the log is told."""
@@ -49,12 +49,12 @@ class Handing:
         self._publisher = None if dry_run else publishing.Publisher(config.kafka)
         self._now_ms = now_ms
         self._left = collections.Counter(one.batch for one in chosen if one.batch)
-        self._batches: dict[str, list[Letter]] = {}
-        self._requests: dict[str, list[list[Letter]]] = {}
+        self._batches: dict[str, list[DeadLetter]] = {}
+        self._requests: dict[str, list[list[DeadLetter]]] = {}
         self._held = self._held_bytes = 0
         self._notes: list[publishing.Message] = []
 
-    def take(self, letter: Letter) -> None:
+    def take(self, letter: DeadLetter) -> None:
         """Take one of the chosen letters."""
         batch = letter.batch_webhook_id
         self._held += 1

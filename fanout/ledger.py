@@ -5,14 +5,18 @@ Runs in the command and the tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import confluent_kafka
-import orjson
 
 from delivery import kafka_options, settings
+from delivery.webhooks.results import dead_letter_records, log_entries, log_records, rejected_records
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.results.log_entries import Due, Entry, RedrivenEntry
+from delivery.webhooks.results.log_records import AttemptsRecord, OffsetReceipt
+from delivery.webhooks.results.rejected_records import RejectedRecord
 
 
 class Place(NamedTuple):
@@ -20,15 +24,6 @@ class Place(NamedTuple):
 
     topic: str
     partition: int
-
-
-class Due(NamedTuple):
-    """A delivery, by where its event is in Kafka: what the entries of both lanes tell of it."""
-
-    topic: str
-    partition: int
-    offset: int
-    subscription_id: str
 
 
 @dataclass(slots=True)
@@ -40,7 +35,7 @@ class Ledger:
     delivered: dict[Due, float] = field(default_factory=dict)
     """When the first request with it was accepted, milliseconds since the epoch. What the answer to a batch rejects is a dead
     letter besides."""
-    dead_letters: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
     postponed: dict[Due, str] = field(default_factory=dict)
@@ -49,15 +44,15 @@ class Ledger:
     """Until when what was given up is no dead letter any more: `dead_lettered_at_ms` of the letter that was redriven."""
     batches: dict[str, str] = field(default_factory=dict)
     """Those that were sent, by `webhook-id`: why each left."""
-    rejected: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
+    rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
     """By topic, partition and offset: each lane reads every record, and says so of one that is no event."""
-    receipts: dict[tuple[str, Place], list[dict[str, Any]]] = field(default_factory=dict)
+    receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
     """By lane and place."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
         """Return the last offset of each partition that a lane has handled."""
         return {
-            place: max(receipt["last_offset"] for receipt in receipts)
+            place: max(receipt.last_offset for receipt in receipts)
             for (name, place), receipts in self.receipts.items()
             if name == lane
         }
@@ -65,14 +60,14 @@ class Ledger:
     def revision_at(self, lane: str, place: Place, offset: int) -> int | None:
         """Return the registry's revision by which a lane last routed a record, or None when it did not."""
         for receipt in reversed(self.receipts.get((lane, place), ())):
-            if receipt["first_offset"] <= offset <= receipt["last_offset"]:
-                return int(receipt["revision"])
+            if receipt.first_offset <= offset <= receipt.last_offset:
+                return receipt.revision
         return None
 
     def dead(self) -> set[Due]:
         """Return what was given up, and not redriven since."""
-        letters = {_due(letter): letter for letter in self.dead_letters.values()}
-        return {due for due, letter in letters.items() if letter.get("dead_lettered_at_ms", 0) > self.redriven.get(due, -1)}
+        letters = {letter.due(): letter for letter in self.dead_letters.values()}
+        return {due for due, letter in letters.items() if letter.dead_lettered_at_ms > self.redriven.get(due, -1)}
 
     def ended(self) -> set[Due]:
         """Return what was delivered, given up or skipped."""
@@ -86,52 +81,39 @@ class Ledger:
         # A micro-batch that runs again says the same of the same offsets.
         due: dict[tuple[str, Place, int], int] = {}
         for (lane, place), receipts in self.receipts.items():
-            due |= {(lane, place, receipt["first_offset"]): receipt["due"] for receipt in receipts}
+            due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
-    def take(self, kind: str, entry: dict[str, Any]) -> None:
-        """Add one row; `kind` is the topic's role: attempts, dead_letters or rejected."""
-        if kind == "rejected":
-            self.rejected[entry["topic"], entry["partition"], entry["offset"]] = entry
-        elif kind == "dead_letters":
-            self.dead_letters[entry["event_id"], entry["subscription_id"]] = entry
-        elif entry["kind"] == "receipt":
-            self.receipts.setdefault((entry["lane"], Place(entry["topic"], entry["partition"])), []).append(entry)
-        else:
-            for logged in entry["entries"]:
-                self._take_outcome(logged)
+    def add_rejected(self, record: RejectedRecord) -> None:
+        """Add a record that was rejected."""
+        self.rejected[record.topic, record.partition, record.offset] = record
 
-    def _take_outcome(self, entry: dict[str, Any]) -> None:
-        """Take an entry about one delivery, or about a batch of them."""
-        kind = entry["kind"].removeprefix("batch_")
-        is_batch = kind != entry["kind"]
-        deliveries = of_batch(entry["offsets"]) if is_batch else (_due(entry),)
-        if kind == "skipped":
-            self.skipped |= dict.fromkeys(deliveries, entry["reason"])
-        elif kind == "postponed":
-            self.postponed |= dict.fromkeys(deliveries, entry["reason"])
-        elif kind == "redriven":
-            self.redriven |= dict.fromkeys(deliveries, entry["dead_lettered_at_ms"])
-        elif kind == "attempt":
+    def add_dead_letter(self, letter: DeadLetter) -> None:
+        """Add a dead letter."""
+        self.dead_letters[letter.event_id, letter.subscription_id] = letter
+
+    def add_log(self, record: AttemptsRecord | None) -> None:
+        """Add a record of the attempts topic; None, of an unknown kind, says nothing."""
+        if isinstance(record, OffsetReceipt):
+            self.receipts.setdefault((record.lane, Place(record.topic, record.partition)), []).append(record)
+        elif record is not None:
+            for entry in record.entries:
+                self._add_entry(entry)
+
+    def _add_entry(self, entry: Entry) -> None:
+        if isinstance(entry, log_entries.SKIPPED):
+            self.skipped |= dict.fromkeys(entry.due(), str(entry.reason))
+        elif isinstance(entry, log_entries.POSTPONED):
+            self.postponed |= dict.fromkeys(entry.due(), str(entry.reason))
+        elif isinstance(entry, RedrivenEntry):
+            self.redriven |= dict.fromkeys(entry.due(), entry.dead_lettered_at_ms)
+        elif isinstance(entry, log_entries.ATTEMPTED):
             self.attempts += 1
-            if is_batch:
-                self.batches[entry["webhook_id"]] = entry["left_by"]
-            if entry["error_class"] is None:
-                for due in deliveries:
-                    self.delivered.setdefault(due, entry["started_at_ms"] + entry["duration_ms"])
-
-
-def _due(entry: dict[str, Any]) -> Due:
-    return Due(entry["topic"], entry["partition"], entry["offset"], entry["subscription_id"])
-
-
-def of_batch(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Due]:
-    """Yield the deliveries of a batch: its entry names, by subscription, topic and partition, the offsets."""
-    for subscription_id, by_topic in offsets.items():
-        for topic, by_partition in by_topic.items():
-            for partition, at in by_partition.items():
-                for offset in at:
-                    yield Due(topic, int(partition), offset, subscription_id)
+            if isinstance(entry, log_entries.BatchAttemptEntry):
+                self.batches[entry.webhook_id] = entry.left_by
+            if entry.error_class is None:
+                for due in entry.due():
+                    self.delivered.setdefault(due, entry.started_at_ms + entry.duration_ms)
 
 
 class Reader:
@@ -139,10 +121,11 @@ class Reader:
 
     def __init__(self, kafka: settings.Kafka, lane: settings.Delivery) -> None:
         self.ledger = Ledger()
-        self._kinds = {
-            lane.attempts_topic: "attempts",
-            lane.dead_letter_topic: "dead_letters",
-            lane.rejected_topic: "rejected",
+        ledger = self.ledger
+        self._takes: dict[str, Callable[[bytes], None]] = {
+            lane.attempts_topic: lambda written: ledger.add_log(log_records.decode(written)),
+            lane.dead_letter_topic: lambda written: ledger.add_dead_letter(dead_letter_records.decode(written)),
+            lane.rejected_topic: lambda written: ledger.add_rejected(rejected_records.decode(written)),
         }
         self._consumer = confluent_kafka.Consumer(
             {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
@@ -152,7 +135,7 @@ class Reader:
         self._consumer.assign(
             [
                 confluent_kafka.TopicPartition(name, partition, confluent_kafka.OFFSET_BEGINNING)
-                for name in self._kinds
+                for name in self._takes
                 for partition in topics[name].partitions
             ]
         )
@@ -162,7 +145,7 @@ class Reader:
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:
-                self.ledger.take(self._kinds[str(message.topic())], orjson.loads(message.value() or b""))
+                self._takes[str(message.topic())](message.value() or b"")
         return len(messages)
 
     def close(self) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import confluent_kafka
-import orjson
 import rich.console
 import rich.table
 
 from delivery import errors, plan, settings
 from delivery.model import Record
 from delivery.webhooks import envelope, parcel
+from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
 from fanout import evidence, reconciling, redriving, scanning, terminal
 from fanout.ledger import Place
 from fanout.reconciling import Account, Terms
@@ -91,7 +91,7 @@ class _Reading:
         extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
 
         def take(message: confluent_kafka.Message) -> None:
-            self.told.take_attempts(orjson.loads(message.value() or b""), message.timestamp()[1])
+            self.told.take_attempts(log_records.decode(message.value() or b""), message.timestamp()[1])
 
         self._scanner.read(extents, "the log", take)
         return all(extent.is_whole for extent in extents)
@@ -101,11 +101,11 @@ class _Reading:
 
         Return of which of the three topics nothing is gone.
         """
-        lane, told = self._config.delivery, self.told
+        lane = self._config.delivery
         takes: dict[str, tuple[str, scanning.Take]] = {
             "retries_known": (lane.retries_topic, self._take_retries),
-            "rejected_known": (lane.rejected_topic, lambda one: told.take_rejected(orjson.loads(one.value() or b""))),
-            "letters_known": (lane.dead_letter_topic, lambda one: told.take_dead_letter(orjson.loads(one.value() or b""))),
+            "rejected_known": (lane.rejected_topic, self._take_rejected),
+            "letters_known": (lane.dead_letter_topic, self._take_dead_letter),
         }
         known = {}
         for what, (name, take) in takes.items():
@@ -114,7 +114,7 @@ class _Reading:
             known[what] = all(extent.is_whole for extent in extents)
         events = [self._with_runs(extent) for extent in self._scanner.extents(self._event_topics, since_ms=self._since_ms)]
         for extent in events:
-            told.events[extent.place] = evidence.Events(extent.first)
+            self.told.events[extent.place] = evidence.Events(extent.first)
         self._scanner.read(events, "events", self._take_event)
         return known
 
@@ -129,7 +129,13 @@ class _Reading:
         self.told.take_retries(parcel.message(written))
         for name, value in scanning.headers(message):
             if name == redriving.NOTE:
-                self.told.take_attempts(orjson.loads(value), message.timestamp()[1])
+                self.told.take_attempts(log_records.decode(value), message.timestamp()[1])
+
+    def _take_rejected(self, message: confluent_kafka.Message) -> None:
+        self.told.take_rejected(rejected_records.decode(message.value() or b""))
+
+    def _take_dead_letter(self, message: confluent_kafka.Message) -> None:
+        self.told.take_dead_letter(dead_letter_records.decode(message.value() or b""))
 
     def _take_event(self, message: confluent_kafka.Message) -> None:
         place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0

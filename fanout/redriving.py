@@ -13,14 +13,16 @@ comes with the same `webhook-id`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from delivery.model import DeliveryMode, LeaveReason, Retrying
 from delivery.webhooks import chunks, parcel, retry, rows, segment
+from delivery.webhooks.results import log_records
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.results.log_entries import RedrivenEntry
+from delivery.webhooks.results.log_records import AttemptsRecord, LogRecord
 from fanout.ledger import Place
-from fanout.letters import Letter, Selection
+from fanout.letters import Selection
 
 NOTE = "redriven"
 """The header of a record of the retries topic with the note of what it hands over."""
@@ -56,20 +58,22 @@ class Redriven:
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}
 
-    def take(self, row: dict[str, Any]) -> None:
-        """Take a row of the attempts topic, or a note that stands beside a parcel."""
-        for entry in row.get("entries", ()):
-            if entry["kind"] == "redriven":
-                place = (entry["topic"], entry["partition"], entry["offset"])
-                delivery = Delivery(*place, row["endpoint_id"], entry["subscription_id"])
-                self._until_ms[delivery] = max(entry["dead_lettered_at_ms"], self._until_ms.get(delivery, -1))
+    def take(self, record: AttemptsRecord | None) -> None:
+        """Take a record of the attempts topic, or the note that stands beside a retry entry."""
+        if not isinstance(record, LogRecord):
+            return
+        for entry in record.entries:
+            if isinstance(entry, RedrivenEntry):
+                place = (entry.topic, entry.partition, entry.offset)
+                delivery = Delivery(*place, record.endpoint_id, entry.subscription_id)
+                self._until_ms[delivery] = max(entry.dead_lettered_at_ms, self._until_ms.get(delivery, -1))
 
-    def has(self, letter: Letter) -> bool:
+    def has(self, letter: DeadLetter) -> bool:
         """Tell whether this letter was redriven."""
         return letter.dead_lettered_at_ms <= self._until_ms.get(of(letter), -1)
 
 
-def of(letter: Letter) -> Delivery:
+def of(letter: DeadLetter) -> Delivery:
     """Return what a letter is about."""
     return Delivery(letter.topic, letter.partition, letter.offset, letter.endpoint_id, letter.subscription_id)
 
@@ -82,7 +86,7 @@ class Plan:
         self._standing: dict[Delivery, Standing] = {}
         self.redriven_before = 0
 
-    def take(self, letter: Letter, place: Place, offset: int) -> None:
+    def take(self, letter: DeadLetter, place: Place, offset: int) -> None:
         """Take a letter; those of one delivery in their order."""
         delivery = of(letter)
         if not self._selection.takes(letter):
@@ -98,7 +102,7 @@ class Plan:
         return {(one.place, one.offset): one for one in standing}
 
 
-def parcel_of(together: Sequence[Letter], *, now_ms: int) -> parcel.Parcel:
+def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> parcel.Parcel:
     """Return letters that go in one request as a parcel: one of a single delivery, or some of one batch, in their order.
 
     What was sent in a batch goes in a batch again, because its endpoint takes nothing else; with those of the same batch that
@@ -117,8 +121,8 @@ def parcel_of(together: Sequence[Letter], *, now_ms: int) -> parcel.Parcel:
         reason=retry.REDRIVEN,
         retries=0,
         attempts=max(letter.last_attempt for letter in together),
-        story=first.story()[-parcel.MAX_STORY :],
-        replay=first.replay,
+        story=first.history()[-parcel.MAX_STORY :],
+        replay=first.replay or None,
     )
 
 
@@ -132,41 +136,44 @@ class Record(NamedTuple):
     """For its header NOTE, and for the attempts topic."""
 
 
-def records(requests: Iterable[Sequence[Letter]], *, now_ms: int) -> Iterator[Record]:
+def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
     """Yield what is written of letters of one endpoint; those that go in one request stand together."""
     for chunk in chunks.of(requests, _size, rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
         parcels = [parcel_of(together, now_ms=now_ms) for together in chunk]
-        whose = {"endpoint_id": first.endpoint_id, "customer_id": first.customer_id, "mode": mode}
-        note = {"kind": "outcomes", **whose, "entries": [_note(letter, now_ms) for together in chunk for letter in together]}
+        note = LogRecord(
+            endpoint_id=first.endpoint_id,
+            customer_id=first.customer_id,
+            mode=mode.value,
+            entries=[_note(letter, now_ms) for together in chunk for letter in together],
+        )
         postponed = parcel.encoded(parcel.Postponed(first.endpoint_id, first.customer_id, parcels))
-        yield Record(first.endpoint_id.encode(), postponed, orjson.dumps(note))
+        yield Record(first.endpoint_id.encode(), postponed, log_records.encode(note))
 
 
-def requests_of(batch: Iterable[Letter]) -> Iterator[list[Letter]]:
+def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
     """Yield letters of one batch as they go in requests: all in one, up to a bound that Kafka takes in one record."""
     return chunks.of(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
 
 
-def _size(together: Sequence[Letter]) -> int:
+def _size(together: Sequence[DeadLetter]) -> int:
     """Return no fewer bytes than they take in a record, story and note included."""
     return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + parcel.MAX_STORY * STORY_BYTES
 
 
-def _note(letter: Letter, now_ms: int) -> dict[str, Any]:
-    return {
-        "kind": "redriven",
-        "webhook_id": letter.webhook_id,
-        "event_id": letter.event_id,
-        "event_type": letter.event_type,
-        "tenant_id": letter.tenant_id,
-        "subscription_id": letter.subscription_id,
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "appended_at_ms": letter.appended_at_ms,
-        "dead_lettered_at_ms": letter.dead_lettered_at_ms,
-        "redriven_at_ms": now_ms,
-        "replay": letter.replay,
-    }
+def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:
+    return RedrivenEntry(
+        webhook_id=letter.webhook_id,
+        event_id=letter.event_id,
+        event_type=letter.event_type,
+        tenant_id=letter.tenant_id,
+        subscription_id=letter.subscription_id,
+        topic=letter.topic,
+        partition=letter.partition,
+        offset=letter.offset,
+        appended_at_ms=letter.appended_at_ms,
+        dead_lettered_at_ms=letter.dead_lettered_at_ms,
+        redriven_at_ms=now_ms,
+        replay=letter.replay or None,
+    )

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-import orjson
 import psutil
 from prometheus_client import parser
 
 from delivery import configuration, errors, plan
+from delivery.webhooks.results import rejected_records
 from fanout import proving, reconciling, registering, scanning
 from fanout.local import job as local_job
 from fanout.local import kafka as local_kafka
@@ -89,8 +89,8 @@ class Platform:
         reasons: dict[tuple[str, int, int], str] = {}
 
         def take(message: confluent_kafka.Message) -> None:
-            row = orjson.loads(message.value() or b"")
-            reasons[row["topic"], row["partition"], row["offset"]] = row["reason"]
+            row = rejected_records.decode(message.value() or b"")
+            reasons[row.topic, row.partition, row.offset] = row.reason
 
         with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([self.config.delivery.rejected_topic]), "what was rejected", take)

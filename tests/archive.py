@@ -11,7 +11,8 @@ import orjson
 
 from delivery.model import Attempt, CustomerId, LeaveReason, Outcome, OutcomeKind, SubscriptionId, SubTenantId
 from delivery.webhooks import batch_message, rows, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.results import Results
 from subscriptions_db.archive import rows as archive_rows
 from subscriptions_db.archive import writer
 from tests import builders
@@ -79,8 +80,19 @@ def attempts(*outcomes: Outcome[Any] | batch_message.BatchOutcome) -> list[bytes
     return [row.value or b"" for row in rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
 
 
+def letter_row(written: bytes) -> archive_rows.LetterRow:
+    """What the archive keeps of a record of the dead-letter topic."""
+    return archive_rows.letter_row(*dead_letter_records.decode_with_document(written))
+
+
+def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.AttemptRow]:
+    """What the archive keeps of a record of the attempts topic, written `at`."""
+    record = log_records.decode(written)
+    return archive_rows.attempt_rows(record, at) if isinstance(record, log_records.LogRecord) else []
+
+
 def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.Taken:
-    row = archive_rows.letter_row(letter(**fields))
+    row = letter_row(letter(**fields))
     return archive_rows.Taken(topic="dead-letters", partition=partition, offset=offset, letter=row)
 
 
@@ -88,7 +100,7 @@ def taken_attempts(
     offset: int, *outcomes: Outcome[Any] | batch_message.BatchOutcome, at: dt.datetime = NOW
 ) -> archive_rows.Taken:
     """What the attempts topic tells of these, written `at`, as one record."""
-    found = [row for written in attempts(*outcomes) for row in archive_rows.attempt_rows(written, at)]
+    found = [row for written in attempts(*outcomes) for row in attempt_rows(written, at)]
     return archive_rows.Taken(topic="attempts", partition=0, offset=offset, attempts=found)
 
 
@@ -97,7 +109,7 @@ def taken_letters(
 ) -> list[archive_rows.Taken]:
     """The dead letters of these, given up `at`."""
     written = [row.value or b"" for row in rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
-    found = [dataclasses.replace(archive_rows.letter_row(one), dead_lettered_at=at) for one in written]
+    found = [dataclasses.replace(letter_row(one), dead_lettered_at=at) for one in written]
     return [
         archive_rows.Taken(topic="dead-letters", partition=0, offset=offset + number, letter=one)
         for number, one in enumerate(found)

@@ -1,12 +1,12 @@
 """What the topics tell of a job, as its own code writes it, and the account of that: for tests of the proof."""
 
 import msgspec
-import orjson
 
 from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
 from delivery.model import Outcome as Ended
 from delivery.webhooks import intake, parcel, rows, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
+from delivery.webhooks.results.results import Results
 from fanout import evidence, reconciling
 from fanout.ledger import Place
 from tests import builders
@@ -74,15 +74,14 @@ class Told:
 
     def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
         for row in rows.rows(Results(outcomes=list(outcomes), **results), TOPICS):
-            read = orjson.loads(row.value)
             if row.topic in without:
                 continue
             if row.topic == "attempts":
-                self.evidence.take_attempts(read, at_ms)
+                self.evidence.take_attempts(log_records.decode(row.value), at_ms)
             elif row.topic == "rejected":
-                self.evidence.take_rejected(read)
+                self.evidence.take_rejected(rejected_records.decode(row.value))
             else:
-                self._letters.append(read)
+                self._letters.append(dead_letter_records.decode(row.value))
         for one in outcomes:
             if one.kind is OutcomeKind.POSTPONED and "retries" not in without:
                 self.evidence.take_retries(parcel_of(one))

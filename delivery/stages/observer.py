@@ -19,7 +19,7 @@ from delivery import logs
 from delivery.model import EndpointId
 from delivery.webhooks import attempt_log, tally
 from delivery.webhooks.pending import Pending
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from delivery.webhooks.tally import Tally
 
 

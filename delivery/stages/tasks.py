@@ -21,7 +21,7 @@ from delivery.stages import orphan, sink
 from delivery.stages.journal import Journal
 from delivery.webhooks import late, retry_lane, rows, worker, worker_plan
 from delivery.webhooks.journal import Key
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 """What Spark says when rows between two stages are gone, by `spark.stage.maxConsecutiveAttempts`."""

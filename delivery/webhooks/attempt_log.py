@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from delivery.model import Attempt, Delivery, Outcome
 from delivery.webhooks.batch_message import BatchOutcome
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 
 log = logging.getLogger(__name__)
 

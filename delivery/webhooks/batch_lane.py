@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks import batch_message, dispatch, handover, intake, journal, parting, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
-from delivery.webhooks.results import Results, last_of
+from delivery.webhooks.results.results import Results, last_of
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks import envelope, intake, matching, message, routing, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 
 _home_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 

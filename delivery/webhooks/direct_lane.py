@@ -20,7 +20,7 @@ from delivery.webhooks import (
     ordering,
     routing,
 )
-from delivery.webhooks.results import Results, last_of
+from delivery.webhooks.results.results import Results, last_of
 
 RECORDS_BETWEEN_IO = 32
 """After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 import abc
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import orjson
+from collections.abc import Callable, Container, Mapping
+from typing import NamedTuple
 
 from delivery.model import Event, SubscriptionId
 from delivery.webhooks import parcel, rows, segment
+from delivery.webhooks.results import dead_letter_records, log_entries, log_records
+from delivery.webhooks.results.log_entries import Due
+from delivery.webhooks.results.log_records import LogRecord
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +82,13 @@ class Journal(abc.ABC):
             log.exception("a row could not be read back; what it is about is made again")
 
     def _accepted(self, value: bytes) -> None:
-        for entry in orjson.loads(value).get("entries", ()):
-            if entry.get("replay") is not None:
-                continue
-            if entry["kind"] == "attempt" and entry["error_class"] is None:
-                self.ended.add(_of_entry(entry))
-            elif entry["kind"] == "batch_attempt" and entry["error_class"] is None:
-                # What the answer rejected has a dead letter for each event, which may be missing.
-                self.ended |= set(_keys(entry["offsets"])) - set(_keys(entry["rejected"]))
+        record = log_records.decode(value)
+        if not isinstance(record, LogRecord):
+            return
+        for entry in record.entries:
+            # What the answer to a batch rejected has a dead letter for each event, which may be missing.
+            if isinstance(entry, log_entries.ATTEMPTED) and entry.error_class is None and not entry.replay:
+                self.ended.update(map(_of_due, entry.accepted()))
 
 
 class OfFastLane(Journal):
@@ -103,9 +103,9 @@ class OfFastLane(Journal):
         }
 
     def _dead_letter(self, value: bytes) -> None:
-        letter = orjson.loads(value)
-        if letter.get("replay") is None:
-            self.ended.add(_of_entry(letter))
+        letter = dead_letter_records.decode(value)
+        if not letter.replay:
+            self.ended.add(_of_due(letter.due()))
 
     def _handed_over(self, value: bytes) -> None:
         told = parcel.message(value)
@@ -129,14 +129,5 @@ class OfRetryLane(Journal):
             self.ended.add(of_turn(told.endpoint_id, told.turn, told.parcels))
 
 
-def _of_entry(entry: dict[str, Any]) -> Key:
-    return key(entry["subscription_id"], Place(entry["topic"], entry["partition"], entry["offset"]))
-
-
-def _keys(offsets: dict[str, dict[str, dict[str, list[int]]]]) -> Iterator[Key]:
-    """Yield the deliveries of a batch: its entry names, by subscription, topic and partition, the offsets."""
-    for subscription_id, by_topic in offsets.items():
-        for topic, by_partition in by_topic.items():
-            for partition, at in by_partition.items():
-                for offset in at:
-                    yield key(subscription_id, Place(topic, int(partition), offset))
+def _of_due(due: Due) -> Key:
+    return key(due.subscription_id, Place(due.topic, due.partition, due.offset))

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, Endpoint, EndpointId, Sendable
 from delivery.webhooks import egress, hosts, journal, limits, parcel, parting, retry, routing
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from delivery.webhooks.turn_under_way import TurnUnderWay
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from delivery.model import Attempt, OutcomeKind
 from delivery.webhooks import egress
 from delivery.webhooks.batch_message import REJECTED
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 
 NONE = "none"
 """The label of what has no reason or error class: a success."""

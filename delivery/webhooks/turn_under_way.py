@@ -37,7 +37,7 @@ from delivery.model import (
 )
 from delivery.webhooks import batch_message, circuit, intake, journal, message, parcel, parting, retry, routing, segment
 from delivery.webhooks.batch_message import BatchDelivery
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 
 log = logging.getLogger(__name__)
 

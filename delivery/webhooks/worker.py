@@ -46,7 +46,7 @@ from delivery.webhooks import (
     transport,
     worker_plan,
 )
-from delivery.webhooks.results import Results, of_late
+from delivery.webhooks.results.results import Results, of_late
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import orjson
 
 from delivery import errors, settings
 from delivery.secret import Secret
-from fanout.ledger import Due
+from delivery.webhooks.results.log_entries import Due
 from subscriptions_db import connect
 from subscriptions_db.api import keys
 from subscriptions_db.api.principals import Scope

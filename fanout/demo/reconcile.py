@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from delivery.webhooks.results.log_entries import Due
 from fanout import ledger, receiver
 from fanout.demo import oracle, over_http, scenario
 
@@ -149,7 +150,7 @@ def account(
     recorded: ledger.Ledger,
     received: Iterable[receiver.Received],
     *,
-    given_up: AbstractSet[ledger.Due],
+    given_up: AbstractSet[Due],
     polled: over_http.Polled,
     findings: Iterable[str],
     wall_s: float,
@@ -163,7 +164,7 @@ def account(
     accepted = collections.Counter(evidence for request in requests for evidence in _accepted(request))
     pending = {lane: sum(recorded.revision_at(lane, _place(one), one.offset) is None for one in placed) for lane in LANES}
     expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in LANES}
-    lanes, as_expected = {}, set[ledger.Due]()
+    lanes, as_expected = {}, set[Due]()
     for lane in LANES:
         lanes[lane], ended = _settled(expected[lane], pending[lane], recorded, accepted)
         as_expected |= ended
@@ -206,7 +207,7 @@ def _place(one: PlacedEvent) -> ledger.Place:
 
 def _expected(
     lane: str, placed: Sequence[PlacedEvent], history: History, recorded: ledger.Ledger
-) -> Iterator[tuple[ledger.Due, _Expected]]:
+) -> Iterator[tuple[Due, _Expected]]:
     """Yield what a lane found due, by the registry as the lane's receipts say that it knew it.
 
     What waits, for its batch or for its next attempt, is sent by the registry of that later moment. So it may also be skipped
@@ -228,21 +229,21 @@ def _expected(
             if lane == "batch":
                 evidence = (str(subscription["endpoint"]), event.source, event.event_id)
             yield (
-                ledger.Due(*_place(one), one.offset, name),
+                Due(*_place(one), one.offset, name),
                 _Expected((event.event_id, name), evidence, frozenset(reasons), one.appended_at_ms),
             )
 
 
 def _settled(
-    expected: dict[ledger.Due, _Expected],
+    expected: dict[Due, _Expected],
     pending: int,
     recorded: ledger.Ledger,
     accepted: collections.Counter[Evidence],
-) -> tuple[LaneAccount, set[ledger.Due]]:
+) -> tuple[LaneAccount, set[Due]]:
     """Return the account of a lane, and what of it ended as it may."""
     sendable = {due: one for due, one in expected.items() if None in one.reasons}
     unclaimed = collections.Counter(accepted)
-    delivered = set[ledger.Due]()
+    delivered = set[Due]()
     dead = recorded.dead() & sendable.keys()
     # Of two with the same evidence, what came is rather the one that the job does not say to have ended otherwise.
     for due in sorted(sendable, key=lambda due: due in dead or due in recorded.skipped):

@@ -22,6 +22,7 @@ import rich.progress
 
 from delivery import configuration, errors, plan, settings
 from delivery.stages import topics
+from delivery.webhooks.results.log_entries import Due
 from fanout import ledger, proving, publishing, receiver, registering
 from fanout.demo import over_http, reconcile, scenario, showing
 from fanout.local import job as local_job
@@ -100,7 +101,7 @@ class _Scene:
                 return False
         return recorded.pending() == 0
 
-    def given_up(self, customer_id: str) -> set[ledger.Due]:
+    def given_up(self, customer_id: str) -> set[Due]:
         """Return what stands as a dead letter of a customer."""
         endpoints = {row["id"] for row in self.document["endpoints"] if row["customer"] == customer_id}
         subscriptions = {row["id"] for row in self.document["subscriptions"] if row["endpoint"] in endpoints}
@@ -215,7 +216,7 @@ def _play(
             count = scene.reader.poll(timeout_s)
             done = collections.Counter[str]()
             for (lane, _), receipts in recorded.receipts.items():
-                done[lane] += sum(receipt["records"] for receipt in receipts)
+                done[lane] += sum(receipt.records for receipt in receipts)
             progress.update(handled, completed=min(events, *(done[lane] for lane in reconcile.LANES)))
             return count
 
@@ -244,7 +245,7 @@ def _play(
 
 def _poll_and_redrive(
     scene: _Scene, platform: Processes, admin: over_http.Client, poller: over_http.Client, console: rich.console.Console
-) -> tuple[set[ledger.Due], over_http.Polled]:
+) -> tuple[set[Due], over_http.Polled]:
     """Poll the failing customer's letters, repair its endpoints, have all delivered again, and wait until that has ended.
 
     Returns what was to be polled, and what came of it.

@@ -22,7 +22,7 @@ from typing import Any
 from delivery import settings
 from fanout.local import postgres
 from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, consumers, cursor, days, deliveries, letters, rows, writer
+from subscriptions_db.archive import attempts, consumers, cursor, days, deliveries, letters, writer
 from subscriptions_db.archive.rows import LetterRow, Taken
 from subscriptions_db.archive.selection import Selection
 from tests import archive, builders
@@ -61,7 +61,7 @@ def day_of(number: int, count: int) -> dt.date:
 
 
 def fill(connection: connect.Connection, rng: random.Random, count: int) -> None:
-    template = rows.letter_row(archive.letter(data=b'{"note": "%s"}' % (b"x" * 440)))
+    template = archive.letter_row(archive.letter(data=b'{"note": "%s"}' % (b"x" * 440)))
     started, cpu = time.perf_counter(), time.process_time()
     batch: list[Taken] = []
     for one in taken(rng, template, WRITTEN):
@@ -193,7 +193,7 @@ def main(count: int) -> None:
 
 def write_on(url: str, offset: int, stop: threading.Event) -> None:
     """Archive 100 letters each 0.1 s: a thousand a second."""
-    template = rows.letter_row(archive.letter(record=builders.record()))
+    template = archive.letter_row(archive.letter(record=builders.record()))
     with connect.connect(settings.Database(url=url)) as connection:
         while not stop.wait(0.1):
             batch = [

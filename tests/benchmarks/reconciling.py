@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import orjson
 
+from delivery.webhooks.results import log_records
 from fanout import evidence, reconciling
 from fanout.ledger import Place
 
@@ -33,7 +34,12 @@ def rows(place: Place, first: int) -> Iterator[bytes]:
         for start in range(first, first + RUN, IN_A_ROW):
             entries = [entry(place, offset, subscription, None) for offset in range(start, start + IN_A_ROW)]
             entries += [entry(place, offset, subscription, "server_error") for offset in range(start, start + IN_A_ROW, 50)]
-            head = {"kind": "outcomes", "endpoint_id": f"ep{start // IN_A_ROW % 100}-{subscription}", "mode": "direct"}
+            head = {
+                "kind": "outcomes",
+                "endpoint_id": f"ep{start // IN_A_ROW % 100}-{subscription}",
+                "customer_id": "c1",
+                "mode": "direct",
+            }
             yield orjson.dumps(head | {"entries": entries})
     receipt = {"kind": "receipt", "lane": "direct", "topic": place.topic, "partition": place.partition, "revision": 1}
     counts = {"first_offset": first, "last_offset": first + RUN - 1, "records": RUN, "rejected": 0, "due": RUN * SUBSCRIPTIONS}
@@ -50,7 +56,7 @@ def main(deliveries: int) -> None:
         written = list(rows(place, first))
         made = time.process_time()
         for row in written:
-            told.take_attempts(orjson.loads(row), 1_800_000_000_000)
+            told.take_attempts(log_records.decode(row), 1_800_000_000_000)
         for offset in range(first, first + RUN):
             told.take_event(place, offset, "order.created")
         made_s, took_s = made_s + made - began, took_s + time.process_time() - made

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks import attempt_log, tally
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders
 
 DELIVERIES = 10_000

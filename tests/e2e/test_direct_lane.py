@@ -47,7 +47,7 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     assert orjson.loads(whole)["attributes"] == further
     told = platform.ledger()
     assert collections.Counter(told.skipped.values()) == {"subscription_paused": 16}
-    assert sorted(row["reason"] for row in told.rejected.values()) == [
+    assert sorted(row.reason for row in told.rejected.values()) == [
         "missing_attribute",
         "not_json",
         "tombstone",
@@ -55,10 +55,10 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     ]
     assert sorted(told.dead_letters) == [("e8", "s2"), ("e9", "s1")]
     letter = told.dead_letters["e9", "s1"]
-    assert [(a["attempt"], a["status"], a["error_class"]) for a in letter["attempts"]] == [
+    assert [(one.attempt, one.status, one.error_class) for one in letter.attempts] == [
         (n, 500, "server_error") for n in (1, 2, 3)
     ]
-    assert base64.b64decode(letter["payload_base64"]) == b'{"id":"e9","tenant_id":"t1","amount":9}'
+    assert base64.b64decode(letter.payload_base64) == b'{"id":"e9","tenant_id":"t1","amount":9}'
     # All attempts of one delivery carry one id.
     assert len({one.webhook_id for one in platform.received if one.path in {"/ep2", "/ep3"}}) == 2
     # 11 delivered, 2 dead letters of 3 attempts each.

@@ -6,7 +6,8 @@ import datetime as dt
 import orjson
 import pytest
 
-from fanout import ledger, proving
+from delivery.webhooks.results.log_entries import Due
+from fanout import proving
 from fanout.demo import over_http
 from fanout.local import kafka as local_kafka
 from tests.e2e.conftest import assert_eventually
@@ -44,7 +45,7 @@ def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_i
     assert_eventually(admin.is_ready, bool)
 
     payloads = {(f"{platform.name}.order", 0, n): orjson.dumps({"id": f"e{n}", "tenant_id": "t1"}) for n in range(2)}
-    due = {ledger.Due(*place, "s0") for place in payloads}
+    due = {Due(*place, "s0") for place in payloads}
     polled = over_http.poll(admin, poller, due, payloads, go_on=lambda: None, timeout_s=START_S)
     assert polled.seen == polled.intact == polled.acknowledged == due
     platform.statuses["ep1"] = 200

@@ -91,13 +91,13 @@ def test_poison_is_set_apart_with_its_bytes_and_every_healthy_event_beside_it_is
     assert not told.dead_letters
     counted = collections.Counter()
     for (lane, _), receipts in told.receipts.items():
-        counted[lane] += sum(receipt["rejected"] for receipt in receipts)
+        counted[lane] += sum(receipt.rejected for receipt in receipts)
     assert counted == {"direct": len(poison), "batch": len(poison)}
     assert len(told.rejected) == len(poison)
     for one in placed:
         if one.message in poison:
             row = told.rejected[one.message.topic, one.partition, one.offset]
-            assert row["reason"] == poison[one.message]
+            assert row.reason == poison[one.message]
             assert_keeps(row, one.message)
     platform.assert_adds_up()
 
@@ -112,9 +112,9 @@ def healthy_event(event_id):
 
 def assert_keeps(row, message):
     """All bytes, or as many as are kept of what is too large."""
-    kept = None if row["value_base64"] is None else base64.b64decode(row["value_base64"])
+    kept = None if row.value_base64 is None else base64.b64decode(row.value_base64)
     assert kept == (None if message.value is None else message.value[: rows.MAX_REJECTED_BYTES])
-    assert row["value_bytes"] == (None if message.value is None else len(message.value))
-    headers = tuple((header["name"], base64.b64decode(header["value_base64"])) for header in row["headers"])
+    assert row.value_bytes == (None if message.value is None else len(message.value))
+    headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in row.headers)
     is_cut = sum(itertools.starmap(envelope.header_bytes, message.headers)) > rows.MAX_REJECTED_BYTES
     assert headers == (message.headers[: len(headers)] if is_cut else message.headers)

@@ -11,7 +11,7 @@ from delivery import errors, settings
 from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
 from delivery.stages import topics
 from delivery.webhooks import intake, message, parcel, rows, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from fanout import cli, dead_letters, handing, proving, publishing, redriving, scanning
 from fanout.letters import Selection
 from tests import builders

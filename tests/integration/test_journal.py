@@ -3,7 +3,6 @@
 import time
 import uuid
 
-import orjson
 import pytest
 from confluent_kafka import Producer
 
@@ -11,6 +10,9 @@ from delivery import kafka_options, settings
 from delivery.stages import journal, topics
 from delivery.webhooks import journal as decided
 from delivery.webhooks import rows
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.log_entries import AttemptEntry
+from tests import records
 
 pytestmark = pytest.mark.integration
 
@@ -30,14 +32,7 @@ def names(connection):
 
 
 def delivered(offset):
-    return {
-        "kind": "attempt",
-        "subscription_id": "s1",
-        "topic": "t",
-        "partition": 0,
-        "offset": offset,
-        "error_class": None,
-    }
+    return records.log(records.entry(AttemptEntry, subscription_id="s1", topic="t", partition=0, offset=offset))
 
 
 def test_it_is_what_was_written_since(connection, names):
@@ -45,10 +40,10 @@ def test_it_is_what_was_written_since(connection, names):
     producer = Producer(kafka_options.for_librdkafka(connection))
     for offset in range(100):
         at_ms = now_ms - (10 * journal.SLACK_MS if offset < 30 else 0)
-        value = orjson.dumps({"kind": "outcomes", "entries": [delivered(offset)]})
+        value = log_records.encode(delivered(offset))
         producer.produce(names.attempts, value, partition=offset % 3, timestamp=at_ms)
-    letter = {"subscription_id": "s1", "topic": "t", "partition": 0, "offset": 500}
-    producer.produce(names.dead_letters, orjson.dumps(letter))
+    letter = records.dead_letter(subscription_id="s1", topic="t", partition=0, offset=500)
+    producer.produce(names.dead_letters, dead_letter_records.encode(letter))
     producer.flush()
 
     found = journal.read(journal.Journal(client=kafka_options.for_librdkafka(connection), topics=names, since_ms=now_ms))

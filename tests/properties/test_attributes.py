@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from delivery import errors
 from delivery.model import Again, ContentMode, LeaveReason, Outcome, OutcomeKind
 from delivery.webhooks import attributes, batch_message, envelope, matching, message, parcel, rows, segment
-from delivery.webhooks.results import Results
-from fanout import letters, redriving
+from delivery.webhooks.results import dead_letter_records
+from delivery.webhooks.results.results import Results
+from fanout import redriving
 from tests import batches, builders
 
 NOW_MS = 1_700_000_000_000
@@ -115,7 +116,7 @@ def test_through_a_dead_letter_and_its_redrive(found):
     given_up = Outcome(builders.delivery(event=structured(found)), OutcomeKind.DEAD_LETTERED, (), "expired")
     [letter] = [row.value for row in rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
     assert orjson.loads(letter).get("attributes", {}) == found
-    waits = redriving.parcel_of([letters.read(letter)], now_ms=NOW_MS)
+    waits = redriving.parcel_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
     seen_by_receivers(segment.unpacked(waits.packed[0]).event(), found)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
 from delivery.webhooks import direct_lane, envelope, intake, parcel, retry, routing, rows
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders, fakes
 from tests.dispatching import fast_lane
 

@@ -34,7 +34,7 @@ from delivery.webhooks import (
     rows,
     segment,
 )
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from delivery.webhooks.snapshot import Snapshot
 from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World

@@ -28,7 +28,7 @@ from delivery.webhooks import (
     rows,
     sender,
 )
-from delivery.webhooks.results import Results, of_late
+from delivery.webhooks.results.results import Results, of_late
 from tests.simulation.shards import POLICY
 from tests.simulation.virtual import now_s
 from tests.simulation.world import World

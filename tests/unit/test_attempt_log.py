@@ -10,7 +10,7 @@ import pytest
 from delivery import logs
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks import attempt_log
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders, fakes
 
 KEYS = {

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("delivery", "subscriptions_db", "fanout")
 PATHS = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
 MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PATHS)
-CORE = [path for path in (ROOT / "delivery" / "webhooks").glob("*.py") if path.name != "__init__.py"]
+CORE = [path for path in (ROOT / "delivery" / "webhooks").rglob("*.py") if path.name != "__init__.py"]
 ALLOWED_IN_CORE = {
     *sys.stdlib_module_names, "aiohttp", "cachetools", "cryptography", "httptools", "msgspec", "orjson", "prometheus_client",
     "tenacity",

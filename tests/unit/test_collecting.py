@@ -10,7 +10,7 @@ import pytest
 
 from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus
 from delivery.webhooks import batch_message, collecting, envelope, intake, message, routing, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders
 from tests.batches import endpoint
 

@@ -8,8 +8,9 @@ import pytest
 from delivery import errors
 from delivery.model import CustomerId, DeliveryMode, LeaveReason, Outcome, OutcomeKind
 from delivery.webhooks import batch_message, message, parcel, rows, segment
-from delivery.webhooks.results import Results
-from fanout import letters, redriving, times
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.results import Results
+from fanout import redriving, times
 from fanout.ledger import Place
 from fanout.letters import Selection
 from tests import builders
@@ -49,13 +50,13 @@ def packed(offset):
 
 
 def read(document):
-    return letters.read(orjson.dumps(document))
+    return dead_letter_records.decode(orjson.dumps(document))
 
 
 def plan(*taken, selection=None, noted=()):
     redriven = redriving.Redriven()
     for row in noted:
-        redriven.take(orjson.loads(row))
+        redriven.take(log_records.decode(row))
     made = redriving.Plan(selection or Selection(), redriven)
     for offset, one in enumerate(taken):
         made.take(one, PLACE, offset)
@@ -75,7 +76,7 @@ def test_a_letter_is_read_back_as_the_event_and_the_story_that_it_was_written_of
     event = one.event()
     assert (event.data, event.record.headers, event.record.offset) == (b'{ "a": 1 }', (("trace", b"\xff1"),), 7)
     assert (event.sub_tenant_id, event.source, event.event_type) == ("100", "events.order.created", "order.created")
-    assert one.story() == FAILED
+    assert one.history() == FAILED
 
 
 @pytest.mark.parametrize(

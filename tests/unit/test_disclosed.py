@@ -5,7 +5,8 @@ import orjson
 from delivery import errors
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks import rows as topic_rows
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.results import Results
 from subscriptions_db import disclosed
 from subscriptions_db.archive import rows, signs
 from tests import builders
@@ -24,11 +25,11 @@ def written(error_class):
 def test_the_archive_has_one_word_and_the_topics_have_two():
     dns, blocked = map(written, BOTH)
     assert dns["attempts"] != blocked["attempts"]
-    letters = [rows.letter_row(one["dead"]) for one in (dns, blocked)]
+    letters = [rows.letter_row(*dead_letter_records.decode_with_document(one["dead"])) for one in (dns, blocked)]
     assert {(one.reason, orjson.loads(one.letter)["attempts"][0]["error_class"]) for one in letters} == {("dns", "dns")}
-    attempts = [rows.attempt_rows(one["attempts"], letters[0].dead_lettered_at) for one in (dns, blocked)]
+    attempts = [rows.attempt_rows(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)]
     assert {one.error_class for found in attempts for one in found} == {"dns"}
-    told = [signs.of_log(one["attempts"], letters[0].dead_lettered_at) for one in (dns, blocked)]
+    told = [signs.of_log(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)]
     assert told[0] == told[1]
 
 

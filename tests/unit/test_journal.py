@@ -20,7 +20,7 @@ from delivery.webhooks import (
     segment,
     sender,
 )
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import batches, builders, fakes
 from tests.dispatching import fast_lane
 

@@ -9,7 +9,7 @@ import pytest
 from delivery.stages import held, lanes, network, observer, query, tasks, telemetry
 from delivery.stages.scaling import size
 from delivery.webhooks import egress, retry
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from delivery.webhooks.tally import Tally
 from tests import builders
 

@@ -2,24 +2,36 @@
 
 import itertools
 
-import orjson
+import msgspec
 
 from delivery.model import Attempt, DeliveryMode, LeaveReason, Outcome, OutcomeKind, Revision
 from delivery.webhooks import batch_message, intake, rows, segment
-from delivery.webhooks.results import Results
+from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
+from delivery.webhooks.results.log_entries import Due, RedrivenEntry
+from delivery.webhooks.results.results import Results
 from fanout import ledger
-from tests import builders
+from tests import builders, records
 from tests.batches import endpoint
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 _offsets = itertools.count(100)
 
 
+def add(told, topic, written):
+    """Add a record to the ledger, as its reader does."""
+    if topic == "attempts":
+        told.add_log(log_records.decode(written))
+    elif topic == "dead_letters":
+        told.add_dead_letter(dead_letter_records.decode(written))
+    else:
+        told.add_rejected(rejected_records.decode(written))
+
+
 def read(*all_results, into=None):
     told = into or ledger.Ledger()
     for results in all_results:
         for row in rows.rows(results, TOPICS):
-            told.take(row.topic, orjson.loads(row.value))
+            add(told, row.topic, row.value)
     return told
 
 
@@ -60,7 +72,7 @@ def receipt(mode, first, last, *, due=0, revision=1):
 
 
 def due(offset, subscription_id="s1", topic="events.order.created", partition=0):
-    return ledger.Due(topic, partition, offset, subscription_id)
+    return Due(topic, partition, offset, subscription_id)
 
 
 def test_each_event_of_an_accepted_batch_is_delivered_by_its_own_subscription():
@@ -96,7 +108,7 @@ def test_what_the_answer_to_a_batch_rejects_is_a_dead_letter_as_well():
     told = read(Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
     assert told.dead() == {due(2)}
     [letter] = told.dead_letters.values()
-    assert letter["reason"] == "rejected_by_endpoint"
+    assert letter.reason == "rejected_by_endpoint"
 
 
 def test_a_batch_that_is_skipped_is_no_request():
@@ -116,10 +128,10 @@ def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
     failed = Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
     told = read(failed)
     [letter] = told.dead_letters.values()
-    entry = {**letter, "kind": "redriven"}
-    told.take("attempts", {"kind": "outcomes", "endpoint_id": "ep1", "entries": [entry]})
+    at_ms = letter.dead_lettered_at_ms
+    told.add_log(records.log(records.entry(RedrivenEntry, offset=1, dead_lettered_at_ms=at_ms)))
     assert told.dead() == set()
-    letter["dead_lettered_at_ms"] += 1
+    told.add_dead_letter(msgspec.structs.replace(letter, dead_lettered_at_ms=at_ms + 1))
     assert told.dead() == {due(1)}
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from delivery import errors
-from fanout import ledger
+from delivery.webhooks.results.log_entries import Due
 from fanout.demo import over_http
 
 PUBLISHED = {("orders", 0, offset): b'{ "n": %d }' % offset for offset in range(4)}
 
 
 def due(offset):
-    return ledger.Due("orders", 0, offset, "all")
+    return Due("orders", 0, offset, "all")
 
 
 def item(offset, *, payload=None):

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from delivery.webhooks.results.log_entries import Due
 from fanout import ledger, publishing, receiver
 from fanout.demo import over_http, reconcile, scenario
+from tests import records
 
 TOPIC = "events.order.created"
 PLACE = ledger.Place(TOPIC, 0)
@@ -54,10 +56,10 @@ def recorded(*, delivered=(1, 2), revision=1, lanes=reconcile.LANES):
     """What the job says of itself: everything delivered by both lanes, at 1,500 and 3,000 ms."""
     told = ledger.Ledger()
     for lane in lanes:
-        told.receipts[lane, PLACE] = [{"first_offset": 0, "last_offset": 9, "revision": revision, "due": 2}]
+        told.receipts[lane, PLACE] = [records.receipt(lane=lane, revision=revision, due=2)]
     for offset in delivered:
-        told.delivered[ledger.Due(TOPIC, 0, offset, "one")] = 1500
-        told.delivered[ledger.Due(TOPIC, 0, offset, "many")] = 3000
+        told.delivered[Due(TOPIC, 0, offset, "one")] = 1500
+        told.delivered[Due(TOPIC, 0, offset, "many")] = 3000
     return told
 
 
@@ -115,7 +117,7 @@ def test_what_no_receiver_accepted_is_lost_whatever_the_job_says(missing):
 
 def test_an_event_that_the_answer_rejects_ends_as_a_dead_letter():
     told = recorded()
-    told.dead_letters["e2", "many"] = {"topic": TOPIC, "partition": 0, "offset": 2, "subscription_id": "many"}
+    told.dead_letters["e2", "many"] = records.dead_letter(topic=TOPIC, offset=2, subscription_id="many")
     result = account((single(1), single(2), batch(1, 2, rejected=frozenset({1}))), told)
     assert result.holds
     assert (result.lanes["batch"].delivered, result.lanes["batch"].dead_lettered) == (1, 1)
@@ -169,8 +171,8 @@ def test_what_one_subscription_and_its_twin_of_the_same_endpoint_want_must_come_
 )
 def test_what_waits_for_its_batch_may_be_skipped_for_a_later_change_and_for_no_other_reason(later, reason):
     told = recorded(delivered=[1])
-    told.delivered[ledger.Due(TOPIC, 0, 2, "one")] = 1500
-    told.skipped[ledger.Due(TOPIC, 0, 2, "many")] = reason
+    told.delivered[Due(TOPIC, 0, 2, "one")] = 1500
+    told.skipped[Due(TOPIC, 0, 2, "many")] = reason
     came = (single(1), single(2), batch(1))
     assert account(came, told, changed(**later)).lanes["batch"].skipped == {reason: 1}
     assert account(came, told, changed(**later)).holds
@@ -179,8 +181,8 @@ def test_what_waits_for_its_batch_may_be_skipped_for_a_later_change_and_for_no_o
 
 def test_a_single_event_may_wait_for_its_next_attempt_and_be_skipped_for_a_change_that_comes_meanwhile():
     told = recorded(delivered=[1])
-    told.delivered[ledger.Due(TOPIC, 0, 2, "many")] = 3000
-    told.skipped[ledger.Due(TOPIC, 0, 2, "one")] = "subscription_deleted"
+    told.delivered[Due(TOPIC, 0, 2, "many")] = 3000
+    told.skipped[Due(TOPIC, 0, 2, "one")] = "subscription_deleted"
     came = (single(1), batch(1, 2))
     assert account(came, told, changed(subscriptions=[SUBSCRIPTIONS[1]])).lanes["direct"].skipped == {"subscription_deleted": 1}
     assert account(came, told).lanes["direct"].lost == (("e2", "one"),)
@@ -189,15 +191,15 @@ def test_a_single_event_may_wait_for_its_next_attempt_and_be_skipped_for_a_chang
 @pytest.mark.parametrize("status", ["paused", "disabled"])
 def test_a_pause_is_no_reason_to_skip_anything(status):
     told = recorded(delivered=[1])
-    told.delivered[ledger.Due(TOPIC, 0, 2, "many")] = 3000
-    told.skipped[ledger.Due(TOPIC, 0, 2, "one")] = f"endpoint_{status}"
+    told.delivered[Due(TOPIC, 0, 2, "many")] = 3000
+    told.skipped[Due(TOPIC, 0, 2, "one")] = f"endpoint_{status}"
     later = changed(endpoints=[ENDPOINTS[0] | {"status": status}, ENDPOINTS[1]])
     assert account((single(1), batch(1, 2)), told, later).lanes["direct"].lost == (("e2", "one"),)
 
 
 def test_a_skip_of_what_was_delivered_is_no_second_ending():
     told = recorded()
-    told.skipped[ledger.Due(TOPIC, 0, 2, "many")] = "subscription_deleted"
+    told.skipped[Due(TOPIC, 0, 2, "many")] = "subscription_deleted"
     later = changed(subscriptions=[SUBSCRIPTIONS[0]])
     assert account(ALL, told, later).lanes["batch"].skipped == {}
 
@@ -209,7 +211,7 @@ def test_a_lane_that_routed_by_the_later_registry_owes_what_that_says():
     assert dataclasses.asdict(account(ALL, told, later).lanes["direct"])["lost"] == ()
 
 
-LETTERS = {ledger.Due(TOPIC, 0, 1, "one"), ledger.Due(TOPIC, 0, 2, "many")}
+LETTERS = {Due(TOPIC, 0, 1, "one"), Due(TOPIC, 0, 2, "many")}
 
 
 def redriven(letters=LETTERS):
@@ -217,7 +219,9 @@ def redriven(letters=LETTERS):
     told = recorded()
     told.redriven = dict.fromkeys(letters, 2000)
     for due in letters:
-        told.dead_letters[f"e{due.offset}", due.subscription_id] = {**due._asdict(), "dead_lettered_at_ms": 2000}
+        told.dead_letters[f"e{due.offset}", due.subscription_id] = records.dead_letter(
+            **due._asdict(), dead_lettered_at_ms=2000
+        )
     return told
 
 
@@ -239,7 +243,7 @@ def test_what_was_polled_redriven_and_delivered_is_counted_as_delivered_and_not_
 def test_how_long_redriven_ones_waited_is_no_latency():
     document = over().document()
     assert document["latency_ms"]["direct"]["p50"] == 500  # of the other event: 1,500 - 1,000
-    assert over(redriven(LETTERS | {ledger.Due(TOPIC, 0, 2, "one")})).document()["latency_ms"]["direct"]["p50"] == 0
+    assert over(redriven(LETTERS | {Due(TOPIC, 0, 2, "one")})).document()["latency_ms"]["direct"]["p50"] == 0
 
 
 @pytest.mark.parametrize("step", ["intact", "acknowledged"])
@@ -262,12 +266,12 @@ def test_a_letter_that_was_redriven_and_not_delivered_breaks_the_account():
 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_another_delivery_redriven_in_place_of_a_letter_breaks_the_account(letter):
-    assert not over(redriven(LETTERS - {letter} | {ledger.Due(TOPIC, 0, 1, "many")})).holds
+    assert not over(redriven(LETTERS - {letter} | {Due(TOPIC, 0, 1, "many")})).holds
 
 
 @pytest.mark.parametrize("extra", ["polled", "redriven"])
 def test_what_was_no_letter_of_the_customer_must_neither_be_polled_nor_redriven(extra):
-    stranger = ledger.Due(TOPIC, 0, 1, "many")
+    stranger = Due(TOPIC, 0, 1, "many")
     if extra == "polled":
         assert not over(seen=LETTERS | {stranger}, intact=LETTERS | {stranger}, acknowledged=LETTERS | {stranger}).holds
     else:

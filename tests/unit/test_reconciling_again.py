@@ -4,8 +4,9 @@ import pytest
 
 from delivery.model import DeliveryMode, OutcomeKind
 from delivery.webhooks import intake
+from delivery.webhooks.results.log_entries import RedrivenEntry
 from fanout.findings import Kind
-from tests import builders
+from tests import builders, records
 from tests.told import (
     HOUR_MS,
     NOW_MS,
@@ -50,9 +51,8 @@ def test_what_waits_for_its_batch_for_longer_than_it_may_is_named():
 
 
 def redriven(told, offset, until_ms):
-    identity = {"topic": TOPIC, "partition": 0, "offset": offset, "subscription_id": "s1", "dead_lettered_at_ms": until_ms}
-    row = {"kind": "outcomes", "mode": "direct", "endpoint_id": "ep1", "entries": [{"kind": "redriven", **identity}]}
-    told.evidence.take_attempts(row, until_ms)
+    note = records.entry(RedrivenEntry, topic=TOPIC, offset=offset, dead_lettered_at_ms=until_ms)
+    told.evidence.take_attempts(records.log(note), until_ms)
 
 
 def test_a_redriven_dead_letter_waits_and_then_is_delivered_without_contradiction():

@@ -9,7 +9,8 @@ import pytest
 from delivery.model import Batching, LeaveReason, Retrying
 from delivery.webhooks import message, ordering, parcel, retry, segment
 from delivery.webhooks.envelope import Layout
-from fanout import letters, redriving, replaying
+from delivery.webhooks.results import dead_letter_records, log_records
+from fanout import redriving, replaying
 from subscriptions_db.archive import rows as archive_rows
 from subscriptions_db.replays.progress import Ended
 from tests import archive, batches, builders
@@ -83,8 +84,8 @@ def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
         told = Carried(registry(retrying=Retrying(schedule_s=())), turn(mine), error_class).written()
         [log], dead = told["attempts"], told.get("dead", [])
         assert {one.get("replay") for one in (*log["entries"], *dead)} == {wanted}
-        ended = archive_rows.ended(orjson.dumps(log)) + [
-            one for row in dead for one in archive_rows.ended_of_letter(orjson.dumps(row))
+        ended = archive_rows.ended(log_records.decode(orjson.dumps(log))) + [
+            one for row in dead for one in archive_rows.ended_of_letter(dead_letter_records.decode(orjson.dumps(row)))
         ]
         counted = Ended("rpl_1", delivered=1) if error_class is None else Ended("rpl_1", dead_lettered=1)
         assert ended == ([] if wanted is None else [counted])
@@ -94,11 +95,11 @@ def test_what_is_skipped_is_counted():
     told = Carried(
         dataclasses.replace(registry(), endpoints={}), turn(msgspec.structs.replace(waiting(), replay="rpl_1"))
     ).written()
-    assert archive_rows.ended(orjson.dumps(told["attempts"][0])) == [Ended("rpl_1", skipped=1)]
+    assert archive_rows.ended(log_records.decode(orjson.dumps(told["attempts"][0]))) == [Ended("rpl_1", skipped=1)]
 
 
 def test_a_dead_letter_of_a_replay_keeps_its_mark_when_it_is_redriven():
-    letter = letters.read(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
+    letter = dead_letter_records.decode(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
     [written] = redriving.records([[letter]], now_ms=NOW_MS)
     assert [one.replay for one in parcel.message(written.postponed).parcels] == ["rpl_1"]
     assert orjson.loads(written.note)["entries"][0]["replay"] == "rpl_1"

@@ -7,7 +7,7 @@ import orjson
 from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
 from delivery.secret import Secret
 from delivery.webhooks import intake, rows
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders
 
 TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")

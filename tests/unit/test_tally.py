@@ -6,7 +6,7 @@ import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks import intake, tally
-from delivery.webhooks.results import Results
+from delivery.webhooks.results.results import Results
 from tests import builders
 
 APPENDED_AT_MS = 1_700_000_000_000

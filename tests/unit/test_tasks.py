@@ -7,7 +7,8 @@ import pytest
 from delivery import errors, plan, settings
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.stages import tasks
-from delivery.webhooks import garbage, late, parcel, results, retry_lane
+from delivery.webhooks import garbage, late, parcel, retry_lane
+from delivery.webhooks.results import results
 from tests import builders
 
 CONFIG = settings.Settings()

@@ -19,6 +19,7 @@ from delivery import errors, kafka_options, metrics, settings
 from delivery.model import OutcomeKind
 from delivery.stages import topics
 from delivery.webhooks import parcel, segment
+from delivery.webhooks.results import dead_letter_records, log_records
 from fanout import archive_source, archiving, dead_letters, handing, publishing, redriving, scanning
 from fanout import letters as topic_letters
 from fanout.local import stack
@@ -314,8 +315,8 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     events = [segment.unpacked(one.packed[0]) for one in postponed.parcels]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
     told = redriving.Redriven()
-    told.take(orjson.loads(dict(scanning.headers(record))[redriving.NOTE]))
-    assert [told.has(archiving.letters.read(one)) for one in written] == [True, True, False]
+    told.take(log_records.decode(dict(scanning.headers(record))[redriving.NOTE]))
+    assert [told.has(dead_letter_records.decode(one)) for one in written] == [True, True, False]
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:
         assert writer.offsets(connection)

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from fanout import letters as topic_letters
+from delivery.webhooks.results import dead_letter_records, log_records
 from fanout import redriving
 from subscriptions_db.archive import days, letters, notes, rows, writer
 from subscriptions_db.archive import redriving as turns
@@ -20,14 +20,14 @@ LATER = archive.NOW + dt.timedelta(hours=1)
 
 
 def taken(offset, written, *, partition=0):
-    return Taken(topic="dead-letters", partition=partition, offset=offset, letter=rows.letter_row(written))
+    return Taken(topic="dead-letters", partition=partition, offset=offset, letter=archive.letter_row(written))
 
 
 def note(*written, offset=0):
     """What the attempts topic has when `fanout dead-letters redrive` handed these letters over."""
-    requests = [[topic_letters.read(one)] for one in written]
+    requests = [[dead_letter_records.decode(one)] for one in written]
     [record] = redriving.records(requests, now_ms=0)
-    return Taken(topic="attempts", partition=0, offset=offset, redriven=rows.redriven_rows(record.note))
+    return Taken(topic="attempts", partition=0, offset=offset, redriven=rows.redriven_rows(log_records.decode(record.note)))
 
 
 def write(connection, *records, now=archive.NOW):

@@ -38,7 +38,7 @@ def test_a_letter_comes_back_byte_for_byte(connection):
     strange = bytes(range(256)) * 40
     for offset, payload in enumerate((archive.PAYLOAD, strange, b"")):
         written = archive.letter(data=payload)
-        row = rows.letter_row(written)
+        row = archive.letter_row(written)
         writer.write(connection, [Taken(topic="d", partition=0, offset=offset, letter=row)], archive.KEPT, now=archive.NOW)
         [*_, found] = browse(connection).letters
         assert found.payload == payload

@@ -1,0 +1,183 @@
+"""The records of the dead-letter topic: the one place that writes and reads their bytes.
+
+docs/delivery-contract.md describes a dead letter for customers. No field holds a secret: request headers are left out, and a
+URL is cut to its origin, since paths and queries carry tokens. The rules for fields are those of `log_records`.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from delivery.model import (
+    Attempt,
+    Attribute,
+    CustomerId,
+    EndpointId,
+    Event,
+    EventId,
+    Record,
+    SubscriptionId,
+    SubTenantId,
+    TenantId,
+)
+from delivery.webhooks.results.log_entries import Due
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """A header of the event's record."""
+
+    name: str
+    """The header's name."""
+    value_base64: str
+    """The header's value, any bytes."""
+
+
+class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An attempt, as its dead letter tells of it."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    started_at_ms: int
+    """When the attempt started."""
+    duration_ms: float
+    """How long the attempt took, rounded to a tenth."""
+    status: int | None = None
+    """HTTP status of the response. Null: no response came."""
+    error_class: str | None = None
+    """Error class of the failure. Null: the endpoint accepted the delivery."""
+    detail: str = ""
+    """The error's text for a person, without secrets and without the full URL."""
+    retry_after_s: float | None = None
+    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+    response: str = ""
+    """Beginning of the response's body, 1 KiB at most, as text. Bytes that are no UTF-8 are replaced."""
+
+    def attempted(self) -> Attempt:
+        """Return the attempt."""
+        return Attempt(
+            number=self.attempt,
+            started_at_ms=self.started_at_ms,
+            duration_ms=self.duration_ms,
+            status=self.status,
+            error_class=self.error_class,
+            detail=self.detail,
+            response=self.response.encode(),
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A delivery that was given up. The record's key is the endpoint's id."""
+
+    webhook_id: str
+    """The `webhook-id` that the event has when it is sent alone."""
+    event_id: EventId
+    """The event's id, as its producer gave it."""
+    event_type: str
+    """The event's type."""
+    tenant_id: TenantId
+    """Tenant at which the event happened."""
+    subscription_id: SubscriptionId
+    """Subscription by which the event was due."""
+    topic: str
+    """Topic of the event."""
+    partition: int
+    """Partition of the event."""
+    offset: int
+    """Offset of the event."""
+    appended_at_ms: int
+    """When Kafka appended the event."""
+    replay: str | UnsetType | None = UNSET
+    """Replay that asked for the delivery. Left out where the delivery was due. Since 2026-11-21."""
+    endpoint_id: EndpointId
+    """Endpoint that did not get the event."""
+    customer_id: CustomerId
+    """Owner of the endpoint."""
+    reason: str | None
+    """Why the delivery was given up: the error class of the last attempt, or what prevented one."""
+    dead_lettered_at_ms: int
+    """When the delivery was given up."""
+    url_origin: str = ""
+    """Scheme, host and port of the endpoint's URL at that time."""
+    source: str
+    """The event's source."""
+    sub_tenant_id: SubTenantId | None
+    """Department of the tenant, where the event has one."""
+    time: str
+    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the event."""
+    headers: list[Header]
+    """Headers of the event's record."""
+    payload_base64: str
+    """The event's payload, byte for byte."""
+    attempts_omitted: int = 0
+    """Number of attempts before those in `attempts`. Since 2026-11-24."""
+    attempts: list[LetterAttempt]
+    """The last attempts, eleven at most, the oldest first."""
+    attributes: dict[str, Attribute] | UnsetType = UNSET
+    """The event's CloudEvents attributes that have no field here. Left out where there are none. Since 2026-11-24."""
+    batch_webhook_id: str | UnsetType | None = UNSET
+    """The `webhook-id` of the batch in which the event was sent; empty for a batch that could not be made. Left out for an
+    event that was sent alone."""
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Tell whether the event was sent in a batch: its endpoint takes nothing else."""
+        return isinstance(self.batch_webhook_id, str)
+
+    @property
+    def last_attempt(self) -> int:
+        """Return the number of the last attempt; 0: there was none."""
+        return max((one.attempt for one in self.attempts), default=0)
+
+    def due(self) -> Due:
+        """Return the delivery that was given up."""
+        return Due(self.topic, self.partition, self.offset, self.subscription_id)
+
+    def event(self) -> Event:
+        """Return the event, as it was before its delivery."""
+        headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
+        record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
+        return Event(
+            event_id=self.event_id,
+            event_type=self.event_type,
+            source=self.source,
+            tenant_id=self.tenant_id,
+            sub_tenant_id=self.sub_tenant_id,
+            time=self.time,
+            data=base64.b64decode(self.payload_base64, validate=True),
+            content=None,
+            record=record,
+            attributes=tuple(self.attributes.items()) if self.attributes else (),
+        )
+
+    def history(self) -> tuple[Attempt, ...]:
+        """Return the attempts that the letter tells of."""
+        return tuple(one.attempted() for one in self.attempts)
+
+
+_encoder = msgspec.json.Encoder()
+_letters = msgspec.json.Decoder(DeadLetter)
+_documents = msgspec.json.Decoder(dict[str, Any])
+
+
+def encode(letter: DeadLetter) -> bytes:
+    """Return a dead letter as it is written."""
+    return _encoder.encode(letter)
+
+
+def decode(written: bytes) -> DeadLetter:
+    """Return the dead letter in a record of the topic; raise msgspec.MsgspecError where there is none."""
+    return _letters.decode(written)
+
+
+def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
+    """Return the dead letter in a record, and its document with every field, also those of a newer version.
+
+    The record is parsed once. Raises as `decode`.
+    """
+    document = _documents.decode(written)
+    return msgspec.convert(document, DeadLetter), document

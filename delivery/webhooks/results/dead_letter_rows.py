@@ -1,0 +1,109 @@
+"""Make the records of the dead-letter topic from results. Pure, less the time that is now."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import yarl
+from msgspec import UNSET, UnsetType
+
+from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
+from delivery.webhooks import envelope, message
+from delivery.webhooks.batch_message import REJECTED, BatchOutcome
+from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
+
+
+def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
+    """Return the dead letter of a delivery that was given up."""
+    delivery, attempts = outcome.delivery, (*outcome.earlier, *outcome.attempts)
+    through = delivery.subscription.subscription_id
+    return _letter(outcome, delivery.event, through, webhook_id=delivery.webhook_id, reason=outcome.reason, attempts=attempts)
+
+
+def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
+    """Yield a dead letter for each event that the endpoint did not take, as if it had been sent alone."""
+    outcome, delivery = batch.outcome, batch.outcome.delivery
+    if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
+        return
+    for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
+        event, through = delivery.events[place].event(), delivery.through[place]
+        reason, attempts = outcome.reason, (*outcome.earlier, *outcome.attempts)
+        if place in batch.rejected:
+            last = attempts[-1]._replace(error_class=REJECTED, detail=batch.rejected[place], response=b"")
+            reason, attempts = REJECTED, (*attempts[:-1], last)
+        yield _letter(
+            outcome,
+            event,
+            through,
+            webhook_id=message.webhook_id(event, through),
+            reason=reason,
+            attempts=attempts,
+            batch_webhook_id=delivery.webhook_id,
+        )
+
+
+def _letter(
+    outcome: Outcome[Any],
+    event: Event,
+    through: SubscriptionId,
+    *,
+    webhook_id: str,
+    reason: str | None,
+    attempts: tuple[Attempt, ...],
+    batch_webhook_id: str | UnsetType = UNSET,
+) -> DeadLetter:
+    endpoint: Endpoint = outcome.delivery.endpoint
+    record = event.record
+    return DeadLetter(
+        webhook_id=webhook_id,
+        event_id=event.event_id,
+        event_type=event.event_type,
+        tenant_id=event.tenant_id,
+        subscription_id=through,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        appended_at_ms=record.appended_at_ms,
+        replay=UNSET if outcome.replay is None else outcome.replay,
+        endpoint_id=endpoint.endpoint_id,
+        customer_id=endpoint.customer_id,
+        reason=reason,
+        dead_lettered_at_ms=int(time.time() * 1000),
+        url_origin=str(yarl.URL(endpoint.url).origin()),
+        source=event.source,
+        sub_tenant_id=event.sub_tenant_id,
+        time=event.time,
+        headers=headers_of(record),
+        payload_base64=base64.b64encode(event.data).decode(),
+        attempts_omitted=attempts[0].number - 1 if attempts else 0,
+        attempts=list(map(_letter_attempt, attempts)),
+        attributes=dict(event.attributes) if event.attributes else UNSET,
+        batch_webhook_id=batch_webhook_id,
+    )
+
+
+def _letter_attempt(attempt: Attempt) -> LetterAttempt:
+    return LetterAttempt(
+        attempt=attempt.number,
+        started_at_ms=attempt.started_at_ms,
+        duration_ms=round(attempt.duration_ms, 1),
+        status=attempt.status,
+        error_class=attempt.error_class,
+        detail=attempt.detail,
+        retry_after_s=attempt.retry_after_s,
+        response=attempt.response[:KEPT_RESPONSE_BYTES].decode(errors="replace"),
+    )
+
+
+def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
+    """Return the record's headers, as many as fit into `max_bytes`. A value is any bytes, so it is kept in base64."""
+    kept, size = [], 0
+    for name, value in record.headers:
+        size += envelope.header_bytes(name, value)
+        if max_bytes is not None and size > max_bytes:
+            break
+        kept.append(Header(name=name, value_base64=base64.b64encode(value).decode()))
+    return kept

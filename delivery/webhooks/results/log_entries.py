@@ -1,0 +1,204 @@
+"""The entries of the delivery log: what a LogRecord of the attempts topic consists of. `log_records` writes and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
+"""Offsets by subscription, topic and partition. An entry for each event would cost more than to send the events."""
+
+
+class Due(NamedTuple):
+    """A delivery, identified by its event's place in Kafka: the same in the entries of both lanes, and after a repeat."""
+
+    topic: str
+    partition: int
+    offset: int
+    subscription_id: str
+
+
+class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
+    """What every entry about a single delivery says."""
+
+    webhook_id: str
+    """The `webhook-id` of the request."""
+    event_id: str
+    """The event's id, as its producer gave it."""
+    event_type: str
+    """The event's type."""
+    tenant_id: str
+    """Tenant at which the event happened."""
+    subscription_id: str
+    """Subscription by which the event is due."""
+    topic: str
+    """Topic of the event."""
+    partition: int
+    """Partition of the event."""
+    offset: int
+    """Offset of the event."""
+    appended_at_ms: int
+    """When Kafka appended the event."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of deliveries: one."""
+        return 1
+
+    def due(self) -> Iterator[Due]:
+        """Yield the delivery."""
+        yield Due(self.topic, self.partition, self.offset, self.subscription_id)
+
+
+class ResultEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag_field="kind"):
+    """What every entry about the result of a single delivery says."""
+
+    replay: str | UnsetType | None = UNSET
+    """Replay that asked for the delivery. Left out where the delivery was due. Since 2026-11-21."""
+
+    def accepted(self) -> Iterator[Due]:
+        """Yield the delivery. Only for an attempt that the endpoint accepted."""
+        return self.due()
+
+
+class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attempt"):
+    """A request with one event, and its result."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    started_at_ms: int
+    """When the attempt started."""
+    duration_ms: float
+    """How long the attempt took, rounded to a tenth."""
+    status: int | None
+    """HTTP status of the response. Null: no response came."""
+    error_class: str | None
+    """Error class of the failure. Null: the endpoint accepted the delivery."""
+    detail: str = ""
+    """The error's text for a person, without secrets and without the full URL."""
+    retry_after_s: float | None = None
+    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+
+
+class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
+    """A delivery that is not attempted, for good."""
+
+    reason: str | None
+    """Why: a SkipReason."""
+
+
+class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="postponed"):
+    """A delivery that was deferred to the retry lane before its first attempt."""
+
+    reason: str | None
+    """Why: a word of `delivery.webhooks.retry`."""
+
+
+class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="dead_lettered"):
+    """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the history."""
+
+    reason: str | None
+    """Why: a word of `delivery.webhooks.retry`, such as `expired`."""
+
+
+class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
+    """A note that a dead letter was enqueued for redelivery. It stands in a header of the retries topic as well."""
+
+    dead_lettered_at_ms: int
+    """`dead_lettered_at_ms` of the dead letter. Letters of the delivery up to this time are dead letters no more."""
+    redriven_at_ms: int
+    """When the dead letter was enqueued."""
+    replay: str | None = None
+    """Replay that had asked for the delivery. Null: the delivery was due. Since 2026-11-21."""
+
+
+class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
+    """What every entry about a batch says."""
+
+    webhook_id: str
+    """The `webhook-id` of the batch. Empty: the batch could not be made."""
+    left_by: str
+    """Why the batch left: a LeaveReason."""
+    count: int
+    """Number of events."""
+    oldest_appended_at_ms: int
+    """When Kafka appended the oldest event."""
+    offsets: Offsets
+    """Offsets of the events, by subscription, topic and partition."""
+    rejected: Offsets = {}
+    """Offsets of the events that the response rejected, in the same form. Each has a dead letter. Since 2026-11-21."""
+    replay: str | UnsetType | None = UNSET
+    """Replay that asked for the batch. Left out where the batch was due. Since 2026-11-21."""
+
+    def due(self) -> Iterator[Due]:
+        """Yield the delivery of each event."""
+        return _deliveries(self.offsets)
+
+    def accepted(self) -> Iterator[Due]:
+        """Yield the deliveries that the response did not reject. Only for an attempt that the endpoint accepted."""
+        if not self.rejected:
+            return self.due()
+        rejected = set(_deliveries(self.rejected))
+        return (due for due in self.due() if due not in rejected)
+
+
+class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_attempt"):
+    """A request with a batch, and its result."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    started_at_ms: int
+    """When the attempt started."""
+    duration_ms: float
+    """How long the attempt took, rounded to a tenth."""
+    status: int | None
+    """HTTP status of the response. Null: no response came."""
+    error_class: str | None
+    """Error class of the failure. Null: the endpoint accepted the batch, less what `rejected` names."""
+    detail: str = ""
+    """The error's text for a person, without secrets and without the full URL."""
+    retry_after_s: float | None = None
+    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+
+
+class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):
+    """A batch that is not attempted, for good."""
+
+    reason: str | None
+    """Why: a SkipReason."""
+
+
+class BatchPostponedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_postponed"):
+    """A batch that was deferred to the retry lane before its first attempt."""
+
+    reason: str | None
+    """Why: a word of `delivery.webhooks.retry`."""
+
+
+class BatchDeadLetteredEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_dead_lettered"):
+    """A batch that was given up without an attempt in this lane or lease. Each of its events has a dead letter."""
+
+    reason: str | None
+    """Why: a word of `delivery.webhooks.retry`, or `unforeseen` for a fault of the platform in making the batch."""
+
+
+Attempted: TypeAlias = AttemptEntry | BatchAttemptEntry
+Unattempted: TypeAlias = (
+    SkippedEntry | PostponedEntry | DeadLetteredEntry | BatchSkippedEntry | BatchPostponedEntry | BatchDeadLetteredEntry
+)
+Entry: TypeAlias = Attempted | Unattempted | RedrivenEntry
+ATTEMPTED = (AttemptEntry, BatchAttemptEntry)
+SKIPPED = (SkippedEntry, BatchSkippedEntry)
+POSTPONED = (PostponedEntry, BatchPostponedEntry)
+DEAD_LETTERED = (DeadLetteredEntry, BatchDeadLetteredEntry)
+
+
+def _deliveries(offsets: Offsets) -> Iterator[Due]:
+    for subscription_id, by_topic in offsets.items():
+        for topic, by_partition in by_topic.items():
+            for partition, of_partition in by_partition.items():
+                for offset in of_partition:
+                    yield Due(topic, int(partition), offset, subscription_id)

@@ -1,0 +1,122 @@
+"""The records of the attempts topic, the delivery log: the one place that writes and reads their bytes.
+
+A record is JSON, and `kind` says which type it is: a LogRecord with the entries of one endpoint, or an OffsetReceipt. `kind`
+of an entry says likewise what the entry tells. Three rules keep records readable by every version:
+
+1. A field without a default is in the records of every version.
+2. A field with a default is always written. Older versions did not write it; they meant the default.
+3. A field that may be UNSET is left out when there is nothing to say.
+
+Fields stand in the record in the order in which they stand here. A new field comes at the end. A reader passes over fields,
+records and entries of kinds that it does not know.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from delivery.model import DeliveryMode
+from delivery.webhooks.results.log_entries import Entry
+
+
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="outcomes"):
+    """Entries of one endpoint, in the order of their results. The record's key is the endpoint's id."""
+
+    endpoint_id: str
+    """Endpoint of all entries."""
+    customer_id: str
+    """Owner of the endpoint."""
+    mode: str = DeliveryMode.DIRECT.value
+    """Delivery mode of the endpoint: the lane whose receipts account for these deliveries. Since 2026-11-21."""
+    entries: list[Entry]
+    """One entry for each attempt; one entry for a delivery or a batch without any."""
+
+
+class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="receipt"):
+    """One run of offsets that a lane has handled. The record's key is `topic:partition`."""
+
+    lane: str
+    """Lane that handled the run: `direct` or `batch`."""
+    topic: str
+    """Topic of the run."""
+    partition: int
+    """Partition of the run."""
+    revision: int
+    """Revision of the registry by which the run was routed."""
+    first_offset: int
+    """First offset of the run."""
+    last_offset: int
+    """Last offset of the run."""
+    records: int
+    """Records of the run."""
+    rejected: int
+    """Records of the run that were rejected."""
+    due: int
+    """Deliveries of the run that were due, whatever became of them."""
+
+
+AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+class _Undecoded(msgspec.Struct, kw_only=True):
+    """A LogRecord whose entries are not decoded yet."""
+
+    endpoint_id: str
+    customer_id: str
+    mode: str = DeliveryMode.DIRECT.value
+    entries: list[msgspec.Raw]
+
+
+_ENTRY_KINDS = {type_.__struct_config__.tag for type_ in typing.get_args(Entry)}
+_encoder = msgspec.json.Encoder()
+_records: msgspec.json.Decoder[LogRecord | OffsetReceipt] = msgspec.json.Decoder(LogRecord | OffsetReceipt)
+_entries: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_kinds = msgspec.json.Decoder(_Kind)
+_undecoded = msgspec.json.Decoder(_Undecoded)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return an entry as it stands in a LogRecord."""
+    return _encoder.encode(entry)
+
+
+def encode_log(endpoint_id: str, customer_id: str, mode: str, entries: Sequence[bytes]) -> bytes:
+    """Return a LogRecord with these encoded entries: whoever bounds a record in bytes has encoded them before."""
+    empty = _encoder.encode(LogRecord(endpoint_id=endpoint_id, customer_id=customer_id, mode=mode, entries=[]))
+    return b"%s%s]}" % (empty[:-2], b",".join(entries))
+
+
+def encode(record: AttemptsRecord) -> bytes:
+    """Return a record as it is written."""
+    return _encoder.encode(record)
+
+
+def decode(written: bytes) -> AttemptsRecord | None:
+    """Return a record of the attempts topic, without entries of unknown kinds; None: it is itself of an unknown kind.
+
+    Raise msgspec.MsgspecError where the record is not of the job's making.
+    """
+    try:
+        return _records.decode(written)
+    except msgspec.ValidationError:
+        return _decode_what_is_known(written)
+
+
+def _decode_what_is_known(written: bytes) -> LogRecord | None:
+    """Return a record of another version, as `decode`. Raise the error again that a record has for another reason."""
+    kind = _kinds.decode(written).kind
+    if kind == OffsetReceipt.__struct_config__.tag:
+        _records.decode(written)
+    if kind != LogRecord.__struct_config__.tag:
+        return None
+    row = _undecoded.decode(written)
+    known = [_entries.decode(entry) for entry in row.entries if _kinds.decode(entry).kind in _ENTRY_KINDS]
+    return LogRecord(endpoint_id=row.endpoint_id, customer_id=row.customer_id, mode=row.mode, entries=known)

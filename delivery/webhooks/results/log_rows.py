@@ -1,0 +1,127 @@
+"""Make the records of the attempts topic from results. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from msgspec import UNSET
+
+from delivery.model import Delivery, Outcome, OutcomeKind
+from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
+from delivery.webhooks.intake import Receipt
+from delivery.webhooks.results import log_entries
+from delivery.webhooks.results.log_entries import AttemptEntry, BatchAttemptEntry, Entry, Offsets
+from delivery.webhooks.results.log_records import OffsetReceipt
+
+_UNATTEMPTED: Mapping[OutcomeKind, Callable[..., Entry]] = {
+    OutcomeKind.SKIPPED: log_entries.SkippedEntry,
+    OutcomeKind.POSTPONED: log_entries.PostponedEntry,
+    OutcomeKind.DEAD_LETTERED: log_entries.DeadLetteredEntry,
+}
+_UNATTEMPTED_BATCH: Mapping[OutcomeKind, Callable[..., Entry]] = {
+    OutcomeKind.SKIPPED: log_entries.BatchSkippedEntry,
+    OutcomeKind.POSTPONED: log_entries.BatchPostponedEntry,
+    OutcomeKind.DEAD_LETTERED: log_entries.BatchDeadLetteredEntry,
+}
+
+
+def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
+    """Yield the log's entries of a delivery: one for each attempt; without any, one that says why."""
+    delivery = outcome.delivery
+    event, record = delivery.event, delivery.event.record
+    replay = UNSET if outcome.replay is None else outcome.replay
+    if not outcome.attempts:
+        yield _UNATTEMPTED[outcome.kind](
+            webhook_id=delivery.webhook_id,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            tenant_id=event.tenant_id,
+            subscription_id=delivery.subscription.subscription_id,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            appended_at_ms=record.appended_at_ms,
+            replay=replay,
+            reason=outcome.reason,
+        )
+    for attempt in outcome.attempts:
+        yield AttemptEntry(
+            webhook_id=delivery.webhook_id,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            tenant_id=event.tenant_id,
+            subscription_id=delivery.subscription.subscription_id,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            appended_at_ms=record.appended_at_ms,
+            replay=replay,
+            attempt=attempt.number,
+            started_at_ms=attempt.started_at_ms,
+            duration_ms=round(attempt.duration_ms, 1),
+            status=attempt.status,
+            error_class=attempt.error_class,
+            detail=attempt.detail,
+            retry_after_s=attempt.retry_after_s,
+        )
+
+
+def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
+    """Yield the log's entries of a batch: one for each attempt; without any, one that says why."""
+    outcome, delivery = batch.outcome, batch.outcome.delivery
+    offsets, rejected = _offsets(delivery, range(len(delivery.events))), _offsets(delivery, sorted(batch.rejected))
+    oldest_ms = min(event.appended_at_ms for event in delivery.events)
+    replay = UNSET if outcome.replay is None else outcome.replay
+    if not outcome.attempts:
+        yield _UNATTEMPTED_BATCH[outcome.kind](
+            webhook_id=delivery.webhook_id,
+            left_by=delivery.left_by.value,
+            count=len(delivery.events),
+            oldest_appended_at_ms=oldest_ms,
+            offsets=offsets,
+            rejected=rejected,
+            replay=replay,
+            reason=outcome.reason,
+        )
+    for attempt in outcome.attempts:
+        yield BatchAttemptEntry(
+            webhook_id=delivery.webhook_id,
+            left_by=delivery.left_by.value,
+            count=len(delivery.events),
+            oldest_appended_at_ms=oldest_ms,
+            offsets=offsets,
+            rejected=rejected,
+            replay=replay,
+            attempt=attempt.number,
+            started_at_ms=attempt.started_at_ms,
+            duration_ms=round(attempt.duration_ms, 1),
+            status=attempt.status,
+            error_class=attempt.error_class,
+            detail=attempt.detail,
+            retry_after_s=attempt.retry_after_s,
+        )
+
+
+def offset_receipt(receipt: Receipt) -> OffsetReceipt:
+    """Return the record of a receipt."""
+    return OffsetReceipt(
+        lane=receipt.lane.value,
+        topic=receipt.topic,
+        partition=receipt.partition,
+        revision=receipt.revision,
+        first_offset=receipt.first_offset,
+        last_offset=receipt.last_offset,
+        records=receipt.records,
+        rejected=receipt.rejected,
+        due=receipt.due,
+    )
+
+
+def _offsets(delivery: BatchDelivery, places: Iterable[int]) -> Offsets:
+    """Return the offsets of the events at these places in the body, by subscription, topic and partition."""
+    offsets: Offsets = {}
+    for place in places:
+        event = delivery.events[place]
+        by_partition = offsets.setdefault(delivery.through[place], {}).setdefault(event.topic, {})
+        by_partition.setdefault(str(event.partition), []).append(event.offset)
+    return offsets

@@ -1,0 +1,47 @@
+"""The records of the topic for rejected records: the one place that writes and reads their bytes.
+
+The topic is the operator's. The rules for fields are those of `log_records`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from delivery.webhooks.results.dead_letter_records import Header
+
+
+class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A record that is no event of a known tenant. The record's key is the name of its topic."""
+
+    reason: str
+    """Why the record was rejected: a word of a closed set, such as `not_json` or `unknown_tenant`."""
+    detail: str
+    """Details of the reason, for a person."""
+    topic: str
+    """Topic of the record."""
+    partition: int
+    """Partition of the record."""
+    offset: int
+    """Offset of the record."""
+    appended_at_ms: int
+    """When Kafka appended the record."""
+    headers: list[Header]
+    """Headers of the record, as many as fit into 64 KiB; all of them where this is the only copy."""
+    value_bytes: int | None
+    """Size of the record's value. Null: it is a tombstone."""
+    value_base64: str | None
+    """The record's value, cut after 64 KiB; whole where this is the only copy. Null: it is a tombstone."""
+
+
+_encoder = msgspec.json.Encoder()
+_records = msgspec.json.Decoder(RejectedRecord)
+
+
+def encode(record: RejectedRecord) -> bytes:
+    """Return a record as it is written."""
+    return _encoder.encode(record)
+
+
+def decode(written: bytes) -> RejectedRecord:
+    """Return a record of the topic; raise msgspec.MsgspecError where it is not of the job's making."""
+    return _records.decode(written)
