@@ -15,12 +15,11 @@ import uuid
 
 import orjson
 import pytest
-from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from delivery import kafka_options, plan, settings
 from delivery.stages import topics
-from fanout import ledger, proving, publishing, receiver, registering
+from fanout import ledger, proving, publishing, receiver, registering, scanning
 from fanout.local import stack
 from subscriptions_db import connect, manifest, migrate
 
@@ -253,23 +252,20 @@ class Platform:
         return (self.folder / "job.log").read_text()[0 if whole else -6000 :]
 
     def read(self, topic):
-        """Return the values of all records of a topic."""
-        consumer = Consumer(
-            {"group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"} | kafka_options.for_librdkafka(self.config.kafka)
-        )
-        consumer.subscribe([topic])
+        """Return the values of all records that a topic holds now."""
         values = []
-        while messages := consumer.consume(1000, 5.0):
-            values += [message.value() for message in messages if message.error() is None]
-        consumer.close()
+        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+            scanner.read(scanner.extents([topic]), topic, lambda message: values.append(message.value()))
         return values
 
     def ledger(self):
         topics.ensure_all(self.config)
-        with contextlib.closing(ledger.Reader(self.config.kafka, self.config.delivery)) as reader:
-            while reader.poll(1.0):
-                pass
-            return reader.ledger
+        found, lane = ledger.Ledger(), self.config.delivery
+        kinds = {"attempts": lane.attempts_topic, "dead_letters": lane.dead_letter_topic, "rejected": lane.rejected_topic}
+        for kind, topic in kinds.items():
+            for value in self.read(topic):
+                found.take(kind, orjson.loads(value))
+        return found
 
     def assert_adds_up(self):
         """What `fanout reconcile` says, once no job runs: each due delivery has ended or waits, and the topics bear it out."""
