@@ -7,14 +7,18 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 
-.PHONY: demo test test-chart lint setup prepare image lock docs clean
+.PHONY: demo test test-all test-chart lint setup prepare image lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
 test: lint prepare
+	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/simulation $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/spark tests/e2e $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests/integration tests/spark tests/e2e $(ARGS)
+
+test-all: lint prepare
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -53,6 +53,7 @@ def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_
     assert platform.ledger().pending() == 0
 
 
+@pytest.mark.slow
 def test_one_process_lives_through_a_kafka_that_is_away_for_longer_than_spark_asks_for_it(platform, own_kafka):
     """The endpoints take events, batches, and nothing until Kafka is back."""
     platform._kafka = own_kafka

@@ -14,7 +14,7 @@ from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches
 from tests.e2e.test_seen_from_outside import Outside
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 BROKERS = 3
 EVENTS_PER_S = 50
 SOON_S = 45

@@ -1,6 +1,7 @@
 """A crash is an input like any other: nothing is lost, and what repeats is what was under way."""
 
 import collections
+import functools
 import os
 import signal
 
@@ -58,14 +59,25 @@ def taken(platform):
     return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
+LANES = {"direct": (6_000, {}), "batch": (40_000, {"mode": "batch", "batch": {"max_events": 10}})}
+"""What takes some seconds."""
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("mode", "count", "fields"),
-    [("direct", 6_000, {}), ("batch", 40_000, {"mode": "batch", "batch": {"max_events": 10}})],  # what takes some seconds
-    ids=["direct", "batch"],
+    ("kill", "mode"),
+    [
+        pytest.param(kill_driver, "direct"),
+        slow(kill_driver, "batch"),
+        slow(kill_jvm, "direct"),
+        pytest.param(kill_jvm, "batch"),
+        slow(kill_workers, "direct"),
+        slow(kill_workers, "batch"),
+    ],
 )
-@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
-def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode, count, fields):
+def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode):
     """All of the micro-batch that was broken off was, and here that is everything there is."""
+    count, fields = LANES[mode]
     platform.migrate()
     platform.register([{}], **fields)
     ids = platform.publish(count)
@@ -104,7 +116,7 @@ class Holding(Customers):
         return web.Response()
 
 
-@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
+@pytest.mark.parametrize("kill", [slow(kill_driver), slow(kill_jvm), kill_workers])
 def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delivered_again(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}

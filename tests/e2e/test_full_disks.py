@@ -11,7 +11,7 @@ from subscriptions_db import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches, log
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 class Disk:
