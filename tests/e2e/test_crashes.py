@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 from tests.e2e.test_batch_lane import log
 from tests.e2e.test_retry_lane import postpone, update
 from tests.integration.customers import Customers
@@ -23,7 +23,7 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     platform.register([{}])
     ids = platform.publish(3000)
     job = platform.start("--lanes", "direct", **SMALL)
-    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
+    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=START_S)
     platform.kill(job)
     before = len(platform.accepted())
     assert before < 3000
@@ -83,12 +83,12 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     ids = platform.publish(count)
     one_batch = {"source": {"max_events_per_batch": count}}
     job = platform.start("--lanes", mode, **one_batch)
-    assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=200)
+    assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=START_S)
     kill(platform, job)
     before = len(taken(platform))
     assert before < len(ids)
     if kill is kill_workers:
-        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=200)
+        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=START_S)
         assert platform.stop(job) == 0, platform.log()
     else:
         platform.run_once("--lanes", mode, **one_batch)
@@ -126,14 +126,14 @@ def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delive
         update(platform, "update endpoints set url = %s", f"{customers.url}/")
         ids = sorted(event.event_id for event in postpone(platform, accepted + held))
         job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=200)
+        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=START_S)
         assert_eventually(lambda: len(customers.came), lambda count: count > accepted, within_s=30)
         before = list(customers.came)
         kill(platform, job)
         customers.end()
         if kill is not kill_workers:
             job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=200)
+        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=START_S)
         assert_eventually(lambda: {entry["webhook_id"] for entry in log(platform)}, lambda told: len(told) == len(ids))
         assert platform.stop(job) == 0, platform.log()
         counts = collections.Counter(customers.came)
@@ -147,7 +147,7 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     platform.register([{}])
     ids = platform.publish(3000)
     job = platform.start("--lanes", "direct", **SMALL)
-    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
+    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=START_S)
     assert platform.stop(job) == 0, platform.log()
     assert len(platform.accepted()) < 3000
 

@@ -9,11 +9,10 @@ import pytest
 from fanout import ledger, proving
 from fanout.demo import over_http
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import START_S, assert_eventually
 from tests.integration.api import world
 
 pytestmark = pytest.mark.e2e
-START_S = 120
 
 
 def times_accepted(platform):
