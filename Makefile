@@ -5,16 +5,24 @@ BIN := $(VENV)/bin
 # The system's own first: it is compiled with profile-guided optimisation, one of pyenv is not and takes a third more CPU.
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTEST := $(BIN)/python -m pytest
+# Who runs what: tests/conftest.py. Three workers on two cores: a test of the whole platform waits for half of its time.
+SERVERS := -n 3 tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=
 
-.PHONY: demo test test-chart test-image test-k8s lint setup prepare image image-scan lock docs clean
+.PHONY: demo test test-all test-chart test-image test-k8s lint setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
 test: lint test-chart prepare
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/simulation $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/spark tests/e2e $(ARGS)
+	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
+	$(PYTEST) -n 2 tests/unit tests/properties $(ARGS)
+	$(PYTEST) -m "not slow" $(SERVERS) $(ARGS)
+
+test-all: lint test-chart prepare
+	$(PYTEST) -n 2 tests/unit tests/properties $(ARGS)
+	$(PYTEST) $(SERVERS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,10 +9,28 @@ import uuid
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import loadscope
 
 from fanout.local import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
+
+
+class Scheduling(loadscope.LoadScopeScheduling):
+    """Give a worker the tests of a file together, as they share fixtures, and all that use the Spark session.
+
+    Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone.
+    """
+
+    def _split_scope(self, nodeid):
+        file, _, _ = nodeid.partition("::")
+        folder = file.split("/")[1]
+        return {"e2e": nodeid, "spark": folder}.get(folder, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

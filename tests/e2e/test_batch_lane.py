@@ -9,7 +9,7 @@ import standardwebhooks
 
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -66,9 +66,9 @@ def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform
     platform.register([{}], **in_batches(max_events=5, max_wait_s=8))
     job = Job(platform, "--lanes", "batch")
     # Else both may be due when the job begins, and then they leave together.
-    assert_eventually(lambda: job.get("/readyz"), bool, within_s=90)
+    assert_eventually(lambda: job.get("/readyz"), bool, within_s=START_S)
     ids = platform.publish(9)
-    assert_eventually(lambda: events(platform), lambda got: len(got) == 9, within_s=90)
+    assert_eventually(lambda: events(platform), lambda got: len(got) == 9, within_s=START_S)
     assert [len(batch) for batch in batches(platform)] == [5, 4]
     assert sorted(events(platform)) == sorted(ids)
     assert all(one.is_verified for one in platform.received)
@@ -81,12 +81,12 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     ids = platform.publish(3)
     first = Job(platform, "--lanes", "batch")
-    assert_eventually(first.pending, lambda waits: waits == 3, within_s=90)
+    assert_eventually(first.pending, lambda waits: waits == 3, within_s=START_S)
     assert platform.stop(first.process) == 0, platform.log()
     assert batches(platform) == []
 
     second = Job(platform, "--lanes", "batch")
-    assert_eventually(second.pending, lambda waits: waits == 3, within_s=90)
+    assert_eventually(second.pending, lambda waits: waits == 3, within_s=START_S)
     platform.kill(second.process)
 
     ids += platform.publish(2, first=3)
@@ -102,7 +102,7 @@ def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform):
     fields = in_batches(max_events=100, max_wait_s=20)
     platform.register(subscriptions, endpoints=names, **fields)
     job = Job(platform, "--lanes", "batch")
-    assert_eventually(lambda: job.get("/readyz"), bool, within_s=90)
+    assert_eventually(lambda: job.get("/readyz"), bool, within_s=START_S)
     ids = platform.publish(3)
     assert_eventually(job.pending, lambda waits: waits == 3 * len(names), within_s=15)
 
@@ -133,7 +133,7 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     job = platform.start(source={"max_events_per_batch": 6}, batch={"max_events_per_micro_batch": 12})
     platform.publish_raw("order", b"not JSON")
     ids = platform.publish(20)
-    assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=150)
+    assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=START_S)
     assert_eventually(lambda: events(platform, "ep2"), lambda got: len(got) == 20, within_s=60)
 
     # More rows than a delta may have.

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually, metric
+from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.e2e.test_batch_lane import in_batches
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,7 @@ def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_
     ids = []
 
     def taken(count):
-        return assert_eventually(platform.accepted, lambda got: len(got) >= count, within_s=150)
+        return assert_eventually(platform.accepted, lambda got: len(got) >= count, within_s=START_S)
 
     for end in (own_kafka.kill, own_kafka.stop):
         before = len(ids)
@@ -53,6 +53,7 @@ def test_a_broker_that_is_killed_or_restarted_is_waited_for_and_nothing_is_lost_
     assert platform.ledger().pending() == 0
 
 
+@pytest.mark.slow
 def test_one_process_lives_through_a_kafka_that_is_away_for_longer_than_spark_asks_for_it(platform, own_kafka):
     """The endpoints take events, batches, and nothing until Kafka is back."""
     platform._kafka = own_kafka
@@ -72,13 +73,15 @@ def test_one_process_lives_through_a_kafka_that_is_away_for_longer_than_spark_as
     def assert_all_arrive(*endpoints):
         for endpoint in endpoints:
             taken = functools.partial(events, platform, endpoint)
-            assert_eventually(taken, lambda got: set(got) == set(ids), within_s=150)
+            assert_eventually(taken, lambda got: set(got) == set(ids), within_s=START_S)
 
     assert_all_arrive("ep1", "ep3")
-    assert_eventually(lambda: metric(port, 'pending_events{lane="retry"}'), lambda waiting: waiting == len(ids), within_s=150)
+    assert_eventually(
+        lambda: metric(port, 'pending_events{lane="retry"}'), lambda waiting: waiting == len(ids), within_s=START_S
+    )
     own_kafka.kill()
     for given_up in ("lane direct waits for Kafka", "lane batch waits for Kafka", "lane retry waits for Kafka"):
-        assert_eventually(lambda: platform.log(whole=True), lambda log, given_up=given_up: given_up in log, within_s=150)
+        assert_eventually(lambda: platform.log(whole=True), lambda log, given_up=given_up: given_up in log, within_s=START_S)
     assert job.poll() is None
     platform.statuses["ep2"] = 200
     own_kafka.start()

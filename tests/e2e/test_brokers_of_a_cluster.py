@@ -10,11 +10,11 @@ from confluent_kafka.admin import AdminClient
 
 from fanout import publishing
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import START_S, assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches
 from tests.e2e.test_seen_from_outside import Outside
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 BROKERS = 3
 EVENTS_PER_S = 50
 SOON_S = 45
@@ -124,7 +124,7 @@ def test_one_of_three_brokers_is_killed_then_each_is_restarted_in_turn_and_all_t
         delivery={"result_partitions": BROKERS, "attempt_timeout_s": 20},
         retry={"probe_interval_s": 1, "max_probe_interval_s": 1},
     )
-    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=90)
+    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=START_S)
     traffic = Traffic(platform)
     traffic.start()
     arrived = {"ep1": platform.accepted, "ep2": lambda: events(platform, "ep2"), "ep3": lambda: platform.accepted("ep3")}

@@ -16,7 +16,7 @@ from delivery.stages import topics
 from fanout import publishing, receiver, registering
 from fanout.local import kafka as local_kafka
 from tests import reading
-from tests.e2e.conftest import assert_eventually, login
+from tests.e2e.conftest import START_S, assert_eventually, login
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 def fanout(folder, *arguments, check=True):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FANOUT_")}
     command = [sys.executable, "-m", "fanout.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=180)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=START_S)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -42,7 +42,7 @@ def up(tmp_path):
         yield tmp_path
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(START_S) == 0
         process.stdout.close()
     assert_eventually(lambda: processes_of(tmp_path), lambda left: not left)
 
@@ -65,7 +65,7 @@ def listening(folder, *arguments):
         assert "listening on" in process.stderr.readline()
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(START_S) == 0
 
 
 def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):

@@ -1,6 +1,7 @@
 """A crash is an input like any other: nothing is lost, and what repeats is what was under way."""
 
 import collections
+import functools
 import os
 import signal
 
@@ -8,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 from tests.e2e.test_batch_lane import log
 from tests.e2e.test_retry_lane import postpone, update
 from tests.integration.customers import Customers
@@ -22,7 +23,7 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     platform.register([{}])
     ids = platform.publish(3000)
     job = platform.start("--lanes", "direct", **SMALL)
-    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
+    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=START_S)
     platform.kill(job)
     before = len(platform.accepted())
     assert before < 3000
@@ -58,25 +59,36 @@ def taken(platform):
     return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
+LANES = {"direct": (6_000, {}), "batch": (40_000, {"mode": "batch", "batch": {"max_events": 10}})}
+"""What takes some seconds."""
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("mode", "count", "fields"),
-    [("direct", 6_000, {}), ("batch", 40_000, {"mode": "batch", "batch": {"max_events": 10}})],  # what takes some seconds
-    ids=["direct", "batch"],
+    ("kill", "mode"),
+    [
+        pytest.param(kill_driver, "direct"),
+        slow(kill_driver, "batch"),
+        slow(kill_jvm, "direct"),
+        pytest.param(kill_jvm, "batch"),
+        slow(kill_workers, "direct"),
+        slow(kill_workers, "batch"),
+    ],
 )
-@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
-def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode, count, fields):
+def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode):
     """All of the micro-batch that was broken off was, and here that is everything there is."""
+    count, fields = LANES[mode]
     platform.migrate()
     platform.register([{}], **fields)
     ids = platform.publish(count)
     one_batch = {"source": {"max_events_per_batch": count}}
     job = platform.start("--lanes", mode, **one_batch)
-    assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=200)
+    assert_eventually(lambda: taken(platform), lambda got: len(got) >= count / 2, within_s=START_S)
     kill(platform, job)
     before = len(taken(platform))
     assert before < len(ids)
     if kill is kill_workers:
-        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=200)
+        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=START_S)
         assert platform.stop(job) == 0, platform.log()
     else:
         platform.run_once("--lanes", mode, **one_batch)
@@ -104,7 +116,7 @@ class Holding(Customers):
         return web.Response()
 
 
-@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
+@pytest.mark.parametrize("kill", [slow(kill_driver), slow(kill_jvm), kill_workers])
 def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delivered_again(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}
@@ -114,14 +126,14 @@ def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delive
         update(platform, "update endpoints set url = %s", f"{customers.url}/")
         ids = sorted(event.event_id for event in postpone(platform, accepted + held))
         job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=200)
+        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=START_S)
         assert_eventually(lambda: len(customers.came), lambda count: count > accepted, within_s=30)
         before = list(customers.came)
         kill(platform, job)
         customers.end()
         if kill is not kill_workers:
             job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=200)
+        assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=START_S)
         assert_eventually(lambda: {entry["webhook_id"] for entry in log(platform)}, lambda told: len(told) == len(ids))
         assert platform.stop(job) == 0, platform.log()
         counts = collections.Counter(customers.came)
@@ -135,7 +147,7 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     platform.register([{}])
     ids = platform.publish(3000)
     job = platform.start("--lanes", "direct", **SMALL)
-    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=90)
+    assert_eventually(platform.accepted, lambda got: len(got) >= 700, within_s=START_S)
     assert platform.stop(job) == 0, platform.log()
     assert len(platform.accepted()) < 3000
 

@@ -17,7 +17,7 @@ from tests.e2e.conftest import assert_eventually, command_of
 from tests.e2e.test_crashes import taken
 from tests.e2e.test_retry_lane import postpone
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SPARK_HOME = pathlib.Path(pyspark.__file__).parent
 
 

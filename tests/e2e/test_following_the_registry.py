@@ -13,7 +13,7 @@ from fanout import registering, smoke_testing
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 IDLE = [f"idle{n}" for n in range(600)]
@@ -126,7 +126,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     platform.migrate()
     platform.register([{}, {"endpoint": "ep2", "event_type": "*"}], endpoints=("ep1", "ep2", *IDLE))
     platform.publish(3)
-    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=90)
+    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=START_S)
 
     platform.assert_deletion_takes_effect()
 
@@ -168,7 +168,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     assert_eventually(platform.log, lambda log: "registry not read: Postgres does not answer" in log)
     assert not platform.received
     own_postgres.start()
-    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
+    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
 
     own_postgres.kill()
     platform.publish(1, first=1)

@@ -8,10 +8,10 @@ import subprocess
 import pytest
 
 from subscriptions_db import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches, log
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 class Disk:
@@ -67,7 +67,7 @@ def test_a_full_disk_ends_the_lane_by_its_folder_and_a_start_goes_on_when_there_
     publish(5)
     for disk, setting in [(local, "spark.local.dir"), (kept, "spark.checkpoint")]:
         job = platform.start("--lanes", "batch", **settings)
-        assert_eventually(lambda: sorted(events(platform)), lambda got: got == sorted(ids), within_s=90)
+        assert_eventually(lambda: sorted(events(platform)), lambda got: got == sorted(ids), within_s=START_S)
         disk.fill()
         publish(20)
         assert job.wait(JOB_TIMEOUT_S) == 1

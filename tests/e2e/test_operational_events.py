@@ -9,7 +9,7 @@ import standardwebhooks
 from delivery import settings
 from delivery.stages import topics
 from fanout import archiving, registering
-from tests.e2e.conftest import SECRET, assert_eventually
+from tests.e2e.conftest import SECRET, START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +39,7 @@ def test_an_endpoint_that_fails_or_is_gone_is_told_to_its_customer_and_the_opera
     job = platform.start("--lanes", "direct", **told)
     for first in (0, 3):  # two records of the log, so that there is time between
         platform.publish(3, first=first)
-        assert_eventually(lambda: platform.accepted("ep4"), lambda got, least=first + 3: len(got) >= least, within_s=120)
+        assert_eventually(lambda: platform.accepted("ep4"), lambda got, least=first + 3: len(got) >= least, within_s=START_S)
         assert_eventually(lambda: len(platform.read(dead_letters)), lambda count, least=first + 3: count == least)
     platform.publish(1, event_type="user", first=6)
     assert_eventually(lambda: status_of(platform, "gone"), lambda status: status == "disabled")

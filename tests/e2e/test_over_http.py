@@ -10,11 +10,10 @@ from delivery.webhooks.results.log_entries import Due
 from fanout import proving
 from fanout.demo import over_http
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import assert_eventually
+from tests.e2e.conftest import START_S, assert_eventually
 from tests.integration.api import world
 
 pytestmark = pytest.mark.e2e
-START_S = 120
 
 
 def times_accepted(platform):

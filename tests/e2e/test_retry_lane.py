@@ -20,15 +20,13 @@ from delivery.webhooks import deadlines, message, parcel, retry, rows
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect
 from tests import builders
-from tests.e2e.conftest import assert_eventually, metric
+from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.e2e.test_batch_lane import log
 from tests.integration.customers import Customers
 from tests.relay import Relay
 from tests.turns import waiting
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-START_S = 600
-"""For a job to start, also on a busy machine."""
+pytestmark = pytest.mark.e2e
 OFTEN = {"schedule_s": [1] * 20}
 SOON = {"probe_interval_s": 1, "max_probe_interval_s": 1}
 _numbers = itertools.count()

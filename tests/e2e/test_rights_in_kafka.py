@@ -26,7 +26,7 @@ from fanout import proving, publishing
 from fanout.local import java
 from fanout.local import kafka as local_kafka
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 OPERATIONS = pathlib.Path(__file__).parents[2] / "docs" / "operations.md"
 RIGHT = re.compile(r"^\| (topic|group) \| prefix `([^`]+)` \| ([a-z_, ]+) \|$", re.MULTILINE)
 PASSWORDS = {"fanout": "job-login", "acme": "customer-login", "acme2": "another-login"}

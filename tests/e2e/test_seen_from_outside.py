@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 from tests.reading import blocks
 
 pytestmark = pytest.mark.e2e
@@ -80,7 +80,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         {"event_type": "user", "status": "paused"},
     ]
     platform.register([{}, *users], endpoints=("ep1", "ep2", "ep3"))
-    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=90)
+    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=START_S)
     platform.publish(50)
     platform.publish(1, event_type="user", first=50, amount=2)
     platform.publish(1, event_type="user", first=51, amount=3)
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     platform.register([{}])
     platform.publish(1)
     job = platform.start("--lanes", "direct", metrics=outside.settings)
-    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=90)
+    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
     assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 1)
     checkpoint = Path(platform.settings()["spark"]["checkpoint"])
     offsets = checkpoint / "direct" / "offsets"

@@ -10,7 +10,7 @@ from fanout import registering
 from fanout.local import kafka as local_kafka
 from subscriptions_db import connect, manifest
 from tests import golden
-from tests.e2e.conftest import assert_eventually, metric
+from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.reading import blocks
 
 pytestmark = pytest.mark.e2e
@@ -38,7 +38,7 @@ def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_v
         assert job.poll() in {None, 0}, platform.log()
         return list(map(golden.taken, platform.received))
 
-    assert_eventually(delivered, lambda got: len(got) >= len(left.delivered), within_s=200)
+    assert_eventually(delivered, lambda got: len(got) >= len(left.delivered), within_s=START_S)
     for lane in ("batch", "retry"):
         waits = f'pending_events{{lane="{lane}"}}'
         assert_eventually(lambda waits=waits: metric(port, waits), lambda count: count == 0)

@@ -21,7 +21,7 @@ from delivery.secret import Secret
 from delivery.webhooks import signing
 from fanout.local import java
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LIBRARIES = Path(__file__).parent / "libraries"
 JAVA_LIBRARY = ("com.standardwebhooks", "standardwebhooks", "1.2.0")
 FETCH_TIMEOUT_S = 200

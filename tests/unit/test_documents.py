@@ -1,5 +1,6 @@
 """The examples in the documents hold, and what is generated is current."""
 
+import ast
 import re
 import time
 
@@ -18,7 +19,7 @@ from tests import builders, reading
 
 ROOT = reading.ROOT
 GROUPS = {group.name for group in cli.app.registered_groups}
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
 
 
 def test_the_configuration_document_is_the_settings():
@@ -135,6 +136,32 @@ def test_every_test_that_a_document_names_exists(path):
     defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert named
     assert named <= defined
+
+
+def mentions_slow(node):
+    return any("slow" in {getattr(part, "id", ""), getattr(part, "attr", "")} for part in ast.walk(node))
+
+
+def slow_tests():
+    """Return the mark in the documents of each test that `make test` leaves out, as a whole or in part."""
+    marks = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        body = ast.parse(path.read_text()).body
+        is_whole_file = any(mentions_slow(node.value) for node in body if ast.unparse(node).startswith("pytestmark"))
+        for test in (node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")):
+            if is_whole_file or "pytest.mark.slow" in map(ast.unparse, test.decorator_list):
+                marks[test.name] = "(slow)"
+            elif any(map(mentions_slow, test.decorator_list)):
+                marks[test.name] = "(in part slow)"
+    return marks
+
+
+@pytest.mark.parametrize("path", ["docs/faults.md", "docs/threat-model.md"])
+def test_a_document_marks_the_tests_that_make_test_leaves_out(path):
+    marks = slow_tests()
+    assert set(marks.values()) == {"(slow)", "(in part slow)"}
+    named = re.findall(r"`(test_\w+)`( \((?:in part )?slow\))?", (ROOT / path).read_text())
+    assert [name for name, mark in named if mark.strip() != marks.get(name, "")] == []
 
 
 def test_every_fault_is_listed_once_with_a_test_or_a_longer_run():
