@@ -1,86 +1,54 @@
-"""How long micro-batches and deliveries take with the checkpoint in a folder and on an S3-compatible store, in turns.
+"""How long micro-batches take with the checkpoint in a folder and on an S3-compatible store, in turns in one session.
 
     python -m pytest -s tests/benchmarks/checkpoint_on_a_store.py
 
-Direct and batch lane, 50 events a second for 40 s, each place twice. Prints medians and the machine's load.
+A query without state and one with state (RocksDB, two partitions), 20 micro-batches each, without deliveries: what differs is
+what Spark does for the checkpoint. Prints medians in milliseconds and the machine's load.
 """
 
-import json
 import os
-import re
 import statistics
-import time
 
-import orjson
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
-from tests.e2e.conftest import Platform, assert_eventually
+from delivery.stages import shards
+from delivery.stages.checkpoint import object_store
+from tests.e2e.conftest import assert_eventually
 from tests.k8s import s3
-from tests.k8s.test_object_store import store  # noqa: F401  # a fixture
+from tests.k8s.test_object_store import spark, store  # noqa: F401  # fixtures
 
-SECONDS, STEP = 40, 5
-pytestmark = pytest.mark.timeout(3000)
-
-
-@pytest.fixture
-def platforms(kafka, postgres, tmp_path):
-    made = []
-
-    def make():
-        postgres.create_database(f"bench{len(made)}")
-        folder = tmp_path / str(len(made))
-        folder.mkdir()
-        platform = Platform(kafka, postgres.url_of(f"bench{len(made)}"), folder)
-        made.append(platform)
-        return platform
-
-    yield make
-    for platform in made:
-        platform.close()
+BATCHES = 20
+PARTS = ("triggerExecution", "walCommit", "commitOffsets", "addBatch")
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
-def measured(platform, spark):
-    """Return the medians of one run."""
-    came = {"ep1": {}, "ep2": {}}
+def medians(session, checkpoint, *, has_state):
+    for name, value in object_store.session_settings(checkpoint).items():
+        if name == object_store.FILE_MANAGER:
+            session.conf.set(name, value)
+    rows = session.readStream.format("rate").option("rowsPerSecond", 20).load()
+    if has_state:
+        rows = rows.groupBy(F.col("value") % 10).count()
+    writer = rows.writeStream.outputMode("update" if has_state else "append").option("checkpointLocation", checkpoint)
+    query = writer.foreachBatch(lambda batch, _: batch.write.format("noop").mode("append").save()).start()
 
-    class Noting(list):
-        def append(self, one):
-            body = orjson.loads(one.body)
-            for event in body if isinstance(body, list) else [body]:
-                came[one.path.strip("/")].setdefault(event["id"], time.monotonic())
+    def done():
+        return [one for one in query.recentProgress if one["numInputRows"]]
 
-    platform.received = Noting()
-    with platform.receiving():
-        platform.migrate()
-        platform.register([{}])
-        fields = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 1}}
-        platform.register([{"id": "b0", "endpoint": "ep2"}], endpoints=("ep2",), **fields)
-        job = platform.start("--lanes", "direct,batch", spark={"driver_memory": "1g", **spark}, logs={"format": "json"})
-        platform.publish(50)
-        assert_eventually(lambda: min(map(len, came.values())), lambda count: count == 50, within_s=400)
-        sent, number = {}, 50
-        began = time.monotonic()
-        before = platform.log(whole=True).count("\n")
-        while time.monotonic() - began < SECONDS:
-            for event_id in platform.publish(STEP, first=number):
-                sent[event_id] = time.monotonic()
-            number += STEP
-            time.sleep(STEP / 50)
-        assert_eventually(lambda: min(map(len, came.values())), lambda count: count == number, within_s=400)
-        lines = platform.log(whole=True).splitlines()[before:]
-        assert platform.stop(job) == 0
-    logged = [json.loads(line) for line in lines if re.match(r'^{.*"micro-batch committed"', line)]
-    medians = {
-        f"{lane} micro-batch ms": statistics.median(one["duration_ms"] for one in logged if one["lane"] == lane)
-        for lane in ("direct", "batch")
-    }
-    for endpoint, at in came.items():
-        medians[f"{endpoint} latency ms"] = round(1000 * statistics.median(at[one] - sent[one] for one in sent))
-    return medians | {"micro-batches": len(logged), "load": round(os.getloadavg()[0])}
+    assert_eventually(lambda: len(done()), lambda count: count >= BATCHES - 2, within_s=300)
+    taken = [one["durationMs"] for one in done()[2:]]  # the first ones compile
+    query.stop()
+    return {part: statistics.median(one[part] for one in taken) for part in PARTS}
 
 
-def test_checkpoint_on_a_store_costs_this(platforms, store):  # noqa: F811
+def test_checkpoint_on_a_store_costs_this(spark, store, tmp_path):  # noqa: F811, ARG001
     for turn in range(2):
-        print(turn, "folder", measured(platforms(), {}))
-        url = f"s3a://{s3.BUCKET}/bench{turn}"
-        print(turn, "store ", measured(platforms(), {"checkpoint": url, "conf": store.conf}))
+        for has_state in (False, True):
+            for place in (str(tmp_path), f"s3a://{s3.BUCKET}/bench"):
+                checkpoint = f"{place}/{turn}-{has_state}"
+                found = medians(shards.session(spark, 2), checkpoint, has_state=has_state)
+                print("state" if has_state else "plain", place[:3], found, "load", round(os.getloadavg()[0]), flush=True)

@@ -64,6 +64,9 @@ class ApiServer:
     def stop_api(self):
         self._end("kube-apiserver")
 
+    def signal_api(self, number):
+        self._running["kube-apiserver"].send_signal(number)
+
     def stop(self):
         for name in reversed(list(self._running)):
             self._end(name)

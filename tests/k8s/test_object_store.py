@@ -14,6 +14,7 @@ from delivery.stages import rerun, session, shards
 from delivery.stages.checkpoint import object_store
 from tests.e2e.conftest import Platform, assert_eventually
 from tests.e2e.test_by_hand import fanout
+from tests.e2e.test_executors import cluster  # noqa: F401  # a fixture
 from tests.k8s import s3
 from tests.spark.test_checkpoints import Topic
 
@@ -128,6 +129,7 @@ def platform(kafka, database, tmp_path):
 def on_the_store(platform, store):
     return {
         "source": {"max_events_per_batch": 300},
+        "retry": {"probe_interval_s": 0.5, "max_probe_interval_s": 1},
         "spark": {"checkpoint": f"s3a://{s3.BUCKET}/{platform.name}", "driver_memory": "1g", "conf": store.conf},
     }
 
@@ -146,7 +148,7 @@ def test_driver_killed_in_all_lanes_goes_on_from_the_store(platform, store):
     platform.statuses["ep1"] = 503
     ids = platform.publish(100)
     job = platform.start("--lanes", "direct,batch,retry", **on_the_store(platform, store))
-    assert_eventually(lambda: len(platform.received), lambda count: count > 100, within_s=400)
+    assert_eventually(lambda: len(platform.received), lambda count: count > 20, within_s=400)
     platform.statuses["ep1"] = 200
     ids += platform.publish(3000, first=100)
     assert_eventually(lambda: ids_at(platform, "ep1"), lambda got: len(got) >= 700, within_s=400)
@@ -163,6 +165,20 @@ def test_driver_killed_in_all_lanes_goes_on_from_the_store(platform, store):
     assert len(repeated) <= 300
     assert {path.name for path in (store.bucket / platform.name).iterdir()} == {"direct", "batch", "retry"}
     assert not (platform.folder / "checkpoint").exists()
+
+
+def test_executors_of_their_own_keep_the_state_on_the_store(platform, store, cluster):  # noqa: F811
+    """Executors get the client of S3 from the driver, and the credentials from their environment."""
+    platform.migrate()
+    platform.register([{}], mode="batch", batch={"max_events": 10, "max_wait_s": 1})
+    ids = platform.publish(100)
+    spark = on_the_store(platform, store)["spark"]
+    spark |= {"master": "local-cluster[1,2,1024]", "conf": cluster["conf"] | store.conf}
+    job = platform.start("--lanes", "batch", spark=spark)
+    assert_eventually(lambda: set(ids_at(platform, "ep1")), lambda got: got == set(ids), within_s=400)
+    assert platform.stop(job) == 0, platform.log()
+    assert list((store.bucket / platform.name / "batch" / "state").rglob("*.changelog"))
+    platform.assert_adds_up()
 
 
 def test_doctor_probes_the_store_and_names_wrong_credentials(platform, store, monkeypatch):
