@@ -1,4 +1,4 @@
-"""Write the documents that are generated from the code: docs/configuration.md and docs/metrics.md.
+"""Write the documents that are generated from the code: docs/configuration.md, docs/metrics.md, docs/record-formats.md.
 
 Run: `python -m fanout.documents docs`. A test fails when a file and the code differ.
 """
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from delivery import metrics, settings
+from fanout import record_formats
 
 HEAD = """\
 # Configuration
@@ -79,6 +80,7 @@ def main(folder: Path) -> None:
     """Write the documents into `folder`."""
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
+    (folder / "record-formats.md").write_text(record_formats.document())
 
 
 if __name__ == "__main__":
