@@ -323,22 +323,24 @@ class LeaveReason(enum.StrEnum):
 
 
 class Attempt(NamedTuple):
-    """One request and what came of it."""
+    """One request, and its result."""
 
     number: int
-    """1-based."""
+    """Number of the attempt, from 1."""
     started_at_ms: int
+    """When the attempt started."""
     duration_ms: float
+    """How long the attempt took."""
     status: int | None
-    """The HTTP status, or None when no response came."""
+    """HTTP status of the response. None: no response came."""
     error_class: str | None
-    """None when the endpoint took the event; else a word of the closed set in delivery.webhooks.retry."""
+    """Error class of the failure, a word of the closed set in delivery.webhooks.retry. None: the endpoint accepted it."""
     detail: str = ""
-    """For a person: the error's text, without secrets and without the full URL."""
+    """The error's text for a person, without secrets and without the full URL."""
     response: bytes = b""
-    """The first bytes of the response body."""
+    """Beginning of the response's body."""
     retry_after_s: float | None = None
-    """How long the response asked to wait, up to the cap; None when it did not say."""
+    """How long the response asked to wait, up to a cap. None: it did not say."""
 
 
 class OutcomeKind(enum.StrEnum):
@@ -353,9 +355,9 @@ class Again(NamedTuple):
     """When a delivery is attempted again."""
 
     at_ms: int
-    """Not before then."""
+    """Earliest time of the next attempt."""
     retries: int
-    """How many of the waits of its endpoint's schedule are used up, this one included."""
+    """Number of waits of the endpoint's schedule that are used up, this one included."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):

@@ -1,4 +1,4 @@
-"""Write the documents that are generated from the code: docs/configuration.md, docs/metrics.md, and parts of the chart.
+"""Write the documents that are generated from the code: configuration, metrics and record formats in docs/, and parts of the chart.
 
 Run: `python -m fanout.documents docs`. A test fails when a file and the code differ.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from delivery import metrics, settings
-from fanout import chart_documents
+from fanout import chart_documents, record_formats
 
 HEAD = """\
 # Configuration
@@ -80,6 +80,7 @@ def main(folder: Path) -> None:
     """Write the documents into `folder`, and those of the chart beside it."""
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
+    (folder / "record-formats.md").write_text(record_formats.document())
     chart = folder.absolute().parent / "deploy" / "helm" / "fanout"
     for name, text in (("values.schema.json", chart_documents.schema(chart)), ("README.md", chart_documents.readme(chart))):
         (chart / name).write_text(text)

@@ -16,6 +16,7 @@ _DEFAULTS: dict[str, Any] = {
     "topic": "events.order.created", "partition": 0, "offset": 7, "appended_at_ms": 1_700_000_000_000,
     "attempt": 1, "started_at_ms": 1_700_000_000_100, "duration_ms": 12.5, "status": None, "error_class": None, "reason": None,
     "left_by": "count", "count": 1, "oldest_appended_at_ms": 1_700_000_000_000, "offsets": {},
+    "detail": "", "value_bytes": None, "value_base64": None,
     "dead_lettered_at_ms": 1_700_000_001_000, "redriven_at_ms": 1_700_000_002_000,
     "endpoint_id": "ep1", "customer_id": "c1", "url_origin": "https://hooks.example.com", "source": "events.order.created",
     "sub_tenant_id": None, "time": "2026-01-01T00:00:00Z", "headers": [], "payload_base64": "e30=", "attempts": [],

@@ -40,34 +40,37 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A delivery, or a batch of them, that waits for its next attempt."""
 
     packed: list[bytes]
-    """Its events, as segment.unpacked reads them; of a delivery in direct mode one."""
+    """Its events, each as the msgpack bytes of a Packed. One event: a delivery in direct mode."""
     subscriptions: list[SubscriptionId]
+    """Subscriptions by which its events are due, each once."""
     through: list[int]
-    """By which subscription each event is due, by place in the list. Empty where all are due by the one."""
+    """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
     left_by: LeaveReason | None
-    """Why the batch left; None: not a batch."""
+    """Why the batch left: a LeaveReason. Null: not a batch."""
     again_at_ms: int
-    """Not to be attempted before then."""
+    """Earliest time of its next attempt."""
     since_ms: int
     """When it came to the retry lane."""
     expires_ms: int
     """When it is given up, whatever it waits for."""
     reason: str
-    """Why it waits: a word of delivery.webhooks.retry, or an error class."""
+    """Why it waits: a word of `delivery.webhooks.retry`, or an error class."""
     retries: int = 0
     """Waits of the endpoint's schedule that are used up."""
     attempts: int = 0
     """How often it was attempted, in all lanes."""
     story: tuple[Attempt, ...] = ()
-    """The last MAX_STORY attempts."""
+    """Its last ten attempts."""
     order_key: str | None = None
-    """What it must stay in order with; None: nothing."""
+    """Order key: entries of the same key are delivered one after the other. Null: no order. Since 2026-11-21."""
     replay: str | None = None
-    """The replay that asked for it; None: it was due."""
+    """Replay that asked for it. Null: it was due. Since 2026-11-21."""
     under_way: bytes | None = None
-    """By this name is told what came of the attempt that went on when it came here; then it need not be made."""
+    """Name of its background attempt, which was still in flight when it was written. A Postponed record with this name in
+    `settled` says that the attempt has completed. Null: there is none. Since 2026-11-22."""
     revision: Revision = NO_REVISION
-    """No later one of the registry has made it due. A registry that is older may not know yet whom it is for."""
+    """Newest revision of the registry that may have made it due. A worker with an older one does not know yet whom it is for.
+    0: not said. Since 2026-11-23."""
 
     @property
     def size(self) -> int:
@@ -109,50 +112,61 @@ class Back(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A parcel of a turn that has not ended."""
 
     place: int
-    """In the turn."""
+    """Its place in the turn, from 0."""
     again: Again
+    """When its next attempt is."""
     reason: str
+    """Why it waits again: a word of `delivery.webhooks.retry`, or an error class."""
     attempts: tuple[Attempt, ...] = ()
-    """What was attempted in this turn."""
+    """Its attempts in this turn."""
 
 
 class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
-    """What a lane hands over of one endpoint, in order of arrival."""
+    """Deliveries and batches that a lane, a redrive or a replay defers to the retry lane, all of one endpoint."""
 
     endpoint_id: EndpointId
+    """Endpoint of all of it."""
     customer_id: CustomerId
+    """Owner of the endpoint."""
     parcels: list[Parcel]
+    """The deliveries and batches, in order of arrival."""
     settled: list[bytes] = []
-    """Names of parcels that came before: what was under way of them has ended, and is told."""
+    """Names of background attempts that have completed, and whose results are in their topics. Since 2026-11-22."""
     accepts: bool | None = None
-    """What else there is to say of the endpoint: it has accepted something of late; or not, and no parcel tells of that. None:
-    nothing."""
+    """Health hint of a fast lane. True: the endpoint accepted a request lately. False: it did not, and no parcel says so. Null:
+    no hint. Since 2026-11-23."""
     at_ms: int = 0
-    """When that was said."""
+    """When the health hint was true. Since 2026-11-23."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
-    """What came of a turn. Of its parcels, those that are not in `back` have ended."""
+    """The result of a turn: of parcels of one endpoint that left their shard together. Those not in `back` have ended."""
 
     endpoint_id: EndpointId
+    """Endpoint of the turn."""
     customer_id: CustomerId
+    """Owner of the endpoint."""
     order_key: str | None
+    """Order key of the turn's parcels. Null: they have no order."""
     turn: int
+    """Number of the turn, by which its shard finds it."""
     delivered: int
-    """Parcels that were accepted."""
+    """Parcels that the endpoint accepted."""
     failed: int
-    """Attempts that say that the endpoint is ill."""
+    """Attempts whose failure shows that the endpoint is unhealthy."""
     hold: str | None
-    """Why nothing at all was attempted: one of window.STOPPED; else None."""
+    """Why nothing was attempted, such as `endpoint_paused`: a word of `window.STOPPED`. Null: something was."""
     retry_after_s: float | None
-    """The longest time for which an answer asked for quiet."""
+    """Longest time for which a response asked to wait. Null: none asked."""
     back: list[Back]
+    """The parcels that wait for a further attempt."""
     refused: int = 0
-    """Answers that accepted nothing and yet came from an endpoint that is alive: what circuit.FAILED leaves."""
+    """Responses that accepted nothing, but show a healthy endpoint, such as most 4xx. Since 2026-11-21."""
     parcels: int = 0
-    """How many the turn had; 0: an older version did not say. By other settings a turn of this number may be another one."""
+    """Number of parcels in the turn. It tells apart two turns of this number by different settings. 0: not said. Since
+    2026-11-22."""
     at_ms: int = 0
-    """When it was made; 0: an older version did not say."""
+    """When the report was made. 0: not said. Since 2026-11-23."""
 
     def back_by(self, now_ms: int) -> list[Back]:
         """Return `back` by the clock of its shard, when that has `now_ms`: see Parcel.arrived."""

@@ -51,19 +51,32 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An event, with all that a dead letter tells of it. The parsed content is left out: it was for the filters."""
 
     event_id: EventId
+    """The event's id, as its producer gave it."""
     event_type: str
+    """The event's type."""
     source: str
+    """The event's source."""
     tenant_id: TenantId
+    """Tenant at which the event happened."""
     sub_tenant_id: SubTenantId | None
+    """Department of the tenant, where the event has one."""
     time: str
+    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the event."""
     data: bytes
+    """The event's payload, byte for byte."""
     topic: str
+    """Topic of the event."""
     partition: int
+    """Partition of the event."""
     offset: int
+    """Offset of the event."""
     appended_at_ms: int
+    """When Kafka appended the event."""
     headers: tuple[tuple[str, bytes], ...] = ()
+    """Headers of the event's record: pairs of a name and a value."""
     attributes: Attributes = ()
-    """Left out of the bytes of an event that has none."""
+    """The event's other CloudEvents attributes: pairs of a name and a value. The element is left out where there are none.
+    Since 2026-11-24."""
 
     def event(self) -> Event:
         """Return the event as the direct lane has it, less what was parsed and the record's value."""

@@ -130,7 +130,8 @@ def _write_letters(
 def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptRow]) -> None:
     for day in sorted({days.of(one.started_at) for one in attempts}):
         days.make(connection, "attempts", day)
-    connection.execute(query("insert_attempts"), _columns(AttemptRow, attempts))
+    columns = map(list, zip(*attempts, strict=True))
+    connection.execute(query("insert_attempts"), dict(zip(AttemptRow._fields, columns, strict=True)))
 
 
 def _reach(connection: connect.Connection, reached: dict[Place, int]) -> None:
@@ -157,14 +158,13 @@ def _letter_columns(taken: Sequence[Taken]) -> dict[str, list[Any]]:
         "letter_partition": [one.partition for one in taken],
         "letter_offset": [one.offset for one in taken],
     }
-    return _columns(LetterRow, [one.letter for one in taken]) | places
-
-
-def _columns(type_: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return the fields of rows as columns: one statement takes thousands of them."""
-    return {field.name: [getattr(row, field.name) for row in rows] for field in dataclasses.fields(type_)}
+    letters = [one.letter for one in taken]
+    return {name: [getattr(letter, name) for letter in letters] for name in _LETTER_COLUMNS} | places
 
 
 def _add(total: Written, more: Written) -> None:
     for field in dataclasses.fields(Written):
         setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
+
+
+_LETTER_COLUMNS = [field.name for field in dataclasses.fields(LetterRow)]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from delivery import configuration, errors, settings
 from delivery.model import ContentMode
 from delivery.webhooks import batch_message, guard, message, retry, signing
-from fanout import cli, documents
+from fanout import cli, documents, record_formats
 from fanout.demo import reconcile
 from subscriptions_db import disclosed, manifest
 from tests import builders, reading
@@ -28,6 +28,18 @@ def test_the_configuration_document_is_the_settings():
 
 def test_the_metrics_document_is_the_declarations():
     assert (ROOT / "docs" / "metrics.md").read_text() == documents.metrics_table(), "run `make docs`"
+
+
+def test_the_record_formats_are_the_types_of_the_records():
+    assert (ROOT / "docs" / "record-formats.md").read_text() == record_formats.document(), "run `make docs`"
+
+
+def test_every_field_of_a_record_is_described():
+    """A field without a text, or with a type that nobody can look up, would be in the table all the same."""
+    shown = {record.__name__: record_formats.fields(record) for *_, records in record_formats.GROUPS for record in records}
+    assert [(name, one.name) for name, found in shown.items() for one in found if not one.meaning] == []
+    named = {name for found in shown.values() for one in found for name in re.findall(r"\[(\w+)\]", one.type)}
+    assert named <= shown.keys()
 
 
 @pytest.mark.parametrize("path", ["docs/configuration.md", "docs/operations.md"])

@@ -75,7 +75,8 @@ class _Undecoded(msgspec.Struct, kw_only=True):
     entries: list[msgspec.Raw]
 
 
-_ENTRY_KINDS = {type_.__struct_config__.tag for type_ in typing.get_args(Entry)}
+ENTRY_TYPES: tuple[type[Entry], ...] = typing.get_args(Entry)
+_ENTRY_KINDS = {type_.__struct_config__.tag for type_ in ENTRY_TYPES}
 _encoder = msgspec.json.Encoder()
 _records: msgspec.json.Decoder[LogRecord | OffsetReceipt] = msgspec.json.Decoder(LogRecord | OffsetReceipt)
 _entries: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
