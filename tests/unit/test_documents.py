@@ -19,7 +19,7 @@ from tests import builders, reading
 
 ROOT = reading.ROOT
 GROUPS = {group.name for group in cli.app.registered_groups}
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 def test_the_configuration_document_is_the_settings():
