@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. Both set up what they need; a second call costs nothing.
+# `make demo` shows it; `make check` while you work, `make test` before a change lands, `make test-all` each night and before a release.
+# All set up what they need; a second call costs nothing.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,18 +11,23 @@ PYTEST := $(BIN)/python -m pytest
 SERVERS := -n 3 tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=
 
-.PHONY: demo test test-all test-chart test-image test-k8s lint setup prepare image image-scan lock docs clean
+.PHONY: demo check test test-all test-chart test-image test-k8s lint quick setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
 
-test: lint test-chart prepare
-	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
-	$(PYTEST) -n 2 tests/unit tests/properties $(ARGS)
-	$(PYTEST) -m "not slow" $(SERVERS) $(ARGS)
+# The inner loop: lint, types, and the tests that start no server. Lint runs beside the tests.
+check: setup
+	@$(MAKE) --no-print-directory -j 2 lint quick
 
-test-all: lint test-chart prepare
-	$(PYTEST) -n 2 tests/unit tests/properties $(ARGS)
+quick: setup
+	$(PYTEST) -n 2 -p tests.budget tests/unit tests/properties $(ARGS)
+
+test: check test-chart prepare
+	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
+	$(PYTEST) -p tests.budget -m "not slow" $(SERVERS) $(ARGS)
+
+test-all: check test-chart prepare
 	$(PYTEST) $(SERVERS) $(ARGS)
 
 lint: setup

@@ -1,0 +1,147 @@
+"""Hold each set of tests to a budget: the run fails where a set takes a fifth more CPU than that.
+
+A pytest plugin, `-p tests.budget`. A set is a folder of tests/. What counts are the CPU seconds of a set's tests and of all
+processes below them: the commands, Spark's JVMs, the brokers. Seconds of the clock would fail on a busy machine for nothing.
+CPU seconds depend on the processor and on how much of its caches others use. So each worker times a piece of work of its own
+between tests, and the seconds are divided by how much longer that took than on the machine of the budgets.
+
+Not counted: a Postgres server, which leaves the tree before anybody has looked.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import threading
+import time
+
+import psutil
+import pytest
+
+BUDGETS_S = {"unit": 42, "properties": 24, "simulation": 19}
+"""CPU seconds of each set, as measured (docs/testing.md). A set that is not here is measured, and not judged."""
+TOLERANCE = 1.2
+LOOK_EVERY_S = 0.5
+PROBE_EVERY_S = 5.0
+PROBE_S = 0.0125
+"""CPU seconds that the probe takes on the machine of the budgets."""
+
+
+def probe() -> float:
+    """Return how many times longer a piece of work takes than on the machine of the budgets, in CPU seconds."""
+    began, total = time.thread_time(), 0
+    for number in range(500_000):
+        total += number * number
+    return (time.thread_time() - began) / PROBE_S
+
+
+def over(spent: dict[str, float], budgets: dict[str, float]) -> list[str]:
+    """Return what to say of each set that took more than its budget allows."""
+    return [
+        f"{name} took {spent[name]:.0f} CPU seconds, more than {TOLERANCE:.0%} of its {budgets[name]:.0f}"
+        for name in sorted(spent.keys() & budgets.keys())
+        if spent[name] > TOLERANCE * budgets[name]
+    ]
+
+
+class Tree:
+    """The CPU seconds of this process and of all below it, those that have ended as well. Looked at by a thread.
+
+    A process that its parent waited for is in the parent's account. One whose parent ended before is followed to its end.
+    """
+
+    def __init__(self) -> None:
+        self._root = psutil.Process()
+        self._alive: dict[psutil.Process, tuple[float, int]] = {}
+        """What each has used and has taken over of its children, and the number of its parent."""
+        self._left = 0.0
+        """Used by processes that have ended, and that nobody in the tree waited for."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+
+    def seconds(self) -> float:
+        with self._lock:
+            for process in {self._root, *self._root.children(recursive=True), *self._alive}:
+                try:
+                    self._alive[process] = sum(process.cpu_times()[:4]), process.ppid()
+                except psutil.Error:
+                    used, parent = self._alive.pop(process, (0.0, 0))
+                    if parent not in {one.pid for one in self._alive}:
+                        self._left += used
+            return self._left + sum(used for used, _ in self._alive.values())
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            self.seconds()
+
+
+class Measuring:
+    """Measures in the process that runs the tests: a worker of xdist, or pytest itself."""
+
+    def __init__(self) -> None:
+        self._tree = Tree()
+        self._seconds: collections.Counter[str] = collections.Counter()
+        self._probes: dict[str, list[float]] = collections.defaultdict(list)
+        self._probed_at = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        name = set_of(item)
+        if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
+            self._probes[name].append(probe())
+            self._probed_at = time.monotonic()
+        before = self._tree.seconds()
+        result = yield
+        self._seconds[name] += self._tree.seconds() - before
+        return result
+
+    def pytest_sessionfinish(self, session):
+        self._tree.end()
+        spent = {name: seconds / statistics.fmean(self._probes[name]) for name, seconds in self._seconds.items()}
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["spent"] = spent
+        else:
+            session.config.stash[TOTALS].update(spent)
+
+
+class Judging:
+    """Adds up what the workers measured, and fails the run."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        node.config.stash[TOTALS].update(getattr(node, "workeroutput", {}).get("spent", {}))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        if not session.exitstatus and over(session.config.stash[TOTALS], BUDGETS_S):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter, config):
+        spent = config.stash[TOTALS]
+        terminalreporter.section("CPU seconds of each set, and its budget")
+        for name in sorted(spent):
+            terminalreporter.line(f"{name:12} {spent[name]:6.0f} {BUDGETS_S.get(name, 'none'):>6}")
+        for problem in over(spent, BUDGETS_S):
+            terminalreporter.line(f"over budget: {problem}", red=True)
+
+
+TOTALS = pytest.StashKey[collections.Counter]()
+
+
+def set_of(item):
+    return item.path.relative_to(item.config.rootpath / "tests").parts[0]
+
+
+def pytest_configure(config):
+    config.stash[TOTALS] = collections.Counter()
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Measuring())
+    if not is_worker:
+        config.pluginmanager.register(Judging())

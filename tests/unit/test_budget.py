@@ -1,0 +1,43 @@
+"""A set of tests that takes more CPU than its budget allows fails the run, wherever that CPU was used."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import budget
+from tests.reading import ROOT
+
+BURNING = """
+import subprocess, sys
+
+def test_that_has_a_process_burn_cpu():
+    code = "import time\\nwhile time.process_time() < 1.5: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+BUDGET = """
+from tests import budget
+
+budget.BUDGETS_S["burning"] = {}
+"""
+
+
+@pytest.mark.parametrize(("spent", "is_over"), [(10.0, False), (12.0, False), (12.1, True)])
+def test_a_set_may_take_a_fifth_more_than_its_budget(spent, is_over):
+    assert bool(budget.over({"unit": spent, "without a budget": 1e9}, {"unit": 10, "not run": 1})) is is_over
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("workers", "allowed_s", "returncode"), [("1", 0.5, 1), ("0", 60, 0)])
+def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allowed_s, returncode):
+    folder = tmp_path / "tests" / "burning"
+    folder.mkdir(parents=True)
+    (folder / "test_burning.py").write_text(BURNING)
+    (tmp_path / "conftest.py").write_text(BUDGET.format(allowed_s))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--rootdir=.", "-p", "no:schemathesis", "-p", "tests.budget", "-n", workers, "tests"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == returncode, done.stdout
+    assert ("over budget: burning took" in done.stdout) is bool(returncode), done.stdout
