@@ -4,7 +4,7 @@ import tomllib
 
 import yaml
 
-from tests.chart import test_chart as chart
+from tests.chart import rendering as chart
 
 COMPOSE = chart.CHART.parents[1] / "compose"
 ROLES = {"migrate": "migrate", "job": "driver", "serve": "serve", "archive": "archive"}
