@@ -10,6 +10,7 @@ import yaml
 
 from delivery import settings
 from fanout import chart_documents
+from tests import reading
 from tests.chart import rendering
 
 GOLDEN = rendering.ROOT / "tests" / "chart" / "golden"
@@ -79,3 +80,34 @@ def test_what_helm_makes_is_the_golden_file(name):
     if os.environ.get("GOLDEN") == "write":
         path.write_text(made)
     assert made == path.read_text()
+
+
+def notes(values):
+    done = rendering.helm("install", "here", str(rendering.CHART), "--dry-run=client", values=values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "unsaid"),
+    [
+        (rendering.MINIMAL, ["--set test.endpointUrl=https://", "serve.enabled=true"], ["api-keys", "FOR TRIALS"]),
+        (rendering.EVERYTHING, ["helm test here", "curl https://api.example.com/"], ["port-forward", "guard is closed"]),
+        (
+            rendering.DEVELOPMENT,
+            ["helm test here", "port-forward service/here-fanout-serve", "FOR TRIALS"],
+            ["guard is closed"],
+        ),
+        (rendering.APART, ["deployment/here-fanout-fast", "deployment/here-fanout-slow"], ["here-fanout-all"]),
+    ],
+)
+def test_the_notes_have_the_next_command_for_what_was_chosen(values, said, unsaid):
+    shown = notes(values)
+    assert [text for text in said if text not in shown] == []
+    assert [text for text in unsaid if text in shown] == []
+
+
+def test_the_chart_takes_the_examples_of_its_readme():
+    mine, executors = map(yaml.safe_load, reading.blocks("deploy/helm/fanout/README.md", "yaml"))
+    assert rendering.rendered(mine)
+    assert rendering.executor_template(mine | executors)

@@ -17,7 +17,7 @@ def budgets(values):
     return {name: budget["spec"] for name, budget in found.items()}
 
 
-def test_one_job_works_on_each_checkpoint_which_outlives_the_release():
+def test_one_job_works_on_a_checkpoint_that_outlives_the_release():
     documents = rendering.rendered(rendering.APART)
     drivers = rendering.of_kind("Deployment", documents)
     assert set(drivers) == {"here-fanout-fast", "here-fanout-slow"}
@@ -31,7 +31,7 @@ def test_one_job_works_on_each_checkpoint_which_outlives_the_release():
 
 
 @pytest.mark.parametrize("delivery", [{}, {"stop_within_s": 100}, {"lane_deadline_s": 8.5, "attempt_timeout_s": 30}])
-def test_a_stop_has_the_time_that_the_settings_grant_and_65_seconds(delivery):
+def test_a_stop_has_65_seconds_more_than_the_settings_grant(delivery):
     lane = settings.Delivery.model_validate(delivery)
     granted = lane.stop_within_s + lane.lane_deadline_s + lane.attempt_timeout_s
     pod = driver(rendering.MINIMAL | {"config": {"delivery": delivery}})["template"]["spec"]
@@ -71,7 +71,7 @@ def test_a_driver_with_executors_shares_its_checkpoint_with_them():
         ({"autoscaling": {"min": 1, "max": 9}}, None),
     ],
 )
-def test_a_drain_takes_one_executor_at_a_time_where_there_are_two_or_more(executors, kept):
+def test_a_drain_takes_one_of_several_executors_at_a_time(executors, kept):
     values = {"secrets": rendering.SECRETS, "drivers": {"all": {"executors": rendering.EACH | executors}}}
     found = budgets(values).get("here-fanout-all-executors")
     assert (found and found["minAvailable"]) == kept
@@ -91,7 +91,7 @@ def test_no_budget_keeps_a_driver_from_being_drained():
     }
 
 
-def test_a_change_of_the_settings_or_of_the_secrets_revision_restarts_pods():
+def test_new_settings_or_a_new_secrets_revision_restart_pods():
     def annotations(values):
         return driver(values)["template"]["metadata"]["annotations"]
 

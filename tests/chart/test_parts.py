@@ -13,7 +13,7 @@ from subscriptions_db import keyring
 from tests.chart import rendering
 
 
-def test_the_alerts_are_those_of_the_file_and_none_is_of_an_archive_that_is_not_run():
+def test_the_alerts_are_those_of_the_parts_that_run():
     def alerts(values):
         [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values)).values()
         return {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
@@ -24,7 +24,7 @@ def test_the_alerts_are_those_of_the_file_and_none_is_of_an_archive_that_is_not_
     assert every.keys() - alerts(rendering.MINIMAL | {"alerts": {"enabled": True}}).keys() == {"FanoutArchiveStands"}
 
 
-def test_the_dashboard_is_the_file_and_grafana_finds_it_by_its_label():
+def test_the_dashboard_is_the_file_with_grafanas_label():
     made = rendering.of_kind("ConfigMap", rendering.rendered(rendering.EVERYTHING))["here-fanout-dashboard"]
     assert json.loads(made["data"]["fanout.json"]) == json.loads((rendering.CHART / "files" / "dashboard.json").read_text())
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -44,7 +44,7 @@ def test_an_http_route_leads_to_the_service_of_the_api():
     }
 
 
-def test_every_pod_that_serves_metrics_has_the_port_that_the_monitor_asks():
+def test_the_monitor_asks_a_port_that_every_role_has():
     documents = rendering.rendered(rendering.EVERYTHING)
     [monitor] = rendering.of_kind("PodMonitor", documents).values()
     [asked] = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
@@ -68,7 +68,7 @@ def test_every_container_runs_a_command_that_exists(values):
         assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_helm_test_delivers_to_its_own_pod_or_to_the_endpoint_that_is_named():
+def test_helm_test_delivers_to_its_own_pod_or_a_named_endpoint():
     def words(values):
         [pod] = rendering.of_kind("Pod", rendering.rendered(values)).values()
         assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
@@ -78,7 +78,7 @@ def test_helm_test_delivers_to_its_own_pod_or_to_the_endpoint_that_is_named():
     assert words(rendering.EVERYTHING)[3:] == ["--endpoint-url", "https://hooks.example.com/fanout"]
 
 
-def test_the_network_lets_events_to_the_tests_own_pod_and_only_then():
+def test_the_network_lets_events_reach_the_tests_own_pod():
     def leads_to_the_test(values):
         [policy] = [
             one for name, one in rendering.of_kind("NetworkPolicy", rendering.rendered(values)).items() if name == "here-fanout"
@@ -89,7 +89,7 @@ def test_the_network_lets_events_to_the_tests_own_pod_and_only_then():
     assert leads_to_the_test(rendering.EXECUTORS)
 
 
-def test_development_needs_no_value_of_its_user_and_opens_the_guard_for_pods():
+def test_development_opens_the_guard_for_pods():
     documents = rendering.rendered(rendering.DEVELOPMENT)
     taken = settings.Settings.model_validate(tomllib.loads(rendering.settings_of(documents)))
     services = rendering.of_kind("Service", documents)
@@ -111,7 +111,7 @@ def test_the_secret_of_development_is_one_that_the_platform_takes():
         assert {item["key"] for source in sources for item in source["secret"]["items"]} <= secret["stringData"].keys()
 
 
-def test_development_migrates_beside_its_postgres_and_production_before_all_else():
+def test_only_production_migrates_before_all_else():
     [beside] = rendering.of_kind("Job", rendering.rendered(rendering.DEVELOPMENT)).values()
     assert "annotations" not in beside["metadata"]
     assert beside["metadata"]["name"] == "here-fanout-migrate-1"  # of the revision: a Job cannot be changed

@@ -71,7 +71,7 @@ def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
     }
 
 
-def test_only_a_driver_with_executors_has_rights_and_they_are_on_pods():
+def test_only_a_driver_with_executors_has_rights_on_pods():
     documents = rendering.rendered(rendering.EXECUTORS)
     assert {name: role["rules"] for name, role in rendering.of_kind("Role", documents).items()} == {
         "here-fanout-all": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}]

