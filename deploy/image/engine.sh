@@ -15,8 +15,7 @@ find_base() {
     command -v mmdebstrap >/dev/null || { echo "no registry is reachable, so mmdebstrap is needed: apt install mmdebstrap" >&2; exit 1; }
     echo "no registry is reachable: making the base image from Debian's packages (a minute, once) ..."
     mkdir -p build
-    # With usr-is-merged, or a package that merges /usr by Perl would come along.
-    mmdebstrap --quiet --variant=minbase --include=ca-certificates,usr-is-merged bookworm build/base.tar
+    mmdebstrap --quiet --variant=minbase --include=ca-certificates bookworm build/base.tar
     "$engine" import build/base.tar "$base" >/dev/null
     rm build/base.tar
 }
