@@ -28,7 +28,7 @@ class Relay:
 
     def lose_all(self) -> int:
         """From now on lose each packet of the clients that are connected; return how many there are."""
-        for client in self._clients:
+        for client in [*self._clients]:
             client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(_DROP_ALL)))
         return len(self._clients)
 
@@ -48,11 +48,22 @@ class Relay:
                     server.connect(self._path)
                 except OSError:  # the server has too many clients for a moment, or is away
                     client.close()
+                    server.close()
                     continue
                 self._clients.append(client)
                 self._servers.append(server)
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        """Forward both ways, and let go of both sockets at the end: a long test has thousands of connections."""
+        back = threading.Thread(target=_forward, args=(server, client), daemon=True)
+        back.start()
+        _forward(client, server)
+        back.join()
+        self._clients.remove(client)
+        self._servers.remove(server)
+        client.close()
+        server.close()
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:

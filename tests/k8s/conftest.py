@@ -5,6 +5,7 @@ The order of the files is fixed, and each test leaves the release installed and 
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,10 +30,17 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def platform(request, tmp_path_factory):
+def folder():
+    """A folder that is not pytest's: each other run of pytest closes /tmp/pytest-of-root to the user of Postgres again."""
+    with tempfile.TemporaryDirectory(prefix="fanout-k8s-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def platform(request, folder):
     cluster.up()
     cluster.image(platforms.IMAGE)
-    with platforms.started(tmp_path_factory.mktemp("k8s")) as started:
+    with platforms.started(folder) as started:
         request.config.k8s_report = started.report
         yield started
         started.release.uninstall()

@@ -46,7 +46,7 @@ class Release:
             check=False,
             timeout=timeout_s,
         )
-        assert not check or done.returncode == 0, done.stdout + done.stderr
+        assert not check or done.returncode == 0, done.stdout + done.stderr + self.log("migrate", tail=20)
         return done.stdout + done.stderr
 
     def install(self, values: dict[str, Any], *options: str) -> str:
