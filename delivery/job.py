@@ -10,13 +10,12 @@ The command `fanout run` calls `run`; each name is a file in `delivery/stages/`,
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Collection
 
-from delivery import health, plan, serving, settings
-from delivery.stages import backlog, disabling, lanes, lookup, session, snapshot, topics
+from delivery import plan, settings
+from delivery.stages import disabling, lanes, lookup, session, snapshot, topics, watching
 from delivery.stages.checkpoint import lock
 from delivery.stages.held import Held
 from delivery.stages.network import Network
@@ -39,14 +38,10 @@ def run(
     """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
     policy = controller.policy_of(config)
     mine = lock.Lock(config.spark, names)
-    if opened := plan.opened_for_development(config.delivery):
-        log.warning(plan.GUARD_IS_OPEN, opened)
+    plan.warn_of_open_guard(config.delivery)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
     network = Network()
-    holds = mine.hold_reason, network.hold_reason, registry.hold_reason
-    watches = {name: health.Watch(hold=lambda: next(filter(None, (one() for one in holds)), None), stop=stop) for name in names}
-    serving.serve(config.metrics, watches)
-    backlog.watch_all(config, watches, stop)
+    watches = watching.begin(config, names, (mine.hold_reason, network.hold_reason, registry.hold_reason), stop)
     topics.ensure_all(config)
     with mine.held(stop) as is_held:
         if not is_held:
@@ -56,9 +51,7 @@ def run(
             disabling.running(config, stop) as disabler,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
-            context = spark.sparkContext
-            source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, context, name) for name in names}
-            hold = {name: network.holding(take, stop) for name, take in source.items()}
+            hold = lanes.holds(names, registry, network, spark.sparkContext, stop)
             held = Held(config.delivery.attempt_timeout_s)
             common = lanes.Common(held=held, network=network, disable=disabler.disable, sizing=sizing)
             lanes.run(lanes.made(config, spark, hold, stop, common), watches, stop, once=once)

@@ -5,13 +5,13 @@ Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 
 from __future__ import annotations
 
+import logging
 import math
 
 from delivery import settings
 from delivery.webhooks import acceptances, envelope, guard, limits, retry, retrying, rows, worker_plan
 
-GUARD_IS_OPEN = "the address guard is OPEN for development: %s"
-"""The warning of each process that sends to endpoints or takes their URLs, with the text of `opened_for_development`."""
+log = logging.getLogger(__name__)
 
 
 def of(config: settings.Settings) -> worker_plan.Plan:
@@ -77,6 +77,12 @@ def retry_policy(config: settings.Retry) -> retrying.Policy:
 def guard_of(lane: settings.Delivery) -> guard.Guard:
     """Return the guard by which endpoints are registered, read and connected to."""
     return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
+
+
+def warn_of_open_guard(lane: settings.Delivery) -> None:
+    """Log what the guard lets through for development. Each process calls it that sends to endpoints or takes their URLs."""
+    if opened := opened_for_development(lane):
+        log.warning("the address guard is OPEN for development: %s", opened)
 
 
 def opened_for_development(lane: settings.Delivery) -> str:

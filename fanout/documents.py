@@ -1,4 +1,4 @@
-"""Write the documents that are generated from the code: configuration, metrics and record formats in docs/, and parts of the chart.
+"""Write the documents that are generated from the code: settings, metrics and record formats, and parts of the chart.
 
 Run: `python -m fanout.documents docs`. A test fails when a file and the code differ.
 """

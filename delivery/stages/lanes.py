@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from pyspark import InheritableThread
+from pyspark import InheritableThread, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery import health, kafka_options, metrics, plan, settings
@@ -308,6 +308,21 @@ class Retry(_Stateful):
             failing = self._common.network.failing(told.failing, self._config.retry.disable_after_s)
             if failing:
                 self._common.disable(failing, FAILING)
+
+
+class Registry(Protocol):
+    """The registry on the driver, broadcast or looked up."""
+
+    def source(self, context: SparkContext, lane: str, /) -> routing.RefreshedSource | None:
+        """Return what the next micro-batch of a lane routes by. Waits while the registry is too old; None: the job stops."""
+
+
+def holds(
+    names: Collection[str], registry: Registry, network: Network, context: SparkContext, stop: threading.Event
+) -> dict[str, Hold]:
+    """Return for each lane what gives it the registry, and makes it wait while our own network is broken."""
+    sources: dict[str, Hold] = {name: functools.partial(registry.source, context, name) for name in names}
+    return {name: network.holding(source, stop) for name, source in sources.items()}
 
 
 def made(

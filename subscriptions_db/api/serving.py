@@ -45,8 +45,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
     """Serve inside; yield the port. From when `stop` is set on, the probes say that it stops."""
-    if open_for := plan.opened_for_development(config.delivery):
-        log.warning(plan.GUARD_IS_OPEN, open_for)
+    plan.warn_of_open_guard(config.delivery)
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(store.Store(config))
         await asyncio.to_thread(_require_ready, opened)
