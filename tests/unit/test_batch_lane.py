@@ -24,6 +24,7 @@ from delivery.model import (
 )
 from delivery.secret import Secret
 from delivery.webhooks import batch_lane, batch_message, guard, retry, routing, rows, segment, sender, tally
+from delivery.webhooks.results import dead_letter_records, dead_letter_rows
 from delivery.webhooks.transport import Response
 from tests import builders, fakes
 from tests.batches import endpoint, events, left, lot
@@ -167,9 +168,10 @@ def test_a_batch_that_fails_is_a_dead_letter_for_each_event_as_if_it_had_been_se
     assert [(topic, letter["event_id"], letter["reason"]) for topic, letter in letters] == [
         ("dead", event.event_id, "server_error") for event in of
     ]
-    alone = rows._dead_letter(
-        batch_lane.Outcome(builders.delivery(event=of[0]), OutcomeKind.DEAD_LETTERED, results.batches[0].outcome.attempts, "x")
+    outcome = batch_lane.Outcome(
+        builders.delivery(event=of[0]), OutcomeKind.DEAD_LETTERED, results.batches[0].outcome.attempts, "x"
     )
+    alone = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
     assert letters[0][1].keys() == alone.keys() | {"batch_webhook_id"}
     same = set(alone) - {"reason", "dead_lettered_at_ms"}
     assert {name: letters[0][1][name] for name in same} == {name: alone[name] for name in same}
