@@ -1,7 +1,7 @@
 """Receive webhooks as a customer: verify each by the text of Standard Webhooks alone, and print the events that were accepted.
 
-Runs in a container of the image, from which it takes aiohttp and nothing of fanout. `/failing` refuses everything for its
-first ten seconds.
+Runs in a container of the image, from which it takes aiohttp and nothing of fanout.
+`/failing` refuses all for its first ten seconds.
 """
 
 import base64
