@@ -28,8 +28,9 @@ ASK_S = 3.0
 MOST_ABSENCES = 3
 """So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go. And
 so often for a plan that took too long."""
-_NO_PLAN = re.compile(r"Python worker failed to connect back[\s\S]*StreamingPythonRunner")
-"""Spark has a plan with state looked at by a Python process of the driver's machine. It waits 10 s for that to start."""
+_NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
+"""Spark has a plan with state looked at by a Python process of the driver's machine, and waits 10 s for that to start. What a
+task says of its own worker begins with the job that was aborted."""
 REASON = "Reason: "
 PY4J_LOG = "py4j.clientserver"
 """The log of what the JVM asks of Python, micro-batches among them."""
@@ -201,7 +202,7 @@ class Lane(Generic[Registry]):
             self._handed_back = _KafkaAway
             log.warning("lane %s waits for Kafka: %s", self._name, cause_of(text))
             return
-        if _NO_PLAN.search(text) and self._absences < MOST_ABSENCES:
+        if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             self._handed_back = StartAgain
             log.warning("lane %s could not be planned: no Python process has started within 10 s on this machine", self._name)

@@ -223,16 +223,13 @@ def test_a_lane_that_is_planned_anew_is_at_rest_until_a_micro_batch_begins(lane,
     assert lane._is_at_rest(Query(lane, []))
 
 
-NO_PLAN = (
-    "Python worker failed to connect back.\n"
-    "\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:303)\n"
-    "\tat org.apache.spark.api.python.StreamingPythonRunner.init(StreamingPythonRunner.scala:80)\n"
-)
+NO_PLAN = "Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: batch [id = 7e40, runId = 70eb]"
 
 
-def test_a_lane_that_a_busy_machine_could_not_plan_is_planned_anew(lane, monkeypatch):
+@pytest.mark.parametrize("before", ["", "[STREAM_FAILED] Query [id = 7e40, runId = 70eb] terminated with exception: "])
+def test_a_lane_that_a_busy_machine_could_not_plan_is_planned_anew(lane, monkeypatch, before):
     """With two executors where there had been one the machine was so busy that the job ended: all events were waiting."""
-    assert Run(lane, monkeypatch, *[Failed(lane, NO_PLAN) for _ in range(query.MOST_ABSENCES)])() == (4, 0)
+    assert Run(lane, monkeypatch, *[Failed(lane, before + NO_PLAN) for _ in range(query.MOST_ABSENCES)])() == (4, 0)
 
 
 def test_a_lane_that_can_never_be_planned_ends(lane, monkeypatch):
@@ -243,7 +240,7 @@ def test_a_lane_that_can_never_be_planned_ends(lane, monkeypatch):
 
 def test_a_task_whose_worker_does_not_start_is_no_matter_of_the_plan(lane, monkeypatch):
     """Tasks beside it may have sent something, and still run."""
-    run = Run(lane, monkeypatch, Failed(lane, NO_PLAN.replace("StreamingPythonRunner", "PythonRunner")))
+    run = Run(lane, monkeypatch, Failed(lane, f"Job aborted due to stage failure: {NO_PLAN}"))
     with pytest.raises(errors.LaneFailed, match="failed to connect back"):
         run()
 
