@@ -192,7 +192,7 @@ def _make_namespace() -> None:
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.NAMESPACE, "labels": labels}})
 
 
-def _make_volumes(folder: Path, count: int = 8) -> None:
+def _make_volumes(folder: Path, count: int = 12) -> None:
     """Make volumes for claims: folders of this machine, which both nodes see as they would see an NFS server."""
     kubectl.run("delete", "persistentvolumes", "--all", "--timeout=60s")
     volumes = []

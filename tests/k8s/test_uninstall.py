@@ -6,16 +6,20 @@ from tests.k8s import release
 from tests.k8s.cluster import kubectl
 
 
+def left_behind():
+    """The names of what still belongs to a release."""
+    found = kubectl.get("all,configmaps,secrets,roles,rolebindings", "--namespace", release.NAMESPACE)["items"]
+    return [one["metadata"]["name"] for one in found if "app.kubernetes.io/instance" in one["metadata"].get("labels", {})]
+
+
 def test_an_uninstall_keeps_the_claim_and_a_new_install_goes_on_from_there(ready):
     load = ready.load()
     before = load.publish(100)
     ready.await_arrival(before)
     claim = kubectl.get("persistentvolumeclaim", "fanout-all", "--namespace", release.NAMESPACE)["metadata"]["uid"]
     ready.release.uninstall()
-    release.eventually(lambda: ready.release.pods("executor"), lambda left: not left, within_s=60)
-
-    left = kubectl.get("all,configmaps,secrets,roles,rolebindings", "--namespace", release.NAMESPACE)["items"]
-    assert not [one["metadata"]["name"] for one in left if one["metadata"].get("labels", {}).get("app.kubernetes.io/instance")]
+    # Pods end within their grace period.
+    release.eventually(left_behind, lambda left: not left, within_s=120)
     assert kubectl.get("persistentvolumeclaim", "fanout-all", "--namespace", release.NAMESPACE)["metadata"]["uid"] == claim
 
     after = load.publish(100)
