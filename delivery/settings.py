@@ -148,7 +148,7 @@ class Delivery(Area):
     0: half of the files that the process may open (`ulimit -n`)."""
     max_connections_per_host: Annotated[int, Field(ge=0)] = 128
     """At most so many connections to one host, whoever's endpoints are there, over all workers: each has its share, one of
-    `spark.parallelism`, and at least one. 0: hosts have no bounds, this one and the next."""
+    `spark.parallelism` or of the executors' cores, and at least one. 0: hosts have no bounds, this one and the next."""
     max_per_second_per_host: Annotated[float, Field(gt=0)] = 2000
     """At most so many requests a second to one host, whoever's endpoints are there, over all workers."""
     unlimited_hosts: tuple[str, ...] = ()

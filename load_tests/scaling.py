@@ -26,7 +26,7 @@ MICRO_BATCH_S = 0.3
 START_S = (6.0, 20.0)
 """Seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
 PLAN_S = 5.0
-"""Seconds in which a lane plans its query anew: docs/adr/0038-scale-on-what-waits.md."""
+"""Seconds in which a lane plans its query anew, assumed: docs/adr/0038-scale-on-what-waits.md has what was seen."""
 CORES = 2
 MAX_EVENTS_PER_BATCH = 20_000
 """`source.max_events_per_batch` by default, for each executor."""

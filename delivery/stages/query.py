@@ -26,7 +26,11 @@ ASK_S = 3.0
 """How often to ask whether Kafka is back, and the wait before it is asked first: tasks of a job that has failed may go on for
 `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
-"""So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go."""
+"""So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go. And
+so often for a plan that took too long."""
+_NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
+"""Spark has a plan with state looked at by a Python process of the driver's machine, and waits 10 s for that to start. What a
+task says of its own worker begins with the job that was aborted."""
 REASON = "Reason: "
 PY4J_LOG = "py4j.clientserver"
 """The log of what the JVM asks of Python, micro-batches among them."""
@@ -94,7 +98,7 @@ class Lane(Generic[Registry]):
         self._handed_back: type[Exception] | None = None
         self._last_begun = self._handled = -1
         self._absences = 0
-        """Of Kafka, since the query has told of anything."""
+        """Of Kafka, or of a plan, since the query has told of anything."""
         self._begins = threading.Event()
 
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
@@ -197,6 +201,11 @@ class Lane(Generic[Registry]):
             self._absences += 1
             self._handed_back = _KafkaAway
             log.warning("lane %s waits for Kafka: %s", self._name, cause_of(text))
+            return
+        if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
+            self._absences += 1
+            self._handed_back = StartAgain
+            log.warning("lane %s could not be planned: no Python process has started within 10 s on this machine", self._name)
             return
         self._watched.entered(health.Phase.ENDED)
         space = full_disk.told(written()) if full_disk.is_meant(text) else ""

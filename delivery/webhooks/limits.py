@@ -3,8 +3,9 @@
 Runs in the executors. Must not import pyspark or psycopg. Pure: the clock's reading comes in.
 
 An endpoint's own limits hold over all workers. Which of them will get its events is not known beforehand, so each keeps to its
-share, one of `spark.parallelism`. They are not fully used while all of the endpoint's events are in one worker's partitions,
-and they are passed while lanes run at once in more processes than that: each process keeps to its share by itself.
+share, by the number of workers, which comes with each task. They are not fully used while all of the endpoint's events are in
+one worker's partitions, and they are passed while lanes run at once in more processes than that: each process keeps to its
+share by itself.
 """
 
 from __future__ import annotations

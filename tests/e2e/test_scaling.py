@@ -1,13 +1,14 @@
 """Executors come and go with what waits, on Spark's standalone cluster on this machine. No event is lost or repeated."""
 
 import collections
+import contextlib
 import socket
 
 import psutil
 import pytest
 
-from tests.e2e.conftest import assert_eventually, command_of, metric
-from tests.e2e.test_executors import cluster, executors_of  # noqa: F401  # a fixture
+from tests.e2e.conftest import assert_eventually, metric
+from tests.e2e.test_executors import cluster  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 EVENTS = 8_000
@@ -20,10 +21,17 @@ def port():
         return free.getsockname()[1]
 
 
-def at_work(job):
-    """Those executors that have Python workers, and so have had tasks."""
-    jvms = [psutil.Process(pid) for pid in executors_of(job)]
-    return [jvm.pid for jvm in jvms if any("pyspark.daemon" in command_of(child.pid) for child in jvm.children())]
+def executors(job):
+    """Its executors by process id; whether each has Python workers, and so has had tasks."""
+    jvms, with_workers = [], set()
+    for child in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            words = " ".join(child.cmdline())
+            if "CoarseGrainedExecutorBackend" in words:
+                jvms.append(child.pid)
+            elif "pyspark.daemon" in words:
+                with_workers.add(child.ppid())
+    return {jvm: jvm in with_workers for jvm in jvms}
 
 
 def test_executors_come_with_a_load_and_go_after_it_and_nothing_is_lost_or_repeated(platform, cluster, port):  # noqa: F811
@@ -46,11 +54,11 @@ def test_executors_come_with_a_load_and_go_after_it_and_nothing_is_lost_or_repea
     assert_eventually(lambda: metric(port, "executors"), lambda got: got == 1)
 
     ids = platform.publish(EVENTS)
-    assert_eventually(lambda: at_work(job), lambda got: len(got) == 2, within_s=200)
+    assert_eventually(lambda: executors(job), lambda got: list(got.values()) == [True, True], within_s=200)
     assert len(platform.accepted()) < EVENTS
 
     assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS, within_s=200)
-    assert_eventually(lambda: executors_of(job), lambda got: len(got) == 1, within_s=200)
+    assert_eventually(lambda: executors(job), lambda got: len(got) == 1, within_s=200)
     ids += platform.publish(100, first=EVENTS)
     assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS + 100)
     assert platform.stop(job) == 0, platform.log()

@@ -223,6 +223,28 @@ def test_a_lane_that_is_planned_anew_is_at_rest_until_a_micro_batch_begins(lane,
     assert lane._is_at_rest(Query(lane, []))
 
 
+NO_PLAN = "Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: batch [id = 7e40, runId = 70eb]"
+
+
+@pytest.mark.parametrize("before", ["", "[STREAM_FAILED] Query [id = 7e40, runId = 70eb] terminated with exception: "])
+def test_a_lane_that_a_busy_machine_could_not_plan_is_planned_anew(lane, monkeypatch, before):
+    """With two executors where there had been one the machine was so busy that the job ended: all events were waiting."""
+    assert Run(lane, monkeypatch, *[Failed(lane, before + NO_PLAN) for _ in range(query.MOST_ABSENCES)])() == (4, 0)
+
+
+def test_a_lane_that_can_never_be_planned_ends(lane, monkeypatch):
+    run = Run(lane, monkeypatch, *[Failed(lane, NO_PLAN) for _ in range(query.MOST_ABSENCES + 1)])
+    with pytest.raises(errors.LaneFailed, match="failed to connect back"):
+        run()
+
+
+def test_a_task_whose_worker_does_not_start_is_no_matter_of_the_plan(lane, monkeypatch):
+    """Tasks beside it may have sent something, and still run."""
+    run = Run(lane, monkeypatch, Failed(lane, f"Job aborted due to stage failure: {NO_PLAN}"))
+    with pytest.raises(errors.LaneFailed, match="failed to connect back"):
+        run()
+
+
 def test_a_lane_with_a_fault_of_its_own_is_not_started_again(lane, monkeypatch):
     run = Run(lane, monkeypatch, Failed(lane, PYTHON))
     with pytest.raises(errors.LaneFailed, match="ValueError: no"):

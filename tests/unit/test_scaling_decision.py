@@ -162,7 +162,8 @@ def test_the_throughput_is_not_measured_until_new_executors_are_at_work():
     lane.executors, lane.per_s = 2, 0
     lane.goes_on(10)
     lane.per_s = 1_400
-    assert lane.goes_on(20).per_executor == 700
+    assert lane.goes_on(30).per_executor == 800, "as before"
+    assert lane.goes_on(5).per_executor == 700
 
 
 def test_a_throughput_is_forgotten_after_six_hours():

@@ -14,7 +14,7 @@ WINDOW_S = 15.0
 BEHIND_S = 10.0
 """A lane is behind when its lag is more than this many seconds of its throughput. The events of the micro-batch under way are
 lag, too, and are fewer."""
-SETTLE_S = 10.0
+SETTLE_S = 30.0
 """Seconds after a change of the number in which no throughput is measured: new workers import, and queries are planned anew."""
 MEASURE_S = 10.0
 """The shortest time, in seconds, over which a throughput is measured."""
