@@ -77,10 +77,10 @@ class Platform:
                     pytest.fail(f"{port}: not ready\n{self.compose('logs', 'job', 'serve')[-3000:]}")
                 time.sleep(1)
 
-    def accepted(self, count, timeout_s=120):
+    def accepted(self, count, timeout_s=240):
         """What the receiver has accepted, by its path: (verified or forged, event id)."""
         deadline = time.monotonic() + timeout_s
-        while len(lines := re.findall(r"/(\w+) (verified|forged) (\S+)", self.compose("logs", "receiver"))) < count:
+        while len(lines := re.findall(r"/(\w+) (verified|forged) ([\w-]+)", self.compose("logs", "receiver"))) < count:
             if time.monotonic() > deadline:
                 pytest.fail(f"{lines}\n{self.compose('logs', 'job')[-3000:]}")
             time.sleep(1)

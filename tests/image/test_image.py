@@ -97,3 +97,10 @@ def test_the_runtime_trusts_debians_authorities():
 def test_no_library_of_the_runtime_misses_another():
     script = "for library in $JAVA_HOME/lib/server/libjvm.so $JAVA_HOME/bin/java; do ldd $library; done"
     assert "not found" not in in_image(script)
+
+
+def test_no_start_compiles_modules_again():
+    """They did: the build changed the times of the sources behind their compilation."""
+    imported = in_image("python -v -c 'import aiohttp, fanout.cli' 2>&1")
+    assert "aiohttp/__pycache__/client.cpython-311.pyc" in imported
+    assert "bytecode is stale" not in imported

@@ -6,6 +6,7 @@ import re
 import subprocess
 
 import pytest
+from packaging import requirements
 
 from tests import reading
 
@@ -27,8 +28,13 @@ def versions(parts, kind):
 
 def test_it_names_every_locked_python_package_of_the_image(parts):
     lock = (reading.ROOT / "deploy" / "image" / "requirements.lock").read_text()
-    locked = dict(re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", lock, re.MULTILINE))
-    locked.pop("colorama", None)  # for Windows
+    required = [requirements.Requirement(line) for line in re.findall(r"^([a-z0-9][^\\]+)", lock, re.MULTILINE)]
+    of_the_image = {"python_version": "3.11", "python_full_version": "3.11.2"}
+    locked = {
+        one.name: str(one.specifier).removeprefix("==")
+        for one in required
+        if one.marker is None or one.marker.evaluate(of_the_image)
+    }
     named = {name.lower().replace("_", "-"): version for name, version in versions(parts, "pypi").items()}
     assert {name: named.get(name) for name in locked} == locked
     assert {"pyspark", "aiohttp", "fanout"} <= named.keys()
