@@ -56,7 +56,9 @@ def run(
             disabling.running(config, stop) as disabler,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
-            source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
+            source: dict[str, lanes.Hold] = {
+                name: functools.partial(registry.source, spark.sparkContext, name) for name in names
+            }
             hold = {name: network.holding(take, stop) for name, take in source.items()}
             held = Held(config.delivery.attempt_timeout_s)
             common = lanes.Common(held=held, network=network, disable=disabler.disable, sizing=sizing)
