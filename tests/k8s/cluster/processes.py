@@ -6,7 +6,7 @@ A pid file holds the pid and the start time of the process: a pid that the kerne
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,9 +24,20 @@ def start(name: str, command: Sequence[str]) -> None:
         return
     layout.LOGS.mkdir(parents=True, exist_ok=True)
     layout.PIDS.mkdir(parents=True, exist_ok=True)
-    with (layout.LOGS / f"{name}.log").open("ab") as log:
-        started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    (layout.PIDS / name).write_text(f"{started.pid} {psutil.Process(started.pid).create_time()}")
+    log = str(layout.LOGS / f"{name}.log")
+    # No Popen: it warns when it is collected while its process runs, and these are to outlive it.
+    pid = os.posix_spawnp(
+        command[0],
+        list(command),
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    (layout.PIDS / name).write_text(f"{pid} {psutil.Process(pid).create_time()}")
 
 
 def find(name: str) -> psutil.Process | None:
