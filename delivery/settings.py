@@ -26,6 +26,10 @@ def _pairs(value: object) -> object:
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
 
 
+def _pattern_or_none(pattern: str) -> str:
+    return topic_pattern.checked(pattern) if pattern else ""
+
+
 def _with_one_group(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
@@ -96,6 +100,9 @@ class Source(Area):
     topic_pattern: TopicPattern = r"events\..+"
     """Regular expression of all of a name of the topics to read, of what Java and Python have in common (docs/adr/0037). New
     topics that match are found while the job runs."""
+    realtime_pattern: Annotated[str, pydantic.AfterValidator(_pattern_or_none)] = ""
+    """Regular expression, as `topic_pattern`, of all of a name of those of its topics that the real-time lane delivers, in
+    milliseconds: one task and one worker process for each of their partitions. Empty: there is no such lane."""
     topic_prefix: str = "events."
     """What is cut from a topic's name to make the event type, when the event itself names none."""
     starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
@@ -278,6 +285,17 @@ class Operations(Area):
     """Of an endpoint, each kind of event comes at most once in this time."""
 
 
+class Realtime(Area):
+    """The real-time lane, for the topics of `source.realtime_pattern` (docs/adr/0040)."""
+
+    batch_s: Annotated[float, Field(ge=5)] = 300
+    """Length of a batch. Between two of them nothing is delivered for some 0.3 s; a new topic is found earlier."""
+    behind_after_s: Seconds = 5
+    """With records older than this the lane has fallen behind: it catches up in micro-batches, and comes back by itself."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the driver at which the lane's workers report and hear of changes; 0 takes any that is free."""
+
+
 class Spark(Area):
     """The Spark application."""
 
@@ -378,6 +396,7 @@ class Settings(Area):
     retry: Retry = Retry()
     archive: Archive = Archive()
     operations: Operations = Operations()
+    realtime: Realtime = Realtime()
     spark: Spark = Spark()
     logs: Logs = Logs()
     metrics: Metrics = Metrics()

@@ -118,7 +118,8 @@ class Direct:
     def _planned(self) -> DataFrame:
         self._reruns.read()
         config = self._config.source
-        return source.read(self._spark, self._config.kafka, config, at_most=config.max_events_per_batch)
+        at_most = config.max_events_per_batch
+        return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         parallelism, held, journal = self._config.spark.parallelism, self._common.held.now(), self._reruns.journal

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import cachetools
@@ -39,6 +39,7 @@ from delivery.webhooks import (
     late,
     own_delay,
     queued,
+    realtime_lane,
     retry_lane,
     routing,
     sender,
@@ -163,6 +164,28 @@ class Worker:
         """
         yield from self._carried(self._wait_for(self._begin(source, held, ended)), batches)
 
+    def realtime(
+        self,
+        registry: Callable[[], routing.Registry],
+        held: handover.Held,
+        ended: journal.Ended,
+        next_offsets: Mapping[realtime_lane.Place, int],
+    ) -> realtime_lane.RealtimeLane:
+        """Return a lane for a task that lasts. `registry` and `held` are asked in the loop, where they may change meanwhile."""
+
+        def begin() -> realtime_lane.Slice:
+            self._registry = registry()
+            hand_over = self._handover(held)
+            dispatcher = self._dispatcher(hand_over)
+            lane = direct_lane.DirectLane(self._registry, dispatcher, hand_over, self._plan.layout, ended)
+            return realtime_lane.Slice(lane, self._gate)
+
+        return realtime_lane.RealtimeLane(self._loop, begin, next_offsets, self._learned_from)
+
+    def in_loop(self, change: Callable[[], None]) -> None:
+        """Have `change` called in the event loop, soon."""
+        self._loop.call_soon_threadsafe(change)
+
     def collect(
         self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, pass_through_s: float
     ) -> Iterator[collecting.Collected]:
@@ -182,6 +205,11 @@ class Worker:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
         some = chunks.of(batches, len, BATCH_BYTES_AT_ONCE)
         yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the JVM is gone."""
+        return self._is_orphan
 
     def orphaned(self) -> None:
         """Take note, in the task's thread, that the JVM is gone. The task fails when what is under way has ended."""
