@@ -38,10 +38,14 @@ def run(
     *,
     libraries: session.Libraries,
     stop: threading.Event,
-    names: Collection[str] = LANES[:3],
+    names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
+    """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been handled.
+
+    `names` are the lanes that run; None: all that have topics.
+    """
+    names = names or default_lanes(config)
     claim.take(config.spark.checkpoint, names)
     if opened := plan.opened_for_development(config.delivery):
         log.warning(plan.GUARD_IS_OPEN, opened)
@@ -56,8 +60,7 @@ def run(
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(take, stop) for name, take in source.items()}
         common = lanes.Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disabler.disable)
-        if realtime_lane.NAME in names or config.source.realtime_pattern:
-            moving.move(spark, config)
+        moving.move(spark, config)
         made = lanes.made(config, spark, hold, stop, common)
         if realtime_lane.NAME in names:
             followed = realtime_lane.require_followed(config, registry)

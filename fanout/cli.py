@@ -140,8 +140,7 @@ def run(
     from delivery.stages import session  # noqa: PLC0415
     from fanout.local import classes, jars  # noqa: PLC0415
 
-    config = _settings(context)
-    names = _lanes(lanes, job.LANES) if lanes else job.default_lanes(config)
+    config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
     libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
 

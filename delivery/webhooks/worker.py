@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import itertools
 import logging
 import queue
@@ -37,6 +36,7 @@ from delivery.webhooks import (
     hosts,
     journal,
     late,
+    late_results,
     own_delay,
     queued,
     realtime_lane,
@@ -46,7 +46,7 @@ from delivery.webhooks import (
     transport,
     worker_plan,
 )
-from delivery.webhooks.results import Results, of_late
+from delivery.webhooks.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +113,9 @@ class Worker:
         """Of the task that runs."""
         self._is_orphan = False
         self._retries: retry_lane.RetryLane | None = None
-        self._ended_alone: queue.SimpleQueue[late.Ended | None] = queue.SimpleQueue()
-        self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._ended_alone.put)
-        self._written_late: queue.SimpleQueue[Results] = queue.SimpleQueue()
-        self.write_late: Callable[[Results, list[late.Ended], Revision], None] | None = None
-        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
-        threading.Thread(target=self._write_what_ended_alone, name="late results", daemon=True).start()
+        self._late_results = late_results.LateResults(lambda: self.revision)
+        self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._late_results.put)
+        self._late_results.start(self._late.forget)
 
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
         judging = endpoint_clock.EndpointClock(own_delay.OwnDelay())
@@ -134,7 +131,7 @@ class Worker:
         self._wait_for(self._network.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._ended_alone.put(None)
+        self._late_results.close()
         self._loop.close()
 
     @property
@@ -262,30 +259,18 @@ class Worker:
     def _goes_on(self) -> bool:
         return not self._late.is_over or (self._retries is not None and self._retries.is_busy)
 
+    @property
+    def write_late(self) -> late_results.Write | None:
+        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
+        return self._late_results.write
+
+    @write_late.setter
+    def write_late(self, write: late_results.Write) -> None:
+        self._late_results.write = write
+
     def written_late(self) -> list[Results]:
         """Return what came of attempts that had gone on alone and is written, for a task to take note of it."""
-        return _taken(self._written_late)
-
-    def _write_what_ended_alone(self) -> None:
-        """Write it as it comes, until the worker is closed. What cannot be written is attempted again by the retry lane."""
-        is_open = True
-        while is_open:
-            came = [self._ended_alone.get(), *_taken(self._ended_alone)]
-            ended = [one for one in came if one is not None]
-            is_open = len(ended) == len(came)
-            if ended:
-                self._write_ended(ended)
-
-    def _write_ended(self, ended: list[late.Ended]) -> None:
-        try:
-            assert self.write_late is not None, "only tasks let attempts go on"  # noqa: S101
-            self.write_late(told := of_late(ended), ended, self.revision)
-        except Exception:
-            log.exception("the end of %d attempts could not be written; the retry lane makes them again", len(ended))
-        else:
-            self._written_late.put(told)
-        finally:
-            self._late.forget(ended)
+        return self._late_results.written()
 
     def _carried(self, begun: _Begun, given: Iterable[Iterable[Any]]) -> Iterator[Results]:
         """Yield what comes of all that is given. Where that fails, what is under way and ends soon comes before the failure."""
@@ -397,14 +382,6 @@ class Worker:
             clock=self._loop.time,
             judging=self._judging.time,
         )
-
-
-def _taken(waiting: queue.SimpleQueue[Returned]) -> list[Returned]:
-    taken: list[Returned] = []
-    with contextlib.suppress(queue.Empty):
-        while True:
-            taken.append(waiting.get_nowait())
-    return taken
 
 
 _workers: dict[worker_plan.Plan, Worker] = {}

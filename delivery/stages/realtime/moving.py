@@ -39,24 +39,28 @@ def move(spark: SparkSession, config: settings.Settings) -> None:
     """Move the positions of the topics that belong to the other lane now."""
     root = config.spark.checkpoint.rstrip("/")
     direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
-    if direct is not None:
-        _, gone = parted(direct.positions, lambda topic: source.is_realtime(config.source, topic))
-        if gone:
-            if realtime is None:
-                floors.remember(spark, f"{root}/realtime", joined(floors.remembered(spark, f"{root}/realtime"), gone))
-            else:
-                realtime.change(lambda positions: joined(positions, gone))
-            direct.change(lambda positions: parted(positions, gone.__contains__)[0])
-            log.info("lane realtime takes over %s", ", ".join(gone))
-    if realtime is not None:
-        _, gone = parted(realtime.positions, lambda topic: not source.is_realtime(config.source, topic))
-        if gone:
-            begin = floors.read(spark, config, f"{root}/realtime", of=gone.__contains__)
-            handled = floors.by_topic(begin.next_offsets, gone)
-            if direct is not None:
-                direct.change(lambda positions: joined(positions, handled))
-            realtime.change(lambda positions: parted(positions, gone.__contains__)[0])
-            log.info("lane direct takes over %s", ", ".join(gone))
+    kept = floors.remembered(spark, f"{root}/realtime") if realtime is None else realtime.positions
+    if direct is None or not (kept or config.source.realtime_pattern):
+        return
+    _, come = parted(direct.positions, lambda topic: source.is_realtime(config.source, topic))
+    _, gone = parted(kept, lambda topic: not source.is_realtime(config.source, topic))
+    if gone:
+        begin = floors.read(spark, config, f"{root}/realtime", of=gone.__contains__)
+        handled = floors.by_topic(begin.next_offsets, gone)
+        direct.change(lambda positions: joined(positions, handled))
+        log.info("lane direct takes over %s", ", ".join(gone))
+    if come or gone:
+
+        def changed(positions: losses.Positions) -> losses.Positions:
+            return joined(parted(positions, gone.__contains__)[0], come)
+
+        if realtime is None:
+            floors.remember(spark, f"{root}/realtime", changed(kept))
+        else:
+            realtime.change(changed)
+    if come:
+        direct.change(lambda positions: parted(positions, come.__contains__)[0])
+        log.info("lane realtime takes over %s", ", ".join(come))
 
 
 def _opened(spark: SparkSession, folder: str) -> losses.Checkpoint | None:
