@@ -35,10 +35,11 @@ def test_records_below_the_floor_are_left_out(spark, kafka, tmp_path, trigger, f
     assert sum(row.topic is None for row in found) == fillers
 
 
-def committed(spark, folder, positions):
+def committed(folder, positions):
     """Write a lane's checkpoint that has committed one micro-batch up to these positions."""
-    for part, text in {"offsets/0": f'v1\n{{"batchWatermarkMs":0}}\n{positions}', "commits/0": "v1\n{}"}.items():
-        losses.write(spark, f"{folder}/{part}", text)
+    for part, text in {"offsets": f'v1\n{{"batchWatermarkMs":0}}\n{positions}', "commits": "v1\n{}"}.items():
+        (folder / part).mkdir(parents=True)
+        (folder / part / "0").write_text(text)
 
 
 def moved(spark, tmp_path, pattern):
@@ -51,7 +52,7 @@ def moved(spark, tmp_path, pattern):
 
 
 def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark, tmp_path):
-    committed(spark, f"{tmp_path}/direct", '{"slow":{"0":7},"fast":{"0":5}}')
+    committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     moved(spark, tmp_path, "fast")
     assert losses.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
     begin = floors.read(spark, settings.Settings(), f"{tmp_path}/realtime")
@@ -59,13 +60,13 @@ def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark,
 
 
 def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tmp_path):
-    committed(spark, f"{tmp_path}/direct", '{"slow":{"0":7},"fast":{"0":5}}')
-    committed(spark, f"{tmp_path}/realtime", '{"other":{"0":3}}')
+    committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
     moved(spark, tmp_path, "fast|other")
     assert losses.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
 
 
 def test_without_a_pattern_a_checkpoint_stays_as_it_is(spark, tmp_path):
-    committed(spark, f"{tmp_path}/direct", '{"slow":{"0":7}}')
+    committed(tmp_path / "direct", '{"slow":{"0":7}}')
     moved(spark, tmp_path, "")
     assert losses.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
