@@ -20,17 +20,11 @@ from delivery.stages import backlog, claim, disabling, lanes, lookup, session, s
 from delivery.stages.held import Held
 from delivery.stages.network import Network
 from delivery.stages.realtime import lane as realtime_lane
-from delivery.stages.realtime import moving
 
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry", realtime_lane.NAME)
 HANDLED = "all that was in Kafka at the start is handled"
 COMMITTED = "every micro-batch that had begun is committed, and the next start goes on behind it"
-
-
-def default_lanes(config: settings.Settings) -> tuple[str, ...]:
-    """Return the lanes that run where none are named."""
-    return tuple(name for name in LANES if name != realtime_lane.NAME or config.source.realtime_pattern)
 
 
 def run(
@@ -41,11 +35,8 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Deliver events until `stop` is set, or with `once` until all that is in Kafka now has been handled.
-
-    `names` are the lanes that run; None: all that have topics.
-    """
-    names = names or default_lanes(config)
+    """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
+    names = names or realtime_lane.default_names(config, LANES)
     claim.take(config.spark.checkpoint, names)
     if opened := plan.opened_for_development(config.delivery):
         log.warning(plan.GUARD_IS_OPEN, opened)
@@ -60,12 +51,9 @@ def run(
         source: dict[str, lanes.Hold] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in watches}
         hold = {name: network.holding(take, stop) for name, take in source.items()}
         common = lanes.Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disabler.disable)
-        moving.move(spark, config)
         made = lanes.made(config, spark, hold, stop, common)
-        if realtime_lane.NAME in names:
-            followed = realtime_lane.require_followed(config, registry)
-            made[realtime_lane.NAME] = realtime_lane.Realtime(config, spark, followed, stop, common, shares=len(made) > 0)
-        lanes.run(made, watches, stop, once=once)
-        if set(made) != {realtime_lane.NAME}:  # its own tasks have waited for what goes on in their workers
+        fast = realtime_lane.made(config, spark, registry, common, stop=stop, names=names)
+        lanes.run(made | fast, watches, stop, once=once)
+        if made:  # the tasks of the other one have waited for what goes on in their workers
             lanes.rest(config, spark)
     log.info("stopped in order: %s", HANDLED if once else COMMITTED)

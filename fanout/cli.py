@@ -155,11 +155,12 @@ def accept_loss(
     """Show which records were gone before the job read them; with --yes, let it go on without them. The job is stopped."""
     from delivery import job  # noqa: PLC0415  # as above
     from delivery.stages import session  # noqa: PLC0415
+    from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
     from fanout import accepting  # noqa: PLC0415
     from fanout.local import classes, jars  # noqa: PLC0415
 
     config = _settings(context)
-    names = _lanes(lanes, job.LANES) if lanes else job.default_lanes(config)
+    names = _lanes(lanes, job.LANES) if lanes else realtime_lane.default_names(config, job.LANES)
     libraries = session.Libraries(jars=jars.ensure().connector, class_archive=classes.find())
     found = [one.document() for one in accepting.accept(config, libraries, names, is_dry=not is_sure)]
     if as_json:

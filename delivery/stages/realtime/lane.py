@@ -10,6 +10,7 @@ import enum
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from delivery.stages import (
     tasks,
     telemetry,
 )
-from delivery.stages.realtime import collected, floors, messages, pace, partition, records, slots
+from delivery.stages.realtime import collected, floors, messages, moving, pace, partition, records, slots
 from delivery.stages.realtime.hub import Hub
 
 log = logging.getLogger(__name__)
@@ -61,13 +62,32 @@ class Outcome(enum.Enum):
     KAFKA_AWAY = enum.auto()
 
 
-def require_followed(config: settings.Settings, registry: snapshot.Broadcasts | lookup.Lookups) -> snapshot.Follower:
-    """Return what follows the registry; raise SettingsError where the lane cannot run by these settings."""
+def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
+    """Return the lanes that run where none are named: all that are known, this one only if it has topics."""
+    return [name for name in known if name != NAME or config.source.realtime_pattern]
+
+
+def made(
+    config: settings.Settings,
+    spark: SparkSession,
+    registry: snapshot.Broadcasts | lookup.Lookups,
+    common: lanes.Common,
+    *,
+    stop: threading.Event,
+    names: Collection[str],
+) -> dict[str, lanes.Lane]:
+    """Return the lane, if it is named. Before, give topics over where the pattern has changed.
+
+    Raises SettingsError where the lane cannot run by these settings.
+    """
+    moving.move(spark, config)
+    if NAME not in names:
+        return {}
     if not config.source.realtime_pattern:
         raise errors.SettingsError("lane realtime has no topics: set source.realtime_pattern")
     if isinstance(registry, lookup.Lookups):
         raise errors.SettingsError('lane realtime needs snapshot.source = "broadcast": its workers follow the driver')
-    return registry.follower
+    return {NAME: Realtime(config, spark, registry.follower, stop, common, shares=len(names) > 1)}
 
 
 @dataclass(frozen=True, slots=True)
