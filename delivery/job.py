@@ -19,10 +19,11 @@ from delivery.stages import disabling, lanes, lookup, session, snapshot, topics,
 from delivery.stages.checkpoint import lock
 from delivery.stages.held import Held
 from delivery.stages.network import Network
+from delivery.stages.realtime import lane as realtime_lane
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
-LANES = ("direct", "batch", "retry")
+LANES = ("direct", "batch", "retry", realtime_lane.NAME)
 HANDLED = "all that was in Kafka at the start is handled"
 COMMITTED = "every micro-batch that had begun is committed, and the next start goes on behind it"
 
@@ -32,11 +33,11 @@ def run(
     *,
     libraries: session.Libraries,
     stop: threading.Event,
-    names: Collection[str] = LANES,
+    names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
     """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
-    policy = controller.policy_of(config)
+    policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     mine = lock.Lock(config.spark, names)
     plan.warn_of_open_guard(config.delivery)
     registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
@@ -54,6 +55,9 @@ def run(
             hold = lanes.holds(names, registry, network, spark.sparkContext, stop)
             held = Held(config.delivery.attempt_timeout_s)
             common = lanes.Common(held=held, network=network, disable=disabler.disable, sizing=sizing)
-            lanes.run(lanes.made(config, spark, hold, stop, common), watches, stop, once=once)
-            lanes.rest(config, spark)
+            made = lanes.made(config, spark, hold, stop, common)
+            fast = realtime_lane.made(config, spark, registry, common, stop=stop, names=names)
+            lanes.run(made | fast, watches, stop, once=once)
+            if made:  # the tasks of the other one have waited for what goes on in their workers
+                lanes.rest(config, spark)
     log.info("stopped in order: %s", HANDLED if once else COMMITTED)

@@ -192,6 +192,14 @@ ARCHIVE_REPLAYED = Counter(
 READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
 
 
+REALTIME_CATCHING_UP = Gauge(
+    "fanout_realtime_catching_up", "Whether the real-time lane delivers in micro-batches: it fell behind, or has too few slots."
+)
+REALTIME_RESTARTS = Counter(
+    "fanout_realtime_restarts", "Starts of the real-time lane's query after a task that failed, was lost or did not report."
+)
+
+
 def account(lane: str, tally: Tally) -> None:
     """Add what the workers told."""
     for kind in OutcomeKind:

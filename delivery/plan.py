@@ -5,6 +5,7 @@ Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 
@@ -45,6 +46,16 @@ def of(config: settings.Settings) -> worker_plan.Plan:
         registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
         tell_accepted_every_s=acceptances.told_every_s(config.retry.disable_after_s),
     )
+
+
+def of_realtime(config: settings.Settings) -> worker_plan.Plan:
+    """Return the plan of the real-time lane.
+
+    A slice ends while the next one is at work (delivery.webhooks.realtime_lane). So each has half of what an endpoint takes.
+    """
+    direct = of(config)
+    at_once = max(1, direct.limits.max_in_flight_per_endpoint // 2)
+    return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, max_in_flight_per_endpoint=at_once))
 
 
 def layout_of(config: settings.Settings) -> envelope.Layout:

@@ -1,4 +1,4 @@
-"""The types of single settings: how they are read, and what they may be."""
+"""The types of settings: an area, and single values, how they are read and what they may be."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from delivery import topic_pattern
 
 Seconds = Annotated[float, Field(gt=0)]
 TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
+
+
+def pattern_or_none(pattern: str) -> str:
+    """Return a pattern of topics, or nothing; raise ValueError."""
+    return topic_pattern.checked(pattern) if pattern else ""
 
 
 def pairs(value: object) -> object:
@@ -30,3 +35,9 @@ def with_one_group(pattern: str) -> str:
     if pattern and groups != 1:
         raise ValueError("must have exactly one group: the tenant's id")
     return pattern
+
+
+class Area(pydantic.BaseModel):
+    """One group of settings: frozen, checked, and closed to names that it does not know."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery import settings, topic_pattern
-from delivery.stages import losses, session
+from delivery.stages import losses, session, source
 from delivery.stages.checkpoint import lock
 from fanout import scanning
 from subscriptions_db import auditing, connect
@@ -58,7 +58,7 @@ def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[
     with contextlib.closing(scanning.Scanner(config.kafka)) as scanner:
         for lane in lanes:
             checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
-            extents = scanner.extents({*checkpoint.positions, *(_event_topics(config, scanner) if lane != "retry" else ())})
+            extents = scanner.extents({*checkpoint.positions, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.Held] = {one.place: losses.Held(one.low, one.end) for one in extents}
             positions, lost = losses.moved(checkpoint.positions, held)
             found += [Accepted(lane, loss) for loss in lost]
@@ -67,8 +67,14 @@ def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[
     return found, moves
 
 
-def _event_topics(config: settings.Settings, scanner: scanning.Scanner) -> list[str]:
-    return [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]
+def _event_topics(config: settings.Settings, scanner: scanning.Scanner, lane: str) -> list[str]:
+    """Return the topics of events that a lane reads."""
+    if lane == "retry":
+        return []
+    found = [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]
+    if lane == "batch":
+        return found
+    return [name for name in found if source.is_realtime(config.source, name) is (lane == "realtime")]
 
 
 def _entry(one: Accepted) -> dict[str, Any]:

@@ -135,14 +135,17 @@ def keys_rotate(context: typer.Context) -> None:
 def run(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Deliver what is in Kafka now, then end.")] = False,
-    lanes: Annotated[str, typer.Option(help="Which lanes to run, with commas: direct, batch, retry.")] = "direct,batch,retry",
+    lanes: Annotated[
+        str,
+        typer.Option(help="Which lanes to run, with commas: direct, batch, retry, realtime. [default: all that have topics]"),
+    ] = "",
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
     from delivery.stages import session  # noqa: PLC0415
     from fanout.local import classes, jars  # noqa: PLC0415
 
-    config, names = _settings(context), _lanes(lanes, job.LANES)
+    config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
     libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     job.run(config, libraries=libraries, stop=terminal.stop_event(), names=names, once=once)
 
@@ -150,17 +153,19 @@ def run(
 @app.command("accept-loss")
 def accept_loss(
     context: typer.Context,
-    lanes: Annotated[str, typer.Option(help="Which lanes' checkpoints, with commas.")] = "direct,batch,retry",
+    lanes: Annotated[str, typer.Option(help="Which lanes' checkpoints, with commas. [default: all that have topics]")] = "",
     is_sure: Annotated[bool, typer.Option("--yes", help="Note what is lost in the audit log, and go on behind it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which records were gone before the job read them; with --yes, let it go on without them. The job is stopped."""
     from delivery import job  # noqa: PLC0415  # as above
     from delivery.stages import session  # noqa: PLC0415
+    from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
     from fanout import accepting  # noqa: PLC0415
     from fanout.local import classes, jars  # noqa: PLC0415
 
-    config, names = _settings(context), _lanes(lanes, job.LANES)
+    config = _settings(context)
+    names = _lanes(lanes, job.LANES) if lanes else realtime_lane.default_names(config, job.LANES)
     libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=classes.find())
     found = [one.document() for one in accepting.accept(config, libraries, names, is_dry=not is_sure)]
     if as_json:

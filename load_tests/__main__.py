@@ -17,6 +17,7 @@ from load_tests import crash as crash_scenario
 from load_tests import direct as direct_scenario
 from load_tests import flood, scaling_plot, stage, stopping
 from load_tests import isolation as isolation_scenario
+from load_tests import latency as latency_scenario
 from load_tests import mission as mission_scenario
 from load_tests import overload as overload_scenario
 from load_tests import pending as pending_scenario
@@ -24,7 +25,7 @@ from load_tests import retries as retries_scenario
 from load_tests import scaling as scaling_scenario
 
 S = TypeVar("S")
-WRONG = ("lost", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
+WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
 """Figures that are to be zero."""
 MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 0.001, "back_after_s": 10}
 """Figures that have a bound."""
@@ -39,6 +40,7 @@ _BATCH = batch_scenario.Scenario()
 _BESIDE = beside_scenario.Scenario(what=beside_scenario.What.POISON)
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
+_LATENCY = latency_scenario.Scenario()
 _MISSION = mission_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
 _OVERLOAD = overload_scenario.Scenario()
@@ -187,6 +189,24 @@ def crash(
     """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
     scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(crash_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def latency(
+    json_file: JsonFile = None,
+    rates: Annotated[str, typer.Option(help="Events a second, several with commas.")] = ",".join(map(str, _LATENCY.rates)),
+    seconds: Annotated[int, typer.Option(min=1, help="For each rate.")] = _LATENCY.seconds,
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _LATENCY.endpoints,
+    kills: Annotated[int, typer.Option(min=0, help="How often driver or worker are killed, under load.")] = _LATENCY.kills,
+    lanes: Annotated[str, typer.Option(help="The lanes of the job.")] = _LATENCY.lanes,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Deliver events of a real-time topic one by one: how long does each take? Then kill the job under load."""
+    scenario = latency_scenario.Scenario(
+        rates=tuple(map(int, rates.split(","))), seconds=seconds, endpoints=endpoints, kills=kills, lanes=lanes
+    )
+    _run(latency_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()

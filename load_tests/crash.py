@@ -51,7 +51,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             while left:
                 with servers.job("direct,retry", chosen) as job:
                     while left and not job.has_ended():
-                        killed_at.append(_kill_at_work(job, left.pop(0), customers, rng, terms.say))
+                        killed_at.append(kill_at_work(job, left.pop(0), customers, rng, terms.say))
             enough.set()
             publisher.join()
             with servers.job("direct,retry", chosen) as job:
@@ -76,9 +76,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     }
 
 
-def _kill_at_work(
+def kill_at_work(
     job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
 ) -> int:
+    """Kill a process of a job that delivers; return how many events had arrived."""
     enough = customers.count + PROGRESS
     job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))

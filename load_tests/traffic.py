@@ -198,6 +198,16 @@ class Traffic:
         self._publisher.flush()
         return range(first, len(self.due))
 
+    def publish_evenly(self, per_s: int, for_s: float, *, types: Sequence[int] = ALL_TYPES) -> tuple[range, list[float]]:
+        """Publish one event after the other at a pace; return their numbers, and when each was published."""
+        first, began, at = len(self.due), time.time(), []
+        for count in range(int(per_s * for_s)):
+            time.sleep(max(0.0, began + count / per_s - time.time()))
+            at.append(time.time())
+            self._publisher.publish(self._event(types))
+        self._publisher.flush()
+        return range(first, len(self.due)), at
+
     def publish_until(self, enough: threading.Event, per_s: int) -> None:
         """Publish at a steady pace until `enough` is set. For a thread: nobody else may publish meanwhile."""
         while not enough.is_set():

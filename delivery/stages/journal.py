@@ -59,8 +59,8 @@ def read(of: Journal) -> frozenset[journal.Key]:
     try:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(of.topics).items():
-                for value in _values(consumer, topic, of.since_ms - SLACK_MS, until=began + READ_S):
-                    found.take(value, reader)
+                for message in messages(consumer, topic, of.since_ms - SLACK_MS, until=began + READ_S):
+                    found.take(message.value() or b"", reader)
                     taken += 1
     except Exception as exc:  # noqa: BLE001  # whatever it is, also a file that is missing here: the journal only saves repeats
         log.warning("the topics could not be read back, and what they tell is made again: %s", exc)
@@ -68,8 +68,10 @@ def read(of: Journal) -> frozenset[journal.Key]:
     return frozenset(found.ended)
 
 
-def _values(consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float) -> Iterator[bytes]:
-    """Yield what was written to a topic from `since_ms` on, up to now."""
+def messages(
+    consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
+) -> Iterator[confluent_kafka.Message]:
+    """Yield what has a value and was written to a topic from `since_ms` on, up to now."""
     from confluent_kafka import KafkaError, TopicPartition  # noqa: PLC0415
 
     partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
@@ -80,11 +82,11 @@ def _values(consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, un
     consumer.assign(firsts)
     while unread and time.monotonic() < until:
         for message in consumer.consume(1000, 1.0):
-            error, value = message.error(), message.value()
+            error = message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
                     unread.discard(int(message.partition() or 0))
-            elif value is not None:
-                yield value
+            elif message.value() is not None:
+                yield message
     if unread:
         log.warning("topic %s was not read to its end in time", topic)

@@ -123,7 +123,7 @@ class Direct:
         self._size = self._common.sizing.now()
         config = self._config.source
         at_most = config.max_events_per_batch * self._size.executors
-        return source.read(self._spark, self._config.kafka, config, at_most=at_most)
+        return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True)
 
     def _handle(self, records: DataFrame, known: routing.Source) -> None:
         _require_current(self._reruns, is_current=self._size == self._common.sizing.now())

@@ -9,7 +9,7 @@ were read of the old one: nobody can tell it from that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -86,11 +86,22 @@ def _each(positions: Positions) -> Iterator[tuple[str, str, int]]:
             yield topic, number, position
 
 
+def write(spark: SparkSession, name: str, text: str) -> None:
+    """Write a file of a checkpoint, whole or not at all."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+    path = jvm.org.apache.hadoop.fs.Path(name)
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+    file = getattr(jvm, _MANAGER).create(path, hadoop).createAtomic(path, True)
+    file.write(text.encode())
+    file.close()
+
+
 class Checkpoint:
     """The offsets in one lane's folder: what it has committed, and the micro-batch that was broken off, if there is one."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         rerun.require_whole(spark, folder)
+        self._spark = spark
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
         self._hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
         self._folder = folder
@@ -109,6 +120,13 @@ class Checkpoint:
             self._write(self._begun, fitted(self._read(self._begun), held))
         self._write(self._committed, positions)
 
+    def change(self, change: Callable[[Positions], Positions]) -> None:
+        """Have the lane go on by changed offsets, which those of a micro-batch that was broken off become as well."""
+        if self._begun is not None:
+            self._write(self._begun, change(self._read(self._begun)))
+        self.positions = change(self.positions)
+        self._write(self._committed, self.positions)
+
     def _read(self, number: int) -> Positions:
         *_, offsets = self._lines(number)
         found: Positions = json.loads(offsets)
@@ -117,10 +135,7 @@ class Checkpoint:
     def _write(self, number: int, positions: Positions) -> None:
         version, metadata, _ = self._lines(number)
         text = "\n".join([version, metadata, json.dumps(positions, separators=(",", ":"))])
-        path = self._path(number)
-        file = getattr(self._jvm, _MANAGER).create(path, self._hadoop).createAtomic(path, True)
-        file.write(text.encode())
-        file.close()
+        write(self._spark, f"{self._folder}/offsets/{number}", text)
 
     def _lines(self, number: int) -> list[str]:
         path = self._path(number)

@@ -70,6 +70,11 @@ class Network:
         """Return why the lanes pause, None when they do not."""
         return "hardly any endpoint can be reached: our own network is broken" if self.is_broken else None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to be sent now."""
+        return self._egress.until > self._clock()
+
     def holding(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:
         """Return `take`, which gives what a micro-batch is handled with, to wait while the lanes pause; None: the job stops."""
 

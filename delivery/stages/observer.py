@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from pyspark import Accumulator, AccumulatorParam
+from pyspark import AccumulatorParam
 
 from delivery import logs
 from delivery.model import EndpointId
@@ -21,6 +22,15 @@ from delivery.webhooks import attempt_log, tally
 from delivery.webhooks.pending import Pending
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.tally import Tally
+
+Told_contra = TypeVar("Told_contra", contravariant=True)
+
+
+class Adds(Protocol[Told_contra]):
+    """What takes what was told: an accumulator of Spark's, or delivery.stages.realtime.collected."""
+
+    def add(self, term: Told_contra, /) -> None:
+        """Add to what was told."""
 
 
 class Merging(AccumulatorParam[Tally]):
@@ -95,9 +105,9 @@ def _attempt_log(level: str, form: str, sample: float) -> attempt_log.AttemptLog
 class Observer:
     """Take note of what came of an Arrow batch."""
 
-    total: Accumulator[Tally]
-    gone: Accumulator[frozenset[EndpointId]]
-    silent: Accumulator[frozenset[EndpointId]]
+    total: Adds[Tally]
+    gone: Adds[frozenset[EndpointId]]
+    silent: Adds[frozenset[EndpointId]]
     level: str
     """As the three of the settings of the area `logs`."""
     format: str

@@ -186,7 +186,7 @@ class Lane(Generic[Registry]):
             for state in newest["stateOperators"]:
                 metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
-            self._watched.reached(_positions(newest))
+            self._watched.reached(positions(newest))
 
     def _require_well(self, query: StreamingQuery, written: Callable[[], Iterable[full_disk.Folder]]) -> None:
         """Raise LaneFailed where the query has ended by itself, and not because Kafka was away.
@@ -236,16 +236,21 @@ def cause_of(failure: str) -> str:
     return (named or lines or [""])[-1]
 
 
-def _positions(progress: StreamingQueryProgress) -> health.Positions:
+def positions(progress: StreamingQueryProgress) -> health.Positions:
     """Return up to where the lane has committed."""
     ends = (json.loads(source["endOffset"]) or {} for source in progress["sources"])
     return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
 
 
 def _report(lane: str, progress: StreamingQueryProgress) -> None:
-    duration_ms = progress["durationMs"].get("triggerExecution", 0)
     metrics.RECORDS.labels(lane).inc(progress["numInputRows"])
-    metrics.MICRO_BATCH_SECONDS.labels(lane).observe(duration_ms / 1000)
+    metrics.MICRO_BATCH_SECONDS.labels(lane).observe(progress["durationMs"].get("triggerExecution", 0) / 1000)
+    log_commit(lane, progress)
+
+
+def log_commit(lane: str, progress: StreamingQueryProgress) -> None:
+    """Log a micro-batch, or a batch of the real-time lane."""
+    duration_ms = progress["durationMs"].get("triggerExecution", 0)
     log.info(
         "micro-batch committed",
         extra={"lane": lane, "batch": progress["batchId"], "records": progress["numInputRows"], "duration_ms": duration_ms},

@@ -113,6 +113,11 @@ class Follower:
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
         return None
 
+    @property
+    def newest(self) -> Published | None:
+        """The newest registry, however old. Safe from any thread."""
+        return self._published
+
     def hold_reason(self) -> str | None:
         """Return why a micro-batch would be held now, None when it would not. Safe from any thread."""
         published = self._published
@@ -222,14 +227,14 @@ class Broadcasts:
     """Give each micro-batch the newest registry, as a broadcast and what has changed since. Follows from when it is made."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
-        self._follower = Follower(config, stop=stop)
-        self._follower.start()
-        self.hold_reason = self._follower.hold_reason
+        self.follower = Follower(config, stop=stop)
+        self.follower.start()
+        self.hold_reason = self.follower.hold_reason
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext, lane: str) -> routing.BroadcastSource | None:
         """Return what the tasks of the lane's next micro-batch get, waiting for it; None when the job is to stop."""
-        published = self._follower.current()
+        published = self.follower.current()
         if published is None:
             return None
         self._broadcaster = self._broadcaster or Broadcaster(context)

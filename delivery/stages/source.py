@@ -11,7 +11,7 @@ import re
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery import kafka_options, settings
+from delivery import kafka_options, settings, topic_pattern
 
 FETCH_WAIT_MS = "0"
 """A broker answers at once. Spark asks for records that are there, and then for the partition's first and last offsets, behind
@@ -24,17 +24,51 @@ the lane went on. No shorter: in the tasks the same time has to last until other
 as by the defaults, 3 minutes."""
 
 
-def read(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, at_most: int, beside: str = "") -> DataFrame:
+REALTIME_FETCH_WAIT_MS = "5"
+"""Milliseconds for which a broker keeps a request of the real-time lane that finds no record. The lane's source asks again by
+itself, one consumer for each partition: with 0 it would ask all the time, with more a batch would end later."""
+
+
+def read(
+    spark: SparkSession,
+    kafka: settings.Kafka,
+    source: settings.Source,
+    *,
+    at_most: int,
+    beside: str = "",
+    without_realtime: bool = False,
+) -> DataFrame:
     """Return the stream of records on all topics that match, those created later included, and on the topic `beside`.
 
-    A micro-batch has no more than `at_most` of them.
+    A micro-batch has no more than `at_most` of them. `without_realtime` leaves out the topics of the real-time lane.
     """
-    options = {
-        "subscribePattern": whole(source.topic_pattern, *([re.escape(beside)] if beside else [])),
-        "startingOffsets": source.starting_offsets,
-        "maxOffsetsPerTrigger": str(at_most),
-        "includeHeaders": "true",
-    }
+    wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
+    if without_realtime and source.realtime_pattern:
+        wanted = f"^(?!(?:{source.realtime_pattern})$)(?:{wanted})"
+    return _events(spark, kafka, {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}, source)
+
+
+def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, at_most: int | None) -> DataFrame:
+    """Return the stream of records on the topics of the real-time lane. With `at_most`, for micro-batches."""
+    options = {"subscribePattern": f"^(?={whole(source.topic_pattern)})(?:{source.realtime_pattern})$"}
+    if at_most is None:
+        options["kafka.fetch.max.wait.ms"] = REALTIME_FETCH_WAIT_MS
+    else:
+        options["maxOffsetsPerTrigger"] = str(at_most)
+    return _events(spark, kafka, options, source)
+
+
+def is_realtime(source: settings.Source, topic: str) -> bool:
+    """Tell whether a topic is one of the real-time lane's."""
+    return (
+        bool(source.realtime_pattern)
+        and topic_pattern.matches(source.realtime_pattern, topic)
+        and topic_pattern.matches(source.topic_pattern, topic)
+    )
+
+
+def _events(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str], source: settings.Source) -> DataFrame:
+    options = {"startingOffsets": source.starting_offsets, "includeHeaders": "true", **options}
     return _stream(spark, kafka, options).select(
         "topic",
         "partition",
@@ -77,4 +111,4 @@ def _stream(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str])
         # Records that are gone before they were read stop the job loudly: they are lost events.
         "failOnDataLoss": "true",
     }
-    return spark.readStream.format("kafka").options(**always, **options).load()
+    return spark.readStream.format("kafka").options(**{**always, **options}).load()

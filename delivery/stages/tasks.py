@@ -97,9 +97,13 @@ class Task:
             for results in made:
                 self.write(results)
         except Exception:
-            self._writing.flush(LAST_FLUSH_S)
+            self.flush()
             raise
         return self.finish()
+
+    def flush(self) -> None:
+        """Give what is on its way a moment to be in its topic. For a task that fails."""
+        self._writing.flush(LAST_FLUSH_S)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Wait until all is in its topic; return NO_ROWS.

@@ -56,10 +56,14 @@ class Telemetry:
         told, self._total.value = self._total.value, Tally()
         gone, self._gone.value = self._gone.value, frozenset()
         silent, self._silent.value = self._silent.value, frozenset()
-        metrics.account(self._lane, told)
+        self.account(told)
+        return Told(told, gone, silent)
+
+    def account(self, tally: Tally) -> None:
+        """Add to the metrics what was told in another way."""
+        metrics.account(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
-        return Told(told, gone, silent)
 
 
 @functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told

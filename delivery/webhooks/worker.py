@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import cachetools
@@ -38,15 +37,17 @@ from delivery.webhooks import (
     hosts,
     journal,
     late,
+    late_results,
     own_delay,
     queued,
+    realtime_lane,
     retry_lane,
     routing,
     sender,
     transport,
     worker_plan,
 )
-from delivery.webhooks.results.results import Results, of_late
+from delivery.webhooks.results.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +115,9 @@ class Worker:
         """Of the task that runs."""
         self._is_orphan = False
         self._retries: retry_lane.RetryLane | None = None
-        self._ended_alone: queue.SimpleQueue[late.Ended | None] = queue.SimpleQueue()
-        self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._ended_alone.put)
-        self._written_late: queue.SimpleQueue[Results] = queue.SimpleQueue()
-        self.write_late: Callable[[Results, list[late.Ended], Revision], None] | None = None
-        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
-        threading.Thread(target=self._write_what_ended_alone, name="late results", daemon=True).start()
+        self._late_results = late_results.LateResults(lambda: self.revision)
+        self._late = late.Late(self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._late_results.put)
+        self._late_results.start(self._late.forget)
 
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
         judging = endpoint_clock.EndpointClock(own_delay.OwnDelay())
@@ -135,7 +133,7 @@ class Worker:
         self._wait_for(self._network.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._ended_alone.put(None)
+        self._late_results.close()
         self._loop.close()
 
     @property
@@ -173,6 +171,28 @@ class Worker:
         """
         yield from self._carried(self._wait_for(self._begin(source, held, ended)), batches)
 
+    def realtime(
+        self,
+        registry: Callable[[], routing.Registry],
+        held: handover.Held,
+        ended: journal.Ended,
+        next_offsets: Mapping[realtime_lane.Place, int],
+    ) -> realtime_lane.RealtimeLane:
+        """Return a lane for a task that lasts. `registry` and `held` are asked in the loop, where they may change meanwhile."""
+
+        def begin() -> realtime_lane.Slice:
+            self._registry = registry()
+            hand_over = self._handover(held)
+            dispatcher = self._dispatcher(hand_over)
+            lane = direct_lane.DirectLane(self._registry, dispatcher, hand_over, self._plan.layout, ended)
+            return realtime_lane.Slice(lane, self._gate)
+
+        return realtime_lane.RealtimeLane(self._loop, begin, next_offsets, self._learned_from)
+
+    def in_loop(self, change: Callable[[], None]) -> None:
+        """Have `change` called in the event loop, soon."""
+        self._loop.call_soon_threadsafe(change)
+
     def collect(
         self, batches: Iterable[Iterable[Record]], source: routing.Source, *, shards: int, pass_through_s: float
     ) -> Iterator[collecting.Collected]:
@@ -192,6 +212,11 @@ class Worker:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
         some = chunks.of(batches, len, BATCH_BYTES_AT_ONCE)
         yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the JVM is gone."""
+        return self._is_orphan
 
     def orphaned(self) -> None:
         """Take note, in the task's thread, that the JVM is gone. The task fails when what is under way has ended."""
@@ -244,30 +269,18 @@ class Worker:
     def _goes_on(self) -> bool:
         return not self._late.is_over or (self._retries is not None and self._retries.is_busy)
 
+    @property
+    def write_late(self) -> late_results.Write | None:
+        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
+        return self._late_results.write
+
+    @write_late.setter
+    def write_late(self, write: late_results.Write) -> None:
+        self._late_results.write = write
+
     def written_late(self) -> list[Results]:
         """Return what came of attempts that had gone on alone and is written, for a task to take note of it."""
-        return _taken(self._written_late)
-
-    def _write_what_ended_alone(self) -> None:
-        """Write it as it comes, until the worker is closed. What cannot be written is attempted again by the retry lane."""
-        is_open = True
-        while is_open:
-            came = [self._ended_alone.get(), *_taken(self._ended_alone)]
-            ended = [one for one in came if one is not None]
-            is_open = len(ended) == len(came)
-            if ended:
-                self._write_ended(ended)
-
-    def _write_ended(self, ended: list[late.Ended]) -> None:
-        try:
-            assert self.write_late is not None, "only tasks let attempts go on"  # noqa: S101
-            self.write_late(told := of_late(ended), ended, self.revision)
-        except Exception:
-            log.exception("the end of %d attempts could not be written; the retry lane makes them again", len(ended))
-        else:
-            self._written_late.put(told)
-        finally:
-            self._late.forget(ended)
+        return self._late_results.written()
 
     def _carried(self, begun: _Begun, given: Iterable[Iterable[Any]]) -> Iterator[Results]:
         """Yield what comes of all that is given. Where that fails, what is under way and ends soon comes before the failure."""
@@ -379,14 +392,6 @@ class Worker:
             clock=self._loop.time,
             judging=self._judging.time,
         )
-
-
-def _taken(waiting: queue.SimpleQueue[Returned]) -> list[Returned]:
-    taken: list[Returned] = []
-    with contextlib.suppress(queue.Empty):
-        while True:
-            taken.append(waiting.get_nowait())
-    return taken
 
 
 _workers: dict[worker_plan.Plan, Worker] = {}

@@ -16,7 +16,7 @@ import orjson
 import pydantic
 from psycopg.types.json import Jsonb
 
-from delivery import errors, settings
+from delivery import errors, service_settings
 from delivery.webhooks import guard, transport
 from subscriptions_db import connect, keyring
 from subscriptions_db.api import problems, routes, store
@@ -68,7 +68,12 @@ class Answerer:
     """Answers requests. Safe between threads."""
 
     def __init__(
-        self, opened: store.Store, ring: keyring.KeyRing, address_guard: guard.Guard, bounds: settings.Api, webhook_origin: str
+        self,
+        opened: store.Store,
+        ring: keyring.KeyRing,
+        address_guard: guard.Guard,
+        bounds: service_settings.Api,
+        webhook_origin: str,
     ) -> None:
         self._store = opened
         self._ring = ring

@@ -19,7 +19,7 @@ import cachetools
 import orjson
 from aiohttp import web
 
-from delivery import errors, settings
+from delivery import errors, service_settings
 from delivery.model import Revision
 from subscriptions_db import sealed, snapshot
 from subscriptions_db.api import polls, problems, store
@@ -49,7 +49,7 @@ class Followers:
     """The readers of the registry. Lives on the event loop."""
 
     def __init__(
-        self, config: settings.Api, opened: store.Store, in_thread: InThread, who: polls.Who, aside: polls.Aside
+        self, config: service_settings.Api, opened: store.Store, in_thread: InThread, who: polls.Who, aside: polls.Aside
     ) -> None:
         self._config = config
         self._aside = aside

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from aiohttp import web
 
-from delivery import metrics, settings
+from delivery import metrics, service_settings
 from subscriptions_db.api import problems
 from subscriptions_db.api.answering import Answer, Request
 from subscriptions_db.api.principals import Principal
@@ -33,7 +33,7 @@ Aside = Callable[[], contextlib.AbstractContextManager[None]]
 class Polls:
     """The polls that wait. Lives on the event loop."""
 
-    def __init__(self, config: settings.Api, ask: Ask, who: Who, aside: Aside) -> None:
+    def __init__(self, config: service_settings.Api, ask: Ask, who: Who, aside: Aside) -> None:
         self._config = config
         self._ask = ask
         self._who = who

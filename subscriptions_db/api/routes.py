@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import pydantic
 from pydantic import Field
 
-from delivery import errors, settings
+from delivery import errors, service_settings
 from delivery.model import Revision, Sendable
 from delivery.webhooks import guard
 from delivery.webhooks.target import Target
@@ -67,7 +67,7 @@ class Call:
     """In a transaction, with the rights of who asks."""
     ring: keyring.KeyRing
     guard: guard.Guard
-    bounds: settings.Api
+    bounds: service_settings.Api
     webhook_origin: str
     """As whom the platform sends."""
     path: Mapping[str, str]

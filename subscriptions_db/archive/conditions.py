@@ -55,7 +55,7 @@ class Seen(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """When there is something to tell (delivery.settings.Operations)."""
+    """When there is something to tell (delivery.service_settings.Operations)."""
 
     failing_after_s: float
     backlog_events: int

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from delivery import settings
+from delivery import service_settings, settings
 from delivery.webhooks import guard
 from fanout.local import postgres
 from subscriptions_db import apply, connect, keyring, manifest, migrate
@@ -28,7 +28,7 @@ def registered() -> Iterator[tuple[settings.Settings, connect.Connection]]:
             config = settings.Settings(
                 database=settings.Database(url=server.url),
                 keys=settings.Keys(ring={"k1": keyring.generate()}),
-                api=settings.Api(port=0, database_url=login_of(server.url)),
+                api=service_settings.Api(port=0, database_url=login_of(server.url)),
             )
             with connect.connect(config.database) as connection:
                 migrate.migrate(connection)

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from delivery import settings
+from delivery import service_settings, settings
 from delivery.model import ContentMode, Record
 from delivery.webhooks import envelope, message
 from fanout import archive_operations, archiving
@@ -60,6 +60,6 @@ def test_every_type_has_its_example_and_its_row():
 
 
 def test_the_defaults_are_those_of_the_document():
-    policy = archiving.policy_of(settings.Settings(operations=settings.Operations(topic=TOPIC)))
+    policy = archiving.policy_of(settings.Settings(operations=service_settings.Operations(topic=TOPIC)))
     assert policy == POLICY
     assert archiving.policy_of(settings.Settings()) is None

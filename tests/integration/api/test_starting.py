@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from delivery import errors, settings
+from delivery import errors, service_settings, settings
 from subscriptions_db import connect, keyring, migrate
 from subscriptions_db.api import serving
 from tests.integration.api import world
@@ -59,7 +59,7 @@ def test_an_empty_registry_takes_any_ring(served, database):
     with connect.connect(settings.Database(url=database)) as opened:
         migrate.migrate(opened)
     api = served.config.api.model_copy(
-        update={"database_url": settings.Api(database_url=world.login_of(database)).database_url}
+        update={"database_url": service_settings.Api(database_url=world.login_of(database)).database_url}
     )
     start(with_ring(served.config).model_copy(update={"api": api}))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from delivery import settings
+from delivery import service_settings, settings
 from delivery.webhooks import guard
 from subscriptions_db import apply, connect, keyring, manifest, migrate
 from subscriptions_db.api import keys, serving
@@ -168,7 +168,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         database=settings.Database(url=postgres.url_of(name)),
         keys=settings.Keys(ring=ring),
         delivery=delivery or settings.Delivery(),
-        api=settings.Api(
+        api=service_settings.Api(
             port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),
     )

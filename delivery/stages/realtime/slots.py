@@ -1,0 +1,51 @@
+"""Know how many slots the real-time lane needs: one for each partition of its topics, for as long as a batch lasts.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from pyspark import SparkContext
+
+from delivery import kafka_options, settings
+from delivery.stages import source
+
+TIMEOUT_S = 10.0
+_LOCAL = re.compile(r"local\[(\d+)")
+
+
+def partitions(config: settings.Settings) -> dict[str, int] | None:
+    """Return the lane's topics and how many partitions each has; None when Kafka does not answer."""
+    try:
+        found = AdminClient(kafka_options.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
+    except KafkaException:
+        return None
+    return {name: len(topic.partitions) for name, topic in found.items() if source.is_realtime(config.source, name)}
+
+
+def available(context: SparkContext) -> int:
+    """Return how many tasks can run at once."""
+    conf = context.getConf()
+    local = _LOCAL.match(context.master or "")
+    executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
+    slots = int(local[1]) if local else executors * cores
+    return (slots or context.defaultParallelism) // int(conf.get("spark.task.cpus", "1"))
+
+
+def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None:
+    """Return why the slots do not suffice, and how many do; None where they do."""
+    wanted = sum(found.values())
+    needed = wanted + for_others
+    if needed <= slots:
+        return None
+    others = f", and {for_others} for the other lanes" if for_others else ""
+    return (
+        f"the real-time lane needs {needed} slots and Spark has {slots}: one for each of {wanted} partitions of "
+        f"{len(found)} topics{others}. Set spark.master to local[{needed},4] or have as many executor cores, or let "
+        "source.realtime_pattern match fewer topics"
+    )
