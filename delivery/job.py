@@ -17,7 +17,6 @@ from collections.abc import Collection
 from delivery import plan, settings
 from delivery.stages import disabling, lanes, lookup, session, snapshot, topics, watching
 from delivery.stages.checkpoint import lock
-from delivery.stages.held import Held
 from delivery.stages.network import Network
 from delivery.stages.realtime import lane as realtime_lane
 from delivery.stages.scaling import controller, executors
@@ -53,11 +52,9 @@ def run(
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
             hold = lanes.holds(names, registry, network, spark.sparkContext, stop)
-            held = Held(config.delivery.attempt_timeout_s)
-            common = lanes.Common(held=held, network=network, disable=disabler.disable, sizing=sizing)
+            common = lanes.common(config, network, disabler.disable, sizing)
             made = lanes.made(config, spark, hold, stop, common)
             fast = realtime_lane.made(config, spark, registry, common, stop=stop, names=names)
             lanes.run(made | fast, watches, stop, once=once)
-            if made:  # the tasks of the other one have waited for what goes on in their workers
-                lanes.rest(config, spark)
+            lanes.rest(config, spark)
     log.info("stopped in order: %s", HANDLED if once else COMMITTED)

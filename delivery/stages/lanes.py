@@ -60,6 +60,7 @@ is under way when it becomes due."""
 MOST_STARTS = 3
 """So often in a row a lane starts again because of executors that ended, before it gives up."""
 Hold = Callable[[], routing.RefreshedSource | None]
+Disable = Callable[[Iterable[EndpointId], str], None]
 
 
 class Lane(Protocol):
@@ -75,7 +76,7 @@ class Common:
 
     held: Held
     network: Network
-    disable: Callable[[Iterable[EndpointId], str], None]
+    disable: Disable
     """Called with endpoints that are to get nothing more, and why. Must not wait."""
     sizing: size.Sizing
     clocks: Clocks = field(default_factory=Clocks)
@@ -88,6 +89,11 @@ class Common:
             self.held.silent(told.silent)
         if told.gone:
             self.disable(told.gone, retry.GONE)
+
+
+def common(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> Common:
+    """Return what the lanes of an application share."""
+    return Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disable, sizing=sizing)
 
 
 class Direct:
