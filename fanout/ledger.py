@@ -84,6 +84,14 @@ class Ledger:
             due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
+    def adders(self, lane: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
+        """Return, by topic, what adds the value of a record."""
+        return {
+            lane.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
+            lane.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
+            lane.rejected_topic: lambda written: self.add_rejected(rejected_records.decode(written)),
+        }
+
     def add_rejected(self, record: RejectedRecord) -> None:
         """Add a record that was rejected."""
         self.rejected[record.topic, record.partition, record.offset] = record
@@ -121,12 +129,7 @@ class Reader:
 
     def __init__(self, kafka: settings.Kafka, lane: settings.Delivery) -> None:
         self.ledger = Ledger()
-        ledger = self.ledger
-        self._takes: dict[str, Callable[[bytes], None]] = {
-            lane.attempts_topic: lambda written: ledger.add_log(log_records.decode(written)),
-            lane.dead_letter_topic: lambda written: ledger.add_dead_letter(dead_letter_records.decode(written)),
-            lane.rejected_topic: lambda written: ledger.add_rejected(rejected_records.decode(written)),
-        }
+        self._adders = self.ledger.adders(lane)
         self._consumer = confluent_kafka.Consumer(
             {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
             | kafka_options.for_librdkafka(kafka)
@@ -135,7 +138,7 @@ class Reader:
         self._consumer.assign(
             [
                 confluent_kafka.TopicPartition(name, partition, confluent_kafka.OFFSET_BEGINNING)
-                for name in self._takes
+                for name in self._adders
                 for partition in topics[name].partitions
             ]
         )
@@ -145,7 +148,7 @@ class Reader:
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:
-                self._takes[str(message.topic())](message.value() or b"")
+                self._adders[str(message.topic())](message.value() or b"")
         return len(messages)
 
     def close(self) -> None:

@@ -269,11 +269,10 @@ class Platform:
 
     def ledger(self):
         topics.ensure_all(self.config)
-        found, lane = ledger.Ledger(), self.config.delivery
-        kinds = {"attempts": lane.attempts_topic, "dead_letters": lane.dead_letter_topic, "rejected": lane.rejected_topic}
-        for kind, topic in kinds.items():
+        found = ledger.Ledger()
+        for topic, add in found.adders(self.config.delivery).items():
             for value in self.read(topic):
-                found.take(kind, orjson.loads(value))
+                add(value)
         return found
 
     def assert_adds_up(self):
