@@ -14,8 +14,18 @@ import yaml
 
 from delivery import settings
 
-SECRETS = ("database.url", "api.database_url", "keys.ring", "kafka.sasl_password")
-"""Settings that the chart takes from Secrets only."""
+OF_THE_CHART = frozenset(
+    (
+        *("database.url", "api.database_url", "keys.ring", "kafka.sasl_password"),  # from Secrets
+        *("metrics.host", "metrics.port", "api.host", "api.port"),  # the ports of the pods
+        *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
+    )
+)
+"""Settings that the chart makes itself: `config` has none of them."""
+PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
+"""Settings with options of others, by names that are not ours."""
+SECRET_NAMES = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
+"""An option of such a name holds a secret, and a ConfigMap is not the place for it."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 
 
@@ -30,7 +40,10 @@ def _areas() -> dict[str, Any]:
     areas = {}
     for name, area in settings.areas().items():
         fields = area.model_json_schema()["properties"]
-        taken = {field: _plain(fields[field]) for field in sorted(fields) if f"{name}.{field}" not in SECRETS}
+        taken = {field: _plain(fields[field]) for field in sorted(fields) if f"{name}.{field}" not in OF_THE_CHART}
+        for field in taken:
+            if f"{name}.{field}" in PASSED_ON:
+                taken[field]["propertyNames"] = {"not": {"pattern": SECRET_NAMES}}
         areas[name] = {"type": "object", "additionalProperties": False, "properties": taken}
     return areas
 

@@ -73,7 +73,7 @@ EACH = {"cores": 2, "requestCores": "1500m", "heap": "1g", "besidesHeap": "2g"}
 EXECUTORS = {
     "secrets": SECRETS,
     "networkPolicy": EVERYTHING["networkPolicy"] | {"apiServer": [{"ports": [{"port": 6443}]}]},
-    "drivers": {"all": {"executors": EACH | {"count": 3}}, "slow": ONE | {"lanes": ["retry"]}},
+    "drivers": {"all": {"lanes": ["direct", "batch"], "executors": EACH | {"count": 3}}, "slow": ONE | {"lanes": ["retry"]}},
 }
 AUTOSCALING = {"secrets": SECRETS, "drivers": {"all": {"executors": EACH | {"autoscaling": {"min": 2, "max": 12}}}}}
 ON_A_STORE = {
@@ -82,6 +82,7 @@ ON_A_STORE = {
     "config": {"spark": {"conf": {"spark.hadoop.fs.s3a.endpoint": "https://s3.example.com"}}},
     "drivers": {
         "all": {
+            "lanes": ["direct", "batch"],
             "executors": EACH | {"count": 3},
             "checkpoint": {"url": "s3a://bucket/all", "credentials": {"name": "store", "key": "credentials"}},
         },

@@ -213,4 +213,4 @@ def test_a_failure_to_look_is_told_and_the_lanes_go_on(monkeypatch, caplog):
     with controller.running(loads.policy(), None, {}, config, threading.Event()) as sizing:
         assert seen.wait(10)
         assert sizing.now().tasks == 2
-    assert "the number of executors could not be looked after" in caplog.text
+    assert "the number of executors could not be decided" in caplog.text

@@ -72,7 +72,7 @@ def read(spark: SparkSession, config: settings.Settings, checkpoint: str, of: Ca
     # Rows beyond the receipts were written in the last seconds, which the slack of a journal covers.
     since_ms = max(begun.since_ms, newest_ms)
     ended = journal.read(journal.Journal(client=asked.client, topics=asked.topics, since_ms=since_ms))
-    log.info("lane realtime goes on behind %d receipts written since its last commit", sum(map(len, runs.values())))
+    log.info("lane realtime skips the records of %d receipts written since its last commit", sum(map(len, runs.values())))
     return Begin(next_offsets, ended)
 
 
@@ -84,7 +84,7 @@ def _receipts_patiently(asked: journal.Journal, of: Callable[[str], bool]) -> tu
         except Exception as exc:  # noqa: BLE001  # as delivery.stages.journal
             log.warning("the receipts could not be read back: %s", exc)
             time.sleep(TRY_AGAIN_S)
-    log.warning("what the receipts tell is made again")
+    log.warning("lane realtime starts without its receipts: it reads the records since its last commit again")
     return {}, 0
 
 

@@ -62,6 +62,12 @@ class Outcome(enum.Enum):
     KAFKA_AWAY = enum.auto()
 
 
+WITHOUT_LANE = (
+    "lane direct leaves out the topics of source.realtime_pattern, and lane realtime does not run here: run it in another "
+    "application on the same topics, name it in --lanes (drivers.NAME.lanes of the chart), or remove the pattern"
+)
+
+
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
     """Return the lanes that run where none are named: all that are known, this one only if it has topics."""
     return [name for name in known if name != NAME or config.source.realtime_pattern]
@@ -82,6 +88,8 @@ def made(
     """
     moving.move(spark, config)
     if NAME not in names:
+        if config.source.realtime_pattern and "direct" in names:
+            log.warning(WITHOUT_LANE)
         return {}
     if not config.source.realtime_pattern:
         raise errors.SettingsError("lane realtime has no topics: set source.realtime_pattern")
@@ -252,7 +260,7 @@ class Realtime:
                 return Outcome.STOP
             delay_s = self._take(running, watch)
             if (fault := running.hub.fault()) is not None:
-                log.warning("lane %s starts again with what is not written: %s", NAME, fault)
+                log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
                 return Outcome.FAULT
             if self._changes_over(running, delay_s):
                 return Outcome.PLAN_AGAIN
@@ -333,7 +341,7 @@ class Realtime:
             return Outcome.KAFKA_AWAY
         fault = running.hub.fault()
         if fault is not None:
-            log.warning("lane %s starts again with what is not written: %s", NAME, fault)
+            log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
             return Outcome.FAULT
         watch.entered(health.Phase.ENDED)
         folders = full_disk.folders(self._in_batches, self._config.spark.checkpoint)

@@ -101,7 +101,10 @@ class Controller:
     def _remove(self, names: tuple[str, ...]) -> None:
         """Let the newest go: the oldest have the state of most shards."""
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
-            log.info("no executor is removed yet: for %.0f s lanes with state were at work all the time", REMOVE_WITHIN_S)
+            log.info(
+                "no executor was removed: for %.0f s a lane with state always had a micro-batch under way. The next try follows",
+                REMOVE_WITHIN_S,
+            )
 
     def _tell(self, decided: decision.Decision, before: int, registered: int) -> None:
         metrics.EXECUTORS.set(registered)
@@ -192,7 +195,7 @@ def running(
             try:
                 controller.step()
             except Exception:
-                log.exception("the number of executors could not be looked after; another try follows")
+                log.exception("the number of executors could not be decided, and stays as it is; another try follows")
 
     thread = threading.Thread(target=run, name="scaling", daemon=True)
     thread.start()

@@ -73,7 +73,8 @@ def cores(config: settings.Spark) -> int:
             )
     if not conf.get(CORES, "").isdecimal() or not int(conf[CORES]):
         raise errors.SettingsError(
-            f"setting scaling.max_executors: {CORES} must be in spark.conf: so many tasks a micro-batch has for each executor"
+            f"setting scaling.max_executors: {CORES} must be in spark.conf, as a whole number: the tasks that an executor runs "
+            "at once"
         )
     return int(conf[CORES])
 

@@ -15,8 +15,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* By these a Deployment, a Service or a policy finds its pods. They must not change from one release to the next. */}}
 {{- define "fanout.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "fanout.podLabels" -}}
@@ -52,6 +52,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "spark.blockManager.port" "7079"
   "spark.decommission.enabled" "true"
   "spark.kubernetes.decommission.script" "/opt/venv/bin/drain-executor"
+  "spark.kubernetes.driver.service.deleteOnTermination" "false"
+  "spark.kubernetes.driver.ownPersistentVolumeClaim" "false"
 -}}
 {{- $own := dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" (mul $atFirst $executors.cores) "conf" $conf) -}}
 {{- with $executors.autoscaling }}{{ $_ := set $own "scaling" (dict "min_executors" .min "max_executors" .max) }}{{ end -}}
