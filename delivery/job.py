@@ -56,5 +56,5 @@ def run(
             made = lanes.made(config, spark, hold, stop, common)
             fast = realtime_lane.made(config, spark, registry, common, stop=stop, names=names)
             lanes.run(made | fast, watches, stop, once=once)
-            lanes.rest(config, spark)
+            lanes.rest(config, spark, made)
     log.info("stopped in order: %s", HANDLED if once else COMMITTED)

@@ -24,7 +24,7 @@ OF_THE_CHART = frozenset(
 """Settings that the chart makes itself: `config` has none of them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
 """Settings with options of others, by names that are not ours."""
-SECRET_NAMES = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
+NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
 """An option of such a name holds a secret, and a ConfigMap is not the place for it."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 
@@ -41,9 +41,9 @@ def _areas() -> dict[str, Any]:
     for name, area in settings.areas().items():
         fields = area.model_json_schema()["properties"]
         taken = {field: _plain(fields[field]) for field in sorted(fields) if f"{name}.{field}" not in OF_THE_CHART}
-        for field in taken:
+        for field, known in taken.items():
             if f"{name}.{field}" in PASSED_ON:
-                taken[field]["propertyNames"] = {"not": {"pattern": SECRET_NAMES}}
+                known["propertyNames"] = {"not": {"pattern": NOT_FOR_A_CONFIG_MAP}}
         areas[name] = {"type": "object", "additionalProperties": False, "properties": taken}
     return areas
 

@@ -111,6 +111,7 @@ class Direct:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
         if not once and (known := self._hold()) is not None:
+            self._size = self._common.sizing.now()  # it may have changed while the registry was waited for
             self._handle(deliver.no_records(self._spark, self._size.tasks), known)
         lane = query.Lane(
             "direct",
@@ -368,8 +369,10 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         raise failures[0]
 
 
-def rest(config: settings.Settings, spark: SparkSession) -> None:
+def rest(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
     """Let what goes on in the workers end, when the lanes have. Never raises: it only saves repeats."""
+    if not lanes:  # only the real-time lane ran, and its tasks have waited
+        return
     tools = _tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs))
     try:
         ending.rest(spark, tools, config.delivery.stop_within_s)

@@ -90,7 +90,7 @@ def write(spark: SparkSession, name: str, text: str) -> None:
     """Write a file of a checkpoint, whole or not at all."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
     path = jvm.org.apache.hadoop.fs.Path(name)
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
     file = getattr(jvm, _MANAGER).create(path, hadoop).createAtomic(path, True)
     file.write(text.encode())
     file.close()

@@ -38,10 +38,10 @@ def test_the_schema_of_the_settings_is_the_settings():
     assert (rendering.CHART / "values.schema.json").read_text() == chart_documents.schema(rendering.CHART), "run `make docs`"
 
 
-def test_the_schema_knows_every_setting_and_no_secret():
+def test_the_schema_knows_every_setting_but_those_of_the_chart():
     schema = json.loads((rendering.CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
     known = {f"{area}.{field}" for area, fields in schema.items() for field in fields["properties"]}
-    assert known == set(settings.known_names()) - set(chart_documents.SECRETS)
+    assert known == set(settings.known_names()) - set(chart_documents.OF_THE_CHART)
 
 
 def test_the_package_the_image_and_the_chart_have_one_version():

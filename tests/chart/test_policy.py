@@ -73,8 +73,9 @@ def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
 
 def test_only_a_driver_with_executors_has_rights_on_pods():
     documents = rendering.rendered(rendering.EXECUTORS)
+    verbs = ["get", "list", "watch", "create", "delete", "deletecollection"]
     assert {name: role["rules"] for name, role in rendering.of_kind("Role", documents).items()} == {
-        "here-fanout-all": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]}]
+        "here-fanout-all": [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
     }
     [binding] = rendering.of_kind("RoleBinding", documents).values()
     assert [subject["name"] for subject in binding["subjects"]] == ["here-fanout-all"]

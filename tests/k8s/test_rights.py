@@ -1,6 +1,7 @@
 """The chart grants the driver the rights that it used in the tests before these, and no others, by the audit log."""
 
 import json
+from http import HTTPStatus
 
 import pytest
 
@@ -8,13 +9,18 @@ from tests.k8s import release
 from tests.k8s.cluster import kubectl, layout
 
 
+def asked(account):
+    """The requests of the account, by the audit log."""
+    user = f"system:serviceaccount:{release.NAMESPACE}:{account}"
+    events = map(json.loads, layout.AUDIT_LOG.read_text().splitlines())
+    return [event for event in events if event["user"]["username"] == user and "objectRef" in event]
+
+
 def used(account):
     """The verbs that the account used, by resource; refused requests do not count."""
-    user = f"system:serviceaccount:{release.NAMESPACE}:{account}"
     found = {}
-    for line in layout.AUDIT_LOG.read_text().splitlines():
-        event = json.loads(line)
-        if event["user"]["username"] == user and event["responseStatus"]["code"] < 400 and "objectRef" in event:
+    for event in asked(account):
+        if event["responseStatus"]["code"] < HTTPStatus.BAD_REQUEST:
             found.setdefault(event["objectRef"]["resource"], set()).add(event["verb"])
     return found
 
@@ -31,6 +37,12 @@ def granted(role):
 @pytest.mark.usefixtures("installed")
 def test_the_driver_has_the_rights_that_it_uses_and_no_others():
     assert granted("fanout-all") == used("fanout-all")
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_driver_is_refused_nothing():
+    refused = [event for event in asked("fanout-all") if event["responseStatus"]["code"] == HTTPStatus.FORBIDDEN]
+    assert not [(event["verb"], event["objectRef"]["resource"]) for event in refused]
 
 
 @pytest.mark.usefixtures("installed")

@@ -84,9 +84,16 @@ class Leases:
                 f"{self._where(namespace)}: the API server refuses the verb {verb!r} ({status.value}, {_message(text)}): bind "
                 "a Role with get, create and update on leases of coordination.k8s.io to the service account of this pod"
             )
-        if status >= HTTPStatus.BAD_REQUEST and not (verb == "get" and status is HTTPStatus.NOT_FOUND):
+        if verb == "get" and status is HTTPStatus.NOT_FOUND:
+            return status, None
+        if status >= HTTPStatus.BAD_REQUEST:
             raise Unavailable(f"{self.host}:{self.port} answers {status.value} ({_message(text)})")
-        return status, orjson.loads(text)
+        try:
+            return status, orjson.loads(text)
+        except ValueError as exc:
+            raise Unavailable(
+                f"{self.host}:{self.port} does not answer in JSON: it is no API server, or a proxy's page"
+            ) from exc
 
     def _where(self, namespace: str) -> str:
         return f"Lease {namespace}/{self.name}"

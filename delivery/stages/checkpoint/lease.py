@@ -169,8 +169,10 @@ class Holder:
             self._end()
 
     def _end(self) -> None:
-        self._kill_workers()
-        os._exit(1)
+        try:
+            self._kill_workers()
+        finally:  # whatever it raises: this process must not outlive its Lease
+            os._exit(1)
 
     def _why(self) -> str:
         record = self._observed.record

@@ -74,4 +74,5 @@ def _cause(exc: Any) -> str:
     cause = exc.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()
-    return str(cause.getMessage() or cause).partition("(Service:")[0].strip().splitlines()[0]
+    told = str(cause.getMessage() or "").partition("(Service:")[0].strip().partition("\n")[0]
+    return told or str(cause.getClass().getName())
