@@ -102,7 +102,7 @@ class Controller:
         """Let the newest go: the oldest have the state of most shards."""
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
             log.info(
-                "no executor was removed: a lane with state had a micro-batch under way all the time for %.0f s. A retry follows",
+                "no executor was removed: for %.0f s a lane with state always had a micro-batch in flight. A retry follows",
                 REMOVE_WITHIN_S,
             )
 
