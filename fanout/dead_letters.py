@@ -92,7 +92,8 @@ class Reader:
         since_ms = _earlier(since_ms)
 
         def take_log(message: confluent_kafka.Message) -> None:
-            told.take(log_records.decode(message.value() or b""))
+            with contextlib.suppress(msgspec.MsgspecError):  # it is of somebody else, and says nothing of a redrive
+                told.take(log_records.decode(message.value() or b""))
 
         def take_retries(message: confluent_kafka.Message) -> None:
             for name, value in scanning.headers(message):

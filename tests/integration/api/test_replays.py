@@ -71,7 +71,7 @@ def test_a_batch_and_what_was_archived_before_are_not_sent_again_alone(served, a
     asked = {"events": 3, "topic": None}
     for place, (column, value) in enumerate(asked.items(), 2):
         told = archive.taken_attempts(place, archive.outcome(customer="acme", endpoint="acme-orders", at=later(place)))
-        told = dataclasses.replace(told, attempts=[dataclasses.replace(told.attempts[0], **{column: value})])
+        told = dataclasses.replace(told, attempts=[told.attempts[0]._replace(**{column: value})])
         with served.registry() as opened:
             writer.write(opened, [told], archive.KEPT, now=archive.NOW)
         newest = acme.get("/v1/attempts?limit=1").json["items"][0]["id"]
