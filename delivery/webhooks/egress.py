@@ -108,14 +108,11 @@ class Egress:
     def told(self, seen: Reach, now: float) -> Egress:
         """Return what is thought after a micro-batch.
 
-        1. Hardly any could be reached: it is broken, and the pause doubles. A report that comes within a pause is of attempts
-           before it, and changes nothing.
+        1. Hardly any could be reached: it is broken, and the pause doubles.
         2. Most of those asked were reached: it works, however few they were.
         3. Otherwise that says nothing new.
         """
         if seen.is_broken():
-            if self.is_broken and now < self.until:
-                return self
             held_s = min(self.held_s * 2, MAX_HOLD_S) if self.is_broken else FIRST_HOLD_S
             return Egress(is_broken=True, held_s=held_s, until=now + held_s)
         return Egress() if seen.is_well else self
