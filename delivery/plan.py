@@ -54,8 +54,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     A slice ends while the next one is at work (delivery.webhooks.realtime_lane). So each has half of what an endpoint takes.
     """
     direct = of(config)
-    at_once = max(1, direct.limits.max_in_flight_per_endpoint // 2)
-    return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, max_in_flight_per_endpoint=at_once))
+    return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
 
 
 def layout_of(config: settings.Settings) -> envelope.Layout:

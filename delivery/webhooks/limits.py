@@ -36,6 +36,9 @@ class Limits:
     """How long answers are waited for, at most, when nothing else is left to do; infinite: until the attempts end."""
     workers: int = 1
     """How many worker processes share an endpoint's own limits, and a host's."""
+    slices: int = 1
+    """How many dispatchers of a worker are at work at once. Each counts for itself what is under way to an endpoint; paces and
+    the bounds of hosts are the worker's."""
     max_per_host: int = 0
     """Connections to one host, over all workers and whoever's endpoints are there. 0: hosts have no bounds at all."""
     max_per_second_per_host: float = 2000.0
@@ -44,10 +47,10 @@ class Limits:
     """Names of hosts without these bounds. One that begins with `*.` stands for all below it."""
 
     def in_flight_to(self, endpoint: Endpoint) -> int:
-        """Return how many requests may be under way to `endpoint` from this worker; at least one, or it would starve."""
+        """Return how many requests to `endpoint` a slice of this worker may have under way; at least one, lest it starve."""
         if endpoint.max_in_flight is None:
-            return self.max_in_flight_per_endpoint
-        return max(1, endpoint.max_in_flight // self.workers)
+            return max(1, self.max_in_flight_per_endpoint // self.slices)
+        return max(1, endpoint.max_in_flight // (self.workers * self.slices))
 
     def in_flight_to_host(self) -> int:
         """Return how many connections there may be to one host from this worker; at least one, or it would starve."""

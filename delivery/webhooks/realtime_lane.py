@@ -118,6 +118,11 @@ class RealtimeLane:
     # In any thread.
 
     @property
+    def is_over(self) -> bool:
+        """Return whether nothing more is begun. Records may have been dropped, and their task must not end well."""
+        return self._is_over
+
+    @property
     def failure(self) -> BaseException | None:
         """Return the fault of ours by which nothing is delivered any more."""
         return self._failure
@@ -133,9 +138,11 @@ class RealtimeLane:
             self._wake()
 
     def stop(self) -> None:
-        """Begin nothing more at all. What waits for the loop is dropped: no receipt covers it."""
+        """Begin nothing more at all. What waits for the loop stays there: no receipt covers it.
+
+        It is not cleared: `feed` may be adding what comes behind it, whose receipt would then cover what was dropped.
+        """
         self._is_over = True
-        self._loop.call_soon_threadsafe(self._waiting.clear)
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
@@ -188,7 +195,7 @@ class RealtimeLane:
             self.fail(fault)
 
     async def _deliver_waiting(self) -> None:
-        while self._waiting:
+        while self._waiting and not self._is_over:
             some = [self._waiting.popleft() for _ in range(min(len(self._waiting), direct_lane.RECORDS_BETWEEN_IO))]
             current = self._current = self._current or _Begun(self._begin(), self._loop.time())
             for record in some:
@@ -229,7 +236,7 @@ class RealtimeLane:
             self._begin_to_finish(current)
 
     def _begin_to_finish(self, one: _Begun) -> asyncio.Task[None]:
-        finishing = asyncio.ensure_future(self._finish_slice(one))
+        finishing = asyncio.ensure_future(self._finish_slice(one, list(self._finishing)))
         self._finishing[finishing] = one
         finishing.add_done_callback(self._has_finished)
         return finishing
@@ -239,12 +246,20 @@ class RealtimeLane:
         if not finishing.cancelled() and (fault := finishing.exception()) is not None:
             self.fail(fault)
 
-    async def _finish_slice(self, one: _Begun) -> None:
+    async def _finish_slice(self, one: _Begun, before: Sequence[asyncio.Task[None]]) -> None:
+        """Tell what is left of a slice, and then its receipts, behind those of the slices `before` it.
+
+        A query goes on where the receipts have a gap. What it would read again behind the gap would have two receipts.
+        """
         results = self._learned(await one.slice.lane.finish())
         receipts, results.receipts = results.receipts, []
         for receipt in receipts:  # each begins where the one before has ended
             receipt.first_offset = one.first_offsets[receipt.topic, receipt.partition]
-        self._tell(results, receipts)
+        if before:
+            self._tell(results)
+            results = Results()
+            await asyncio.wait(before)
+        self._tell(results, receipts if self._failure is None else ())
 
     def _tell(self, results: Results, receipts: Sequence[Receipt] = ()) -> None:
         if results.outcomes or results.rejections or receipts:
@@ -252,7 +267,7 @@ class RealtimeLane:
             self._ended.put(Ended(results, receipts))
 
     async def _finish(self) -> None:
-        while self._waiting and self._failure is None:  # noqa: ASYNC110  # once a task
+        while self._waiting and not self._is_over and self._failure is None:  # noqa: ASYNC110  # once a task
             await asyncio.sleep(LOOK_S / 10)
         if self._current is not None:
             current, self._current = self._current, None
@@ -265,7 +280,6 @@ class RealtimeLane:
 
     async def _close(self, within_s: float) -> None:
         self._is_over = True
-        self._waiting.clear()
         slices = self._slices()
         await asyncio.gather(*(one.gate.close(within_s) for one in slices))
         await self._drain()

@@ -1,10 +1,15 @@
 """What Spark does for the real-time lane: a filler behind each record, nothing below the floors, positions that move."""
 
+import threading
+import types
+import uuid
+
 import pytest
 
-from delivery import settings
-from delivery.stages import losses
-from delivery.stages.realtime import floors, moving, records
+from delivery import errors, health, metrics, settings
+from delivery.stages import journal, losses, topics
+from delivery.stages.realtime import channel, floors, hub, lane, messages, moving, pace, records
+from delivery.webhooks.tally import Tally
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -42,13 +47,13 @@ def committed(folder, positions):
         (folder / part / "0").write_text(text)
 
 
-def moved(spark, tmp_path, pattern):
+def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
     config = settings.Settings(
         kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1", librdkafka_options={"socket.timeout.ms": "100"}),
         source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
         spark=settings.Spark(checkpoint=str(tmp_path)),
     )
-    moving.move(spark, config)
+    moving.move(spark, config, names)
 
 
 def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark, tmp_path):
@@ -64,6 +69,116 @@ def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tm
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     moved(spark, tmp_path, "fast|other")
     assert losses.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("pattern", "names"), [("fast|other", ["realtime"]), ("none", ["direct", "retry"])])
+def test_a_job_without_both_lanes_moves_nothing(spark, tmp_path, pattern, names):
+    """Another application may be running the other one."""
+    committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
+    before = contents(tmp_path)
+    with pytest.raises(errors.SettingsError, match="has changed: run the lanes direct and realtime in one job once"):
+        moved(spark, tmp_path, pattern, names)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(("pattern", "names"), [("other", ["realtime"]), ("other", ["direct"]), ("fast", ["batch"])])
+def test_a_job_that_has_nothing_to_move_starts(spark, tmp_path, pattern, names):
+    committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
+    moved(spark, tmp_path, pattern, names)
+
+
+def test_a_direct_lane_without_a_commit_takes_no_topic(spark, tmp_path):
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
+    with pytest.raises(errors.SettingsError, match="leaves out other, and lane direct has committed nothing"):
+        moved(spark, tmp_path, "")
+
+
+@pytest.fixture
+def lane_of(spark, tmp_path):
+    """Makes a real-time lane whose Kafka is this one."""
+
+    def make(kafka, pattern="gone"):
+        config = settings.Settings(
+            kafka=settings.Kafka(bootstrap_servers=kafka),
+            source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
+            spark=settings.Spark(checkpoint=str(tmp_path)),
+        )
+        registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, hold_reason=lambda: None)
+        common = types.SimpleNamespace(told=lambda _: None, network=types.SimpleNamespace(is_paused=False))
+        return lane.Realtime(config, spark, registry, threading.Event(), common, shares=False)
+
+    return make
+
+
+@pytest.fixture
+def watch():
+    return health.Watch(hold=lambda: None, stop=threading.Event())
+
+
+def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
+    """It would deliver again all since its last commit."""
+    committed(tmp_path / "realtime", '{"gone":{"0":3}}')
+    monkeypatch.setattr(journal, "_ASKED_S", 0.1)
+    monkeypatch.setattr(floors, "TRY_AGAIN_S", 0.0)
+    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.Outcome.KAFKA_AWAY
+
+
+def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, tmp_path):
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"one, where the lane has committed three")
+    committed(tmp_path / "realtime", f'{{"{topic.name}":{{"0":3}}}}')
+    (tmp_path / "realtime" / "metadata").write_text(f'{{"id":"{uuid.uuid4()}"}}')
+    made = lane_of(kafka.bootstrap_servers, topic.name)
+    topics.ensure_all(made._config)
+    with pytest.raises(errors.LaneFailed):
+        made.run(watch, once=True)
+    assert watch.facts().phase is health.Phase.ENDED
+
+
+@pytest.fixture
+def running():
+    """A query whose tasks the test plays."""
+    listening = hub.Hub(lambda _: messages.News(), {}, bind="127.0.0.1", host="127.0.0.1")
+    yield lane._Query(None, listening, pace.Mode.REALTIME, 1, once=False)
+    listening.close()
+
+
+def report(running, **told):
+    link = channel.connect(running.hub.address)
+    link.send(messages.Report(task=0, **told))
+    link.receive()
+    link.close()
+
+
+def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, running):
+    made = lane_of("127.0.0.1:1")
+    report(running, tally=Tally(most_in_flight=7))
+    made._take(running, watch)
+    made._take(running, watch)
+    assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7
+
+
+@pytest.mark.parametrize(("told", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])
+def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, running, told, starts):
+    made = lane_of("127.0.0.1:1")
+    made._starts = 3
+    report(running, **told)
+    made._take(running, watch)
+    assert made._starts == starts
+
+
+@pytest.mark.parametrize(("mode", "workers"), [(pace.Mode.REALTIME, 3), (pace.Mode.CATCHING_UP, 4)])
+def test_all_workers_share_an_endpoints_limits(lane_of, mode, workers):
+    made = lane_of("127.0.0.1:1")
+    made._found = {"a": 2, "b": 1}
+    made._config = made._config.model_copy(update={"spark": made._config.spark.model_copy(update={"parallelism": 4})})
+    assert made._tools(mode).workers == workers
 
 
 def test_without_a_pattern_a_checkpoint_stays_as_it_is(spark, tmp_path):

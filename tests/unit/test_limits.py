@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delivery import plan, settings
 from delivery.webhooks import limits
 from tests import builders
 
@@ -17,6 +18,16 @@ from tests import builders
 def test_a_bound_on_what_is_under_way_is_shared_by_the_workers(own, workers, share):
     bounds = limits.Limits(workers=workers)
     assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
+
+
+@pytest.mark.parametrize(("own", "share"), [(None, 8), (16, 2), (3, 1)])
+def test_slices_that_are_at_work_at_once_share_a_workers_part(own, share):
+    bounds = limits.Limits(workers=4, slices=2)
+    assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
+
+
+def test_two_slices_of_the_real_time_lane_are_at_work_at_once():
+    assert plan.of_realtime(settings.Settings()).limits.slices == 2
 
 
 @pytest.mark.parametrize(("own", "workers", "share"), [(None, 4, None), (10.0, 4, 2.5)])

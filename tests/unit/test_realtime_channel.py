@@ -3,6 +3,7 @@
 import dataclasses
 import socket
 import struct
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from delivery.stages.realtime import channel, hub, messages
 from delivery.webhooks.tally import Tally
 
 FIRST = messages.Report(task=3)
+AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
 
 
 @pytest.fixture
@@ -158,6 +160,27 @@ def test_a_task_that_is_silent_is_a_fault(listening, linked):
     assert listening.fault() is None
     NOW[0] = hub.SILENT_S + 1
     assert listening.fault() == "task 3 has not reported for 10 s"
+
+
+def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
+    monkeypatch.setattr(channel, "CONNECT_S", 0.05)
+    link = channel.connect(listening.address)
+    listening.stop_tasks()
+    assert exchange(link).is_stopping
+    NOW[0] = hub.SILENT_S + 1
+    assert listening.fault() is None
+    threading.Event().wait(4 * channel.CONNECT_S)  # longer than any other message may take
+    link.send(dataclasses.replace(FIRST, state=messages.State.STOPPED))
+    assert_becomes(lambda: listening.running, 0)
+    assert listening.fault() is None
+    link.close()
+
+
+@pytest.mark.parametrize(("told", "has_advanced"), [({"records": 3}, False), (AGAIN, False), (FURTHER, True)])
+def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, told, has_advanced):
+    exchange(linked)
+    exchange(linked, **told)
+    assert listening.has_advanced is has_advanced
 
 
 def test_tasks_are_asked_to_stop(listening, linked):

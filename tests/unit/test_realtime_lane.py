@@ -1,6 +1,7 @@
 """The real-time lane in a worker: records are delivered as they come, and receipts follow when all of theirs has ended."""
 
 import asyncio
+import collections
 import threading
 
 import orjson
@@ -12,14 +13,15 @@ from tests.dispatching import fast_lane
 
 
 class Answering:
-    """A sender that answers when it is allowed to."""
+    """A sender that answers when it is allowed to, and about the offsets in `always` at once."""
 
     def __init__(self):
         self.may_answer = threading.Event()
+        self.always = set()
         self._sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
 
     async def attempt(self, delivery, number):
-        while not self.may_answer.is_set():  # noqa: ASYNC110  # a test's thread sets it
+        while not self.may_answer.is_set() and delivery.event.record.offset not in self.always:  # noqa: ASYNC110  # a test's thread sets it
             await asyncio.sleep(0.001)
         return await self._sender.attempt(delivery, number)
 
@@ -119,6 +121,44 @@ def test_after_a_stop_nothing_more_is_begun(loop):
     assert not lane.feed(8)
     lane.itself.finish()
     assert lane.itself.take() is None
+
+
+def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
+    lane, may_go_on = Lane(loop, next_offsets={("events.a", 0): 7}), threading.Event()
+
+    class Stopping(collections.deque):
+        def extend(self, some):
+            """Stop between the look whether the lane is over and the adding."""
+            if some[0].offset == 8:
+                lane.itself.stop()
+                may_go_on.set()
+                for _ in range(3):
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+            super().extend(some)
+
+    lane.itself._waiting = Stopping()
+    loop.call_soon_threadsafe(may_go_on.wait)
+    lane.feed(7)
+    lane.feed(8)
+    lane.itself.finish()
+    assert (lane.itself.take(), lane.itself.is_over) == (None, True)
+
+
+def test_receipts_come_in_the_order_of_their_slices(loop):
+    lane = Lane(loop, slice_s=1e9, answers=False)
+    lane.sender.always = {8}
+    lane.feed(7)
+    lane.itself.turn()
+    while not lane.itself._finishing:
+        pass
+    lane.feed(8)
+    lane.itself.turn()
+    assert [one.delivery.event.record.offset for one in lane.itself.take().results.outcomes] == [8]
+    while len(lane.itself._finishing) < 2:
+        pass
+    lane.sender.may_answer.set()
+    assert lane.taken(2)[1] == [(7, 7, 1, 1), (8, 8, 1, 1)]
+    lane.itself.finish()
 
 
 def test_a_paused_lane_reads_on_when_it_may(loop):

@@ -26,6 +26,14 @@ def test_a_single_pause_does_not():
     assert told(pace.Pace(since=0), 6, 6, 0, 6, 6, 6).mode is REALTIME
 
 
+def test_looks_between_two_reports_do_not_make_records_young():
+    """A task reports each 0.25 s, and the driver looks each 0.1 s."""
+    state = pace.Pace(since=0)
+    for look in range(41):
+        state = state.told(6.0 if look % 3 == 0 else 0.0, 5.0, look / 10)
+    assert state.mode is CATCHING_UP
+
+
 def test_young_records_bring_it_back_after_the_least_time():
     behind = pace.Pace(mode=CATCHING_UP, since=0, least_s=10)
     assert told(behind, *[0] * 10).mode is CATCHING_UP

@@ -83,6 +83,10 @@ class Channel:
         except InvalidTag:
             raise ChannelBroken("a message that was not sealed for here") from None
 
+    def wait_for_ever(self) -> None:
+        """Let the next message take as long as it does."""
+        self._connection.settimeout(None)
+
     def close(self) -> None:
         """End the connection."""
         self._connection.close()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 from pyspark.sql import SparkSession
 
-from delivery import kafka_options, plan, settings
+from delivery import errors, kafka_options, plan, settings
 from delivery.model import DeliveryMode
 from delivery.stages import journal, losses, rerun, source
 from delivery.webhooks.journal import Key
@@ -58,7 +58,7 @@ def beyond(at: int, runs: Iterable[Run]) -> int:
 def read(spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None) -> Begin:
     """Return from where to go on, in the lane's topics or in those `of` which it is asked.
 
-    Where the receipts cannot be read, that is what Spark has committed.
+    Raises KafkaUnavailable where the receipts cannot be read: without them all since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -77,15 +77,16 @@ def read(spark: SparkSession, config: settings.Settings, checkpoint: str, of: Ca
 
 
 def _receipts_patiently(asked: journal.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:
-    """Return what `_receipts` does; nothing where Kafka does not give it. Receipts only save repeats."""
+    """Return what `_receipts` does; raise KafkaUnavailable."""
+    why = ""
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
         except Exception as exc:  # noqa: BLE001  # as delivery.stages.journal
             log.warning("the receipts could not be read back: %s", exc)
+            why = str(exc)
             time.sleep(TRY_AGAIN_S)
-    log.warning("lane realtime starts without its receipts: it reads the records since its last commit again")
-    return {}, 0
+    raise errors.KafkaUnavailable(f"the receipts of lane realtime could not be read back: {why}")
 
 
 def _receipts(asked: journal.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:

@@ -23,7 +23,7 @@ from delivery.webhooks.tally import Tally
 log = logging.getLogger(__name__)
 
 SILENT_S = 10.0
-"""Seconds without a report after which a task is taken for dead. It reports every `partition.REPORT_S`."""
+"""Seconds without a report after which a task is taken for dead. It reports every `running.REPORT_S`."""
 MAX_CONNECTIONS = 1000
 
 
@@ -71,7 +71,7 @@ class Hub:
         self._running: dict[int, tuple[int, float]] = {}
         """By connection, the number of its task and when it was last heard."""
         self._faults: list[str] = []
-        self._stopped = 0
+        self._has_advanced = False
         self._is_stopping = self._is_closed = False
         self._listener = socket.create_server((bind, port), backlog=256)
         self.address = channel.Address(host=host, port=self._listener.getsockname()[1], key=self._key)
@@ -95,12 +95,15 @@ class Hub:
         return heard
 
     def fault(self) -> str | None:
-        """Return why the query cannot go on: a task that failed, was lost, or is silent. None: all is well."""
+        """Return why the query cannot go on: a task that failed, was lost, or is silent. None: all is well.
+
+        A task that stops reports no more until its end.
+        """
         with self._lock:
             if self._faults:
                 return self._faults[0]
             for task, at in self._running.values():
-                if self._clock() - at > SILENT_S:
+                if not self._is_stopping and self._clock() - at > SILENT_S:
                     return f"task {task} has not reported for {SILENT_S:.0f} s"
         return None
 
@@ -109,6 +112,12 @@ class Hub:
         """Return how many tasks are at work."""
         with self._lock:
             return len(self._running)
+
+    @property
+    def has_advanced(self) -> bool:
+        """Return whether any record was handled and written that was not so when the query began."""
+        with self._lock:
+            return self._has_advanced
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
@@ -159,7 +168,7 @@ class Hub:
             self._took(name, report)
             if report.state is not messages.State.RUNNING:
                 return
-            news = self._news(report.known)
+            news, is_stopping = self._news(report.known), self._is_stopping
             with self._lock:
                 known = dict(self._next) if is_first else {}
             with_task.send(
@@ -169,19 +178,23 @@ class Hub:
                     changes=news.changes,
                     held=news.held,
                     is_paused=news.is_paused,
-                    is_stopping=self._is_stopping,
+                    is_stopping=is_stopping,
                     driver_s=time.time(),
                     next_offsets=known,
                 )
             )
             is_first = False
+            if is_stopping:
+                with_task.wait_for_ever()
             report = with_task.receive()
 
     def _took(self, name: int, report: messages.Report) -> None:
         with self._lock:
             self._heard = self._heard.plus(report)
             for place, at in report.next_offsets.items():
-                self._next[place] = max(at, self._next.get(place, 0))
+                before = self._next.get(place, 0)
+                self._has_advanced |= at > before
+                self._next[place] = max(at, before)
             if report.state is messages.State.RUNNING:
                 self._running[name] = (report.task, self._clock())
                 return

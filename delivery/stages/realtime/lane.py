@@ -35,6 +35,7 @@ from delivery.stages import (
 )
 from delivery.stages.realtime import collected, floors, messages, moving, pace, partition, records, slots
 from delivery.stages.realtime.hub import Hub
+from delivery.webhooks.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,9 @@ def made(
 ) -> dict[str, lanes.Lane]:
     """Return the lane, if it is named. Before, give topics over where the pattern has changed.
 
-    Raises SettingsError where the lane cannot run by these settings.
+    Raises SettingsError where the lane cannot run by these settings, and what delivery.stages.realtime.moving does.
     """
-    moving.move(spark, config)
+    moving.move(spark, config, names)
     if NAME not in names:
         if config.source.realtime_pattern and "direct" in names:
             log.warning(WITHOUT_LANE)
@@ -137,7 +138,11 @@ class Realtime:
         """As lanes.Lane."""
         self._find_topics(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
-            outcome = self._run_query(watch, once=once)
+            try:
+                outcome = self._run_query(watch, once=once)
+            except errors.LaneFailed:
+                watch.entered(health.Phase.ENDED)
+                raise
             if outcome in {Outcome.STOP, Outcome.DONE} or self._stop.is_set():
                 return
             if outcome is Outcome.FAULT:
@@ -176,7 +181,11 @@ class Realtime:
 
     def _run_query(self, watch: health.Watch, *, once: bool) -> Outcome:
         rerun.require_whole(self._in_batches, self._checkpoint)
-        begin = floors.read(self._in_batches, self._config, self._checkpoint)
+        try:
+            begin = floors.read(self._in_batches, self._config, self._checkpoint)
+        except errors.KafkaUnavailable as exc:
+            log.warning("lane %s waits for Kafka: %s", NAME, exc)
+            return Outcome.KAFKA_AWAY
         mode = self._pace.mode if self._has_slots() and not once else pace.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is pace.Mode.CATCHING_UP)
         host, bind = _addresses(self._one_by_one.sparkContext)
@@ -198,7 +207,7 @@ class Realtime:
 
     def _start(self, begin: floors.Begin, hub: Hub, mode: pace.Mode, *, once: bool) -> StreamingQuery:
         deliver = partition.DeliverRealtime(
-            tools=self._tools(), driver=hub.address, stop_within_s=self._config.delivery.stop_within_s, ended=begin.ended
+            tools=self._tools(mode), driver=hub.address, stop_within_s=self._config.delivery.stop_within_s, ended=begin.ended
         )
         config = self._config
         if begin.is_first and begin.next_offsets:  # topics that the direct lane had come to the middle of
@@ -222,7 +231,9 @@ class Realtime:
         query: StreamingQuery = realtime.trigger(realTime=f"{self._config.realtime.batch_s} seconds").start()
         return query
 
-    def _tools(self) -> tasks.Tools:
+    def _tools(self, mode: pace.Mode) -> tasks.Tools:
+        # Record by record, each partition has a worker of its own.
+        workers = sum(self._found.values()) if mode is pace.Mode.REALTIME else self._config.spark.parallelism
         logs = self._config.logs
         observe = observer.Observer(
             total=collected.Adding("total"),
@@ -233,7 +244,7 @@ class Realtime:
             attempt_sample=logs.attempt_sample,
         )
         writing = sink.to(kafka_options.for_librdkafka(self._config.kafka))
-        return tasks.Tools(plan=plan.of_realtime(self._config), observe=observe, sink=writing)
+        return tasks.Tools(plan=plan.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
 
     def _news(self, known: messages.Known) -> messages.News:
         """Say what a worker does not know. Called on the threads of the hub; never waits."""
@@ -273,15 +284,16 @@ class Realtime:
                     return Outcome.PLAN_AGAIN
             reported = self._note_progress(running, watch, reported)
             time.sleep(POLL_S)
-        return self._judged(running, watch)
+        return self._judged(running)
 
     def _take(self, running: _Query, watch: health.Watch) -> float:
         """Pass on what the tasks have told; return how old the oldest record was that they have read."""
         heard = running.hub.take()
-        self._seen.account(heard.tally)
+        if heard.tally != Tally():  # in which gauges would be 0
+            self._seen.account(heard.tally)
         self._common.told(telemetry.Told(heard.tally, heard.gone, heard.silent))
         metrics.RECORDS.labels(NAME).inc(heard.records)
-        if heard.records:
+        if running.hub.has_advanced:
             self._starts = 0
         if running.hub.running >= running.partitions or running.mode is pace.Mode.CATCHING_UP:
             watch.entered(health.Phase.RUNNING)
@@ -296,7 +308,8 @@ class Realtime:
         if self._pace.mode is running.mode:
             return False
         if self._pace.mode is pace.Mode.CATCHING_UP:
-            log.warning("lane %s has fallen behind by %.0f s: it catches up in micro-batches", NAME, delay_s)
+            behind_s = max(before.oldest_s, delay_s)
+            log.warning("lane %s has fallen behind by %.0f s: it catches up in micro-batches", NAME, behind_s)
         else:
             log.info("lane %s has caught up: it delivers record by record again", NAME)
         return True
@@ -330,7 +343,7 @@ class Realtime:
         while running.hub.running and running.hub.fault() is None and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
 
-    def _judged(self, running: _Query, watch: health.Watch) -> Outcome:
+    def _judged(self, running: _Query) -> Outcome:
         """Say why the query has ended by itself; raise LaneFailed where a new start would not help."""
         failure = running.itself.exception()
         if failure is None:
@@ -343,7 +356,6 @@ class Realtime:
         if fault is not None:
             log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
             return Outcome.FAULT
-        watch.entered(health.Phase.ENDED)
         folders = full_disk.folders(self._in_batches, self._config.spark.checkpoint)
         space = full_disk.told(folders) if full_disk.is_meant(text) else ""
         raise errors.LaneFailed(

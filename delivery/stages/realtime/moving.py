@@ -8,11 +8,11 @@ position moves to the other lane's checkpoint. After a crash between two steps t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
-from delivery import settings
+from delivery import errors, settings
 from delivery.stages import losses, rerun, source
 from delivery.stages.realtime import floors
 
@@ -35,29 +35,46 @@ def joined(positions: losses.Positions, come: losses.Positions) -> losses.Positi
     return result
 
 
-def move(spark: SparkSession, config: settings.Settings) -> None:
-    """Move the positions of the topics that belong to the other lane now."""
+def move(spark: SparkSession, config: settings.Settings, names: Collection[str]) -> None:
+    """Move the positions of the topics that belong to the other lane now.
+
+    Raises SettingsError where another application may run one of the two lanes, or the direct lane has no checkpoint to take
+    a position; KafkaUnavailable where it cannot be read how far the real-time lane has come.
+    """
+    if not {"direct", "realtime"} & set(names):
+        return
     root = config.spark.checkpoint.rstrip("/")
     direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
     kept = floors.remembered(spark, f"{root}/realtime") if realtime is None else realtime.positions
-    if direct is None or not (kept or config.source.realtime_pattern):
+    if not (kept or config.source.realtime_pattern):
         return
-    _, come = parted(direct.positions, lambda topic: source.is_realtime(config.source, topic))
+    at = {} if direct is None else direct.positions
+    _, come = parted(at, lambda topic: source.is_realtime(config.source, topic))
     _, gone = parted(kept, lambda topic: not source.is_realtime(config.source, topic))
+    if not (come or gone):
+        return
+    if not {"direct", "realtime"} <= set(names):
+        raise errors.SettingsError(
+            "source.realtime_pattern has changed: run the lanes direct and realtime in one job once (--lanes)"
+        )
+    if direct is None:
+        raise errors.SettingsError(
+            f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would begin "
+            "there by source.starting_offsets. Let it handle an event of another topic before the pattern changes"
+        )
     if gone:
         begin = floors.read(spark, config, f"{root}/realtime", of=gone.__contains__)
         handled = floors.by_topic(begin.next_offsets, gone)
         direct.change(lambda positions: joined(positions, handled))
         log.info("lane direct takes over %s", ", ".join(gone))
-    if come or gone:
 
-        def changed(positions: losses.Positions) -> losses.Positions:
-            return joined(parted(positions, gone.__contains__)[0], come)
+    def changed(positions: losses.Positions) -> losses.Positions:
+        return joined(parted(positions, gone.__contains__)[0], come)
 
-        if realtime is None:
-            floors.remember(spark, f"{root}/realtime", changed(kept))
-        else:
-            realtime.change(changed)
+    if realtime is None:
+        floors.remember(spark, f"{root}/realtime", changed(kept))
+    else:
+        realtime.change(changed)
     if come:
         direct.change(lambda positions: parted(positions, come.__contains__)[0])
         log.info("lane realtime takes over %s", ", ".join(come))

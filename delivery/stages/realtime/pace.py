@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 FOR_S = 3.0
 """Seconds for which records are old, or young, before the lane changes over: a single pause says nothing."""
+EVERY_S = 1.0
+"""Seconds of which the oldest record is judged. Tasks report more rarely than the driver looks, which says nothing."""
 LEAST_S = 10.0
 """Seconds of micro-batches at least. Each change stops the flow for some seconds."""
 MOST_S = 300.0
@@ -36,15 +38,23 @@ class Pace:
     differs_since: float | None = None
     """Since when the records say that the other mode is right."""
 
+    oldest_s: float = 0.0
+    """How old the oldest record was since the last judgement."""
+    judged_at: float | None = None
+
     def told(self, delay_s: float, behind_s: float, now: float) -> Pace:
         """Return the pace after hearing how old the records were that were read just now. Called also where none were: 0."""
+        oldest_s = max(self.oldest_s, delay_s)
+        if self.judged_at is not None and now - self.judged_at < EVERY_S:
+            return dataclasses.replace(self, oldest_s=oldest_s)
         is_catching_up = self.mode is Mode.CATCHING_UP
-        differs = delay_s < behind_s / 2 if is_catching_up else delay_s > behind_s
+        judged = dataclasses.replace(self, oldest_s=0.0, judged_at=now)
+        differs = oldest_s < behind_s / 2 if is_catching_up else oldest_s > behind_s
         if not differs:
-            return dataclasses.replace(self, differs_since=None)
+            return dataclasses.replace(judged, differs_since=None)
         since = now if self.differs_since is None else self.differs_since
         if now - since < FOR_S or (is_catching_up and now - self.since < self.least_s):
-            return dataclasses.replace(self, differs_since=since)
+            return dataclasses.replace(judged, differs_since=since)
         if is_catching_up:
             return Pace(mode=Mode.REALTIME, since=now, least_s=self.least_s)
         has_lasted = now - self.since > LASTED_S

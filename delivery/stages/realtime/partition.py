@@ -50,7 +50,8 @@ class DeliverRealtime:
             except BaseException:
                 under_way.give_up()
                 raise
-            under_way.end(messages.State.DONE)
+            under_way.end()
+            under_way.await_end_of_query()
         finally:
             link.close()
         return iter(())

@@ -12,8 +12,10 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
+from delivery import errors
 from delivery.model import EndpointId, Record
 from delivery.stages import tasks
 from delivery.stages.realtime import channel, collected, messages
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 0.25
 """Seconds between two reports. A change of the registry is in effect later by as much."""
+STOPPED_S = 30.0
+"""Seconds that a stopped task waits for the end of its query, beside `delivery.stop_within_s`. It fails then."""
+LOOK_S = 0.05
+"""Seconds between two looks whether the JVM is gone."""
 STUCK_S = 10.0
 """Seconds within which the event loop has to look at the lane."""
 
@@ -76,6 +82,7 @@ class Running:
             followed().current().advance(first.changes)
         self._held |= first.held
         self._lane = self._here.realtime(followed().current, self._held, ended, first.next_offsets)
+        self._lane.pause(is_paused=first.is_paused)
         if first.is_stopping:
             self._lane.stop()
         self._writer = threading.Thread(target=self._write, name="real-time writer", daemon=True)
@@ -96,8 +103,8 @@ class Running:
             self._delay_s = max(self._delay_s, delay_s)
         self._lane.feed(records)
 
-    def end(self, state: messages.State) -> None:
-        """Wait until all that was fed has ended and is written; tell the driver. Once, whoever asks first."""
+    def end(self) -> None:
+        """Wait until all that was begun has ended and is written; tell the driver. Once, whoever asks first."""
         with self._ending:
             if self._is_ended:
                 return
@@ -106,11 +113,24 @@ class Running:
             self._writer.join()
             if self._lane.failure is not None:
                 raise self._lane.failure
-            if state is messages.State.STOPPED:  # the process may end when the driver has heard
+            is_stopped = self._lane.is_over
+            if is_stopped:  # the process may end when the driver has heard
                 self._here.rest(self._stop_within_s)
             self._task.finish()
             self._over.set()
-            self._tell_last(state)
+            self._tell_last(messages.State.STOPPED if is_stopped else messages.State.DONE)
+
+    def await_end_of_query(self) -> None:
+        """Return at once if the lane took all records; else wait until Spark ends this process with the query.
+
+        A stopped task has dropped records. Spark would commit them if the task ended well, and retry the task if it failed.
+        So it fails only when the JVM is gone, or the driver did not end the query in time.
+        """
+        deadline = time.monotonic() + self._stop_within_s + STOPPED_S
+        while self._lane.is_over:
+            if self.is_orphan or time.monotonic() > deadline:
+                raise errors.Orphaned
+            time.sleep(LOOK_S)
 
     def give_up(self) -> None:
         """Begin nothing more, write what ends within a moment. For a task that fails."""
@@ -146,7 +166,7 @@ class Running:
                 news = self._exchange()
                 if news.is_stopping:
                     self._lane.stop()
-                    self.end(messages.State.STOPPED)
+                    self.end()
                     return
                 self._take(news)
         except Exception as exc:  # noqa: BLE001  # as above
