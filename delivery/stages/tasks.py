@@ -53,7 +53,7 @@ class Tools:
         here = worker.of(self.plan)
         here.begin_task(self.made_s, self.workers)
         orphan.outlive(here.orphaned)
-        here.write_late = self.write_late
+        here.write_late_by(self.write_late)
         return Task(self, here)
 
     def write_late(self, results: Results, ended: list[late.Ended], revision: Revision) -> None:

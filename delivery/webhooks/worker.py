@@ -269,13 +269,8 @@ class Worker:
     def _goes_on(self) -> bool:
         return not self._late.is_over or (self._retries is not None and self._retries.is_busy)
 
-    @property
-    def write_late(self) -> late_results.Write | None:
-        """Writes what came of attempts that had gone on alone. Called on a thread of its own, task or no task."""
-        return self._late_results.write
-
-    @write_late.setter
-    def write_late(self, write: late_results.Write) -> None:
+    def write_late_by(self, write: late_results.Write) -> None:
+        """Have `write` called with the results of attempts that outlived their task, on a thread of its own."""
         self._late_results.write = write
 
     def written_late(self) -> list[Results]:

@@ -71,7 +71,7 @@ def platform():
 def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_not_at_all_by_later_ones(platform):
     customers, here, source = platform
     told = queue.SimpleQueue()
-    here.write_late = lambda results, ended, _: told.put((results, ended))
+    here.write_late_by(lambda results, ended, _: told.put((results, ended)))
     others = {(name, "delivered", None): EVENTS for name in ENDPOINTS if name != "ep7"}
 
     took_s, kinds = micro_batch(here, source)
