@@ -1,29 +1,19 @@
 """Executors are scaled on what waits: one, several in a spike, one again; lost 0."""
 
-import json
 import time
-
-import pytest
 
 from tests.k8s import release
 
 BASE_PER_S = 50
-SPIKE = 20_000
-"""Events at once: more than one executor of this machine delivers within DRAIN_WITHIN_S."""
-DRAIN_WITHIN_S = 10
+SPIKE = 120_000
+"""Events at once: on two quiet cores one executor delivers some 6,000 a second, and 20,000 were gone before anybody looked."""
+DRAIN_WITHIN_S = 5
 SCALE_IN_AFTER_S = 20
 SCALE_OUT_S = 30
 SCALE_IN_S = 300
 
 
-def can_scale():
-    schema = json.loads((release.CHART / "values.schema.json").read_text())
-    return '"autoscaling"' in json.dumps(schema["properties"]["drivers"])
-
-
 def test_a_spike_brings_executors_and_its_end_removes_them(ready):
-    if not can_scale():
-        pytest.skip("the chart does not scale executors yet")
     values = ready.values()
     executors = values["drivers"]["all"]["executors"]
     del executors["count"]
