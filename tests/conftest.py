@@ -28,6 +28,11 @@ class Scheduling(loadscope.LoadScopeScheduling):
         return {"e2e": nodeid, "spark": folder}.get(folder, file)
 
 
+# Of each example's time: a busy machine takes longer, and that is no fault of what is tested.
+hypothesis.settings.register_profile("fanout", deadline=None)
+hypothesis.settings.load_profile("fanout")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
