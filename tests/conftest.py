@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.scheduler import loadscope
 
