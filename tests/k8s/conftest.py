@@ -5,6 +5,7 @@ The order of the files is fixed, and each test leaves the release installed and 
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 import time
 from pathlib import Path
@@ -40,7 +41,9 @@ def folder():
 def platform(request, folder):
     cluster.up()
     cluster.image(platforms.IMAGE)
+    began_at = dt.datetime.now(dt.UTC).isoformat()
     with platforms.started(folder) as started:
+        started.began_at = began_at
         request.config.k8s_report = started.report
         yield started
         started.release.uninstall()
