@@ -108,6 +108,7 @@ def lane_of(spark, tmp_path):
             kafka=settings.Kafka(bootstrap_servers=kafka),
             source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
             spark=settings.Spark(checkpoint=str(tmp_path)),
+            delivery=settings.Delivery(retries_topic=f"retries-{uuid.uuid4().hex}"),  # others have made that of the default
         )
         registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, hold_reason=lambda: None)
         common = types.SimpleNamespace(told=lambda _: None, network=types.SimpleNamespace(is_paused=False))
