@@ -82,7 +82,7 @@ def of_lanes(verdicts: Mapping[str, Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a lane is."""
+    """The progress of a lane."""
 
     positions: Positions = field(default_factory=dict)
     """Up to where everything is committed; empty until the query has told."""
@@ -92,7 +92,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What waits in Kafka for a lane, and what does not any more."""
+    """The lag of a lane in Kafka, and the records that it has handled."""
 
     at_s: float = 0.0
     """When Kafka was asked last; monotonic."""

@@ -330,7 +330,7 @@ class Attempt(NamedTuple):
     started_at_ms: int
     """When the attempt started."""
     duration_ms: float
-    """How long the attempt took."""
+    """Duration of the attempt."""
     status: int | None
     """HTTP status of the response. None: no response came."""
     error_class: str | None
@@ -340,7 +340,7 @@ class Attempt(NamedTuple):
     response: bytes = b""
     """Beginning of the response's body."""
     retry_after_s: float | None = None
-    """How long the response asked to wait, up to a cap. None: it did not say."""
+    """The wait that the response asked for (`Retry-After`), up to a cap. None: it asked for none."""
 
 
 class OutcomeKind(enum.StrEnum):

@@ -265,7 +265,7 @@ class Spark(Area):
 
 
 class Scaling(Area):
-    """How many executors the job asks for, by what waits (docs/operations.md#scale-executors)."""
+    """Bounds and times by which the job scales its executors with the lag (docs/operations.md#scale-executors)."""
 
     min_executors: Annotated[int, Field(gt=0)] = 1
     """The fewest executors, and the number at the start."""
@@ -277,7 +277,7 @@ class Scaling(Area):
     scale_in_after_s: Seconds = 60
     """Fewer executors are wanted after they would have sufficed for this time."""
     interval_s: Seconds = 5
-    """How often Kafka is asked for the lag, and the number is decided."""
+    """The job asks Kafka for the lag, and decides the number of executors, once in this time."""
 
     @property
     def is_on(self) -> bool:

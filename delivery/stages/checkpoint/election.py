@@ -20,7 +20,7 @@ RETRY_S = 2.0
 
 
 class Decision(enum.Enum):
-    """What a driver does now."""
+    """The next step of a driver."""
 
     ACQUIRE = "acquire"
     WAIT = "wait"
