@@ -11,8 +11,8 @@ from delivery import settings
 from delivery.webhooks.results import dead_letter_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout import handing, redriving
-from fanout.ledger import Place
 from fanout.letters import Selection
+from fanout.places import Place
 from subscriptions_db import connect
 from subscriptions_db.archive import redriving as archive
 

@@ -18,7 +18,7 @@ from delivery import errors, metrics, plan, settings
 from delivery.model import EndpointId, EndpointStatus, Record, SubscriptionId
 from delivery.webhooks import envelope, message, rows
 from fanout import publishing, replaying, scanning
-from fanout.ledger import Place
+from fanout.places import Place
 from subscriptions_db import connect, registry, snapshot
 from subscriptions_db.replays import progress
 from subscriptions_db.replays.asking import One, Range, Replay, State

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from delivery import errors, health, kafka_options, settings
 from delivery.stages import topics
-from fanout.ledger import Place
+from fanout.places import Place
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from delivery.webhooks.results.log_records import LogRecord
 from fanout import archive_operations, archive_redriving, publishing
 from fanout.archive_replaying import Replayer
 from fanout.archive_source import Source, place_of
-from fanout.ledger import Place
+from fanout.places import Place
 from subscriptions_db import connect, migrate
 from subscriptions_db.archive import days, notes, rows, signs, telling, writer
 from subscriptions_db.archive.conditions import Policy

@@ -24,8 +24,8 @@ from delivery import errors, settings
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout import handing, redriving, scanning, terminal, times
-from fanout.ledger import Place
 from fanout.letters import Selection
+from fanout.places import Place
 from fanout.redriving import Redriven
 
 MARGIN_MS = 600_000

@@ -18,7 +18,7 @@ from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import BatchEntry, Entry, RedrivenEntry
 from delivery.webhooks.results.log_records import AttemptsRecord, LogRecord, OffsetReceipt
 from delivery.webhooks.results.rejected_records import RejectedRecord
-from fanout.ledger import Place
+from fanout.places import Place
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
 """What a word says. REDRIVEN: a dead letter that is none any more. DEAD_IN_LOG: given up unattempted, by the log. POSTPONED: by

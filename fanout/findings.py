@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fanout.ledger import Place
+from fanout.places import Place
 
 MAX_KEPT = 1000
 """So many are kept by name; all are counted."""

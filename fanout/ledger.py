@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import confluent_kafka
 
@@ -17,13 +16,7 @@ from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import Due, Entry, RedrivenEntry
 from delivery.webhooks.results.log_records import AttemptsRecord, OffsetReceipt
 from delivery.webhooks.results.rejected_records import RejectedRecord
-
-
-class Place(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    partition: int
+from fanout.places import Place
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from delivery.model import Record
 from delivery.webhooks import envelope, parcel
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
 from fanout import evidence, reconciling, redriving, scanning, terminal
-from fanout.ledger import Place
+from fanout.places import Place
 from fanout.reconciling import Account, Terms
 
 MARGIN_MS = 600_000

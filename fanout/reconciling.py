@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fanout import evidence, runs
 from fanout.evidence import DEAD, DEAD_IN_LOG, DELIVERED, HANDED, REDRIVEN, REJECTED, REPLAYED, SKIPPED, Evidence, Run, Whose
 from fanout.findings import MAX_NAMED, Finding, Findings, Kind
-from fanout.ledger import Place
+from fanout.places import Place
 
 LANES = ("direct", "batch")
 UNNAMED = "(not named)"

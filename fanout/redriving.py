@@ -21,8 +21,8 @@ from delivery.webhooks.results import log_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import RedrivenEntry
 from delivery.webhooks.results.log_records import AttemptsRecord, LogRecord
-from fanout.ledger import Place
 from fanout.letters import Selection
+from fanout.places import Place
 
 NOTE = "redriven"
 """The header of a record of the retries topic with the note of what it hands over."""

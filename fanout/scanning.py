@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_INVALID, TopicPartition
 
 from delivery import errors, kafka_options, settings, topic_pattern
 from delivery.stages import topics
-from fanout.ledger import Place
+from fanout.places import Place
 
 TIMEOUT_S = 30
 AT_ONCE, WAIT_S = 2000, 0.1

@@ -15,7 +15,7 @@ from typing import Any
 
 from delivery import errors
 from delivery.model import EndpointId
-from delivery.webhooks import guard, target, validation
+from delivery.webhooks import guard, origin, target, validation
 from delivery.webhooks.transport import Response
 from delivery.webhooks.validation import Reply, State
 from subscriptions_db import connect, disclosed, keyring, snapshot
@@ -30,7 +30,7 @@ class Asking:
     """A question that is to be sent."""
 
     endpoint_id: str
-    to: target.Target
+    to: origin.Target
     question: validation.Question
     token: bytes = field(repr=False)
     """Its digest."""

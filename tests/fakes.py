@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from delivery.model import Attempt, Delivery, EndpointId
-from delivery.webhooks import circuit, late, retry, target, transport
+from delivery.webhooks import circuit, late, origin, retry, transport
 from delivery.webhooks import handover as handover_
 
 
@@ -17,9 +17,9 @@ class FakeTransport:
 
     def __init__(self, *script: int | transport.Response | Exception) -> None:
         self._script = list(script)
-        self.posted: list[tuple[target.Target, bytes, bytes, float]] = []
+        self.posted: list[tuple[origin.Target, bytes, bytes, float]] = []
 
-    async def post(self, to: target.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response:
+    async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response:
         self.posted.append((to, headers, body, timeout_s))
         step = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         if isinstance(step, Exception):

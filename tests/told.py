@@ -8,7 +8,7 @@ from delivery.webhooks import intake, parcel, rows, segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
 from delivery.webhooks.results.results import Results
 from fanout import evidence, reconciling
-from fanout.ledger import Place
+from fanout.places import Place
 from tests import builders
 from tests.unit.test_ledger import TOPICS, attempt
 

@@ -31,4 +31,4 @@ class Batches:
         known = batching.decoded(index)
         decided = batching.decide(known, arrived, read, now_ms=now_ms, horizon_ms=self.horizon_ms)
         written = batching.encoded(decided.index) if decided.changed else None
-        return state.Decided(decided.batches, decided.append, decided.drop, written, pending.of(decided))
+        return state.Decided(decided.batches, decided.append, decided.drop, written, batching.backlog_of(decided))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from delivery import errors, settings
@@ -149,13 +148,6 @@ def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, 
         ) from exc
     finally:
         _end(spark)
-
-
-def kill() -> None:
-    """Kill Spark's JVM, if there is one. Executors and workers notice and end by themselves."""
-    gateway = SparkContext._gateway  # noqa: SLF001  # no public way
-    if gateway is not None:
-        gateway.proc.kill()
 
 
 def _end(spark: SparkSession) -> None:

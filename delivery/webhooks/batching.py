@@ -21,6 +21,7 @@ import msgspec
 
 from delivery.model import LeaveReason
 from delivery.webhooks import generations, segment, versioned
+from delivery.webhooks.pending import Pending
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
@@ -81,6 +82,18 @@ class Decision:
     """As segment.batch reads them."""
     append: dict[int, bytes] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
+
+
+def backlog_of(decided: Decision) -> Pending:
+    """Return what waits in one shard after a decision."""
+    events, size = decided.index.waiting()
+    return Pending(
+        shards=1,
+        events=events,
+        size=size,
+        oldest_ms=decided.index.oldest_ms(),
+        due_ms=min((endpoint.due_ms for endpoint in decided.index.endpoints.values()), default=None),
+    )
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,7 +18,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import Auth
-from delivery.webhooks import endpoint_clock, limits, target, transport
+from delivery.webhooks import endpoint_clock, limits, origin, transport
 
 MAX_TOKENS = 20_000
 PAUSE_S = 5.0
@@ -39,7 +39,7 @@ _ERRORS = frozenset(
 class Transport(Protocol):
     """What is needed of the network. See delivery.webhooks.transport.Transport."""
 
-    async def post(self, to: target.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
+    async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
 
 
 @dataclass(slots=True, repr=False)
@@ -76,7 +76,7 @@ class Tokens:
         self._judging = judging
         self._tokens: cachetools.LRUCache[Auth, _Token] = cachetools.LRUCache(maxsize=MAX_TOKENS)
 
-    async def header(self, grant: target.Grant, timeout_s: float) -> bytes:
+    async def header(self, grant: origin.Grant, timeout_s: float) -> bytes:
         """Return the header line with the token; raise TokenRefused or LocalFailure.
 
         1. The token has long to live: it serves.
@@ -106,7 +106,7 @@ class Tokens:
             await asyncio.wait({fetching}, timeout=left_s)
         fetching.result()  # raises what nobody foresaw
 
-    async def instead_of(self, refused: bytes, grant: target.Grant, timeout_s: float) -> bytes | None:
+    async def instead_of(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return the header line to try after a 401 for `refused`; None when a new token would not help."""
         token = self._token(grant)
         if token.header == refused and token.fetching is None:
@@ -117,13 +117,13 @@ class Tokens:
             token.renew_at = token.expires_at = 0.0
         return await self.header(grant, timeout_s)
 
-    def _token(self, grant: target.Grant) -> _Token:
+    def _token(self, grant: origin.Grant) -> _Token:
         token = self._tokens.get(grant.auth)
         if token is None:
             token = self._tokens[grant.auth] = _Token()
         return token
 
-    async def _fetch(self, grant: target.Grant, token: _Token) -> None:
+    async def _fetch(self, grant: origin.Grant, token: _Token) -> None:
         began = self._clock()
         try:
             answer = await self._network.post(grant.to, b"", grant.body, self._timeout_s)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from delivery.model import EndpointId
-from delivery.webhooks import batching
 
 
 class Failing(NamedTuple):
@@ -51,19 +50,6 @@ class Pending:
             held=self.held | other.held,
             failing=self.failing | other.failing,
         )
-
-
-def of(decided: batching.Decision) -> Pending:
-    """Return what waits in one shard after a decision."""
-    events, size = decided.index.waiting()
-    waiting = decided.index.endpoints.values()
-    return Pending(
-        shards=1,
-        events=events,
-        size=size,
-        oldest_ms=decided.index.oldest_ms(),
-        due_ms=min((one.due_ms for one in waiting), default=None),
-    )
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -26,7 +26,7 @@ from aiohttp.helpers import TimerNoop
 
 from delivery import errors
 from delivery.webhooks import deadlines, guard, hosts, resolver, wire
-from delivery.webhooks.target import Origin
+from delivery.webhooks.origin import Origin
 
 KEEPALIVE_S = 30.0
 MAX_NAMES = 20_000

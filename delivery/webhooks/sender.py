@@ -12,7 +12,7 @@ from typing import Protocol
 
 from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Sendable
-from delivery.webhooks import endpoint_clock, guard, oauth, retry, signing, target, transport
+from delivery.webhooks import endpoint_clock, guard, oauth, origin, retry, signing, target, transport
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ MAX_TARGETS = 20_000
 class Transport(Protocol):
     """What the sender needs of the network. See delivery.webhooks.transport.Transport."""
 
-    async def post(self, to: target.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
+    async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
 
 
 class Sender:
@@ -47,7 +47,7 @@ class Sender:
         self._clock = clock
         self._judging = judging
         self._max_retry_after_s = max_retry_after_s
-        self._targets: dict[EndpointId, target.Target] = {}
+        self._targets: dict[EndpointId, origin.Target] = {}
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, judging=judging)
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
@@ -94,7 +94,7 @@ class Sender:
         )
 
     async def _post_with_token(
-        self, to: target.Target, grant: target.Grant, headers: bytes, body: bytes, timeout_s: float
+        self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> transport.Response:
         """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
         deadline = self._judging() + timeout_s
@@ -106,7 +106,7 @@ class Sender:
                 answer = await self._network.post(to, headers + newer, body, deadline - self._judging())
         return answer
 
-    def _target(self, endpoint: Endpoint) -> target.Target:
+    def _target(self, endpoint: Endpoint) -> origin.Target:
         known = self._targets.get(endpoint.endpoint_id)
         # The snapshot keeps the same object until the row changes, so identity is enough, and cheap.
         if known is None or known.endpoint is not endpoint:

@@ -16,7 +16,7 @@ import aiohttp
 
 from delivery import errors
 from delivery.webhooks import deadlines, endpoint_clock, guard, pool
-from delivery.webhooks.target import Target
+from delivery.webhooks.origin import Target
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """We ran out of something: no sign about the endpoint."""

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when, with what there was before. Written in the transaction of the change.
+"""The audit log: who changed what, when, and the fields as they were.
 
 Runs in the API.
 """
@@ -11,7 +11,6 @@ from typing import Any
 import pydantic
 
 from delivery import errors
-from subscriptions_db import auditing
 from subscriptions_db.api import cursors, routes
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
@@ -49,21 +48,6 @@ class Which(Page):
 
     customer: str | None = None
     """Only of this customer's rows."""
-
-
-def write(
-    call: Call,
-    action: str,
-    entity: str,
-    entity_id: str,
-    *,
-    customer_id: str | None,
-    before: dict[str, Any] | None = None,
-    after: dict[str, Any] | None = None,
-) -> None:
-    """Note a change."""
-    who, told = call.principal.key_id, {"before": before, "after": after}
-    auditing.note(call.connection, who, action, entity, entity_id, customer_id=customer_id, **told)
 
 
 def list_(call: Call) -> Entries:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db.api import audit, problems, routes
+from subscriptions_db.api import change_log, problems, routes
 from subscriptions_db.api.dead_letters import Asked, Cursor, selection, whose
 from subscriptions_db.api.routes import Call, Nothing, Route, Whose
 from subscriptions_db.archive import consumers, cursor
@@ -76,7 +76,9 @@ def create(call: Call) -> Consumer:
     after = _position(call, customer_id, wanted) or 0
     if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after):
         raise problems.Refused(409, "there is a consumer with this name, which stays as it is", ("name", "is taken"))
-    audit.write(call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True))
+    change_log.write(
+        call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True)
+    )
     [made] = consumers.consumers(call.connection, customer_id, wanted.name)
     return _shown(made)
 
@@ -85,7 +87,7 @@ def delete(call: Call) -> None:
     """Forget a consumer and what its pollers have. No letter changes."""
     before, customer_id = found(call), whose(call)
     consumers.delete(call.connection, customer_id, before.name)
-    audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=before.model_dump())
+    change_log.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=before.model_dump())
 
 
 def seek(call: Call) -> Consumer:
@@ -97,7 +99,7 @@ def seek(call: Call) -> Consumer:
     consumers.seek(call.connection, customer_id, before.name, after=after)
     moved = found(call)
     told = {"before": {"cursor": before.cursor}, "after": {"cursor": moved.cursor}}
-    audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **told)
+    change_log.write(call, "seek", "consumer", before.name, customer_id=customer_id, **told)
     return moved
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from subscriptions_db import manifest
-from subscriptions_db.api import audit, routes, rows
+from subscriptions_db.api import change_log, routes, rows
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
 
@@ -94,7 +94,7 @@ def _grant(call: Call, customer_id: str, wanted: Granted) -> None:
     with call.connection.cursor() as cursor:
         cursor.executemany(query("put_granted_tenant"), [{"customer_id": customer_id, "tenant_id": one} for one in each])
     told = {"before": before.model_dump(), "after": {"everything": wanted.everything, "tenants": tenants}}
-    audit.write(call, "grant", "customer", customer_id, customer_id=customer_id, **told)
+    change_log.write(call, "grant", "customer", customer_id, customer_id=customer_id, **told)
 
 
 def delete(call: Call) -> None:

@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, Field
 
 from subscriptions_db import disclosed, manifest
 from subscriptions_db.api import problems, routes, rows
-from subscriptions_db.api.routes import Awaited, Call, Nothing, Page, Raw, Route, Whose
+from subscriptions_db.api.routes import Awaited, Call, Nothing, Page, Raw, Route, WaitS, Whose
 from subscriptions_db.archive import cursor, letters
 from subscriptions_db.archive.letters import Archived, State
 from subscriptions_db.archive.selection import Selection
@@ -26,7 +26,6 @@ MAX_LETTERS = 100
 Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
 Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 Cursor = Annotated[str, Field(max_length=cursor.MAX_CHARS)]
-WaitS = Annotated[float, Field(ge=0, le=60)]
 
 
 class Asked(Nothing):

@@ -10,7 +10,7 @@ from typing import Any
 
 from delivery.model import EndpointStatus
 from subscriptions_db import disabling, endpoint_secrets, rotation
-from subscriptions_db.api import audit, problems, routes, rows, shapes
+from subscriptions_db.api import change_log, problems, routes, rows, shapes
 from subscriptions_db.api.routes import Call, Page, Route
 from subscriptions_db.sql import query
 
@@ -105,7 +105,7 @@ def _set_status(
     after: dict[str, Any] = {"status": status.value, "disabled_reason": reason}
     was = {name: before[name] for name in after}
     if was != after:
-        audit.write(call, "update", "endpoint", _id(call), customer_id=before["customer"], before=was, after=after)
+        change_log.write(call, "update", "endpoint", _id(call), customer_id=before["customer"], before=was, after=after)
     return get(call)
 
 
@@ -114,7 +114,7 @@ def rotate(call: Call) -> shapes.Rotated:
     wanted, before = call.body_as(shapes.Rotate), rows.held(call, "endpoint", _id(call))
     overlap = dt.timedelta(seconds=wanted.overlap_s)
     rotated = rotation.rotate_alone(call.connection, call.ring, _id(call), scheme=wanted.scheme, overlap=overlap)
-    audit.write(call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=rotated.noted(overlap))
+    change_log.write(call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=rotated.noted(overlap))
     return shapes.Rotated(**rotation.told(_id(call), rotated))
 
 

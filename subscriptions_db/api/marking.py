@@ -11,7 +11,7 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
-from subscriptions_db.api import audit, dead_letters, problems, routes
+from subscriptions_db.api import change_log, dead_letters, problems, routes
 from subscriptions_db.api.dead_letters import AskedInTime, Cursor
 from subscriptions_db.api.routes import Call, Route, Whose
 from subscriptions_db.archive import cursor, letters
@@ -79,7 +79,7 @@ def _mark(call: Call, state: State) -> LetterState:
             409, f"the letter is {after.state}: this can be done to one that waits, or redriven if discarded"
         )
     told = {"before": {"state": before.state}, "after": {"state": after.state}}
-    audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **told)
+    change_log.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **told)
     return after
 
 
@@ -98,7 +98,7 @@ def _mark_many(call: Call, state: State) -> Marked:
         now=dt.datetime.now(dt.UTC),
     )
     told = {"asked": asked, "count": marked.count, "until": str(marked.until)}
-    audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=told)
+    change_log.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=told)
     return shown(marked)
 
 

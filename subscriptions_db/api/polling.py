@@ -14,8 +14,8 @@ from pydantic import Field
 from delivery import errors
 from subscriptions_db.api import consumers as consumer_routes
 from subscriptions_db.api import dead_letters, problems, routes
-from subscriptions_db.api.dead_letters import MAX_LETTERS, Letter, WaitS, whose
-from subscriptions_db.api.routes import Awaited, Call, Nothing, Route, Whose
+from subscriptions_db.api.dead_letters import MAX_LETTERS, Letter, whose
+from subscriptions_db.api.routes import Awaited, Call, Nothing, Route, WaitS, Whose
 from subscriptions_db.archive import consumers, cursor
 
 Seconds = Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)]

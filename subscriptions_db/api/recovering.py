@@ -10,7 +10,7 @@ import datetime as dt
 from pydantic import AwareDatetime
 
 from delivery.model import EndpointStatus
-from subscriptions_db.api import audit, marking, routes, rows
+from subscriptions_db.api import change_log, marking, routes, rows
 from subscriptions_db.api.dead_letters import Cursor
 from subscriptions_db.api.marking import Limit, Marked
 from subscriptions_db.api.routes import Call, Nothing, Route
@@ -60,7 +60,7 @@ def recover(call: Call) -> Recovered:
         now=dt.datetime.now(dt.UTC),
     )
     told = {"since": wanted.since.isoformat(), "count": marked.count, "until": str(marked.until)}
-    audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=told)
+    change_log.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=told)
     status = EndpointStatus(endpoint["status"])
     return Recovered(**dict(marking.shown(marked)), status=status, detail=_DETAILS[status])
 

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, Field
 
 from delivery import errors
 from subscriptions_db import manifest
-from subscriptions_db.api import audit, cursors, dead_letters, problems, routes, rows
+from subscriptions_db.api import change_log, cursors, dead_letters, problems, routes, rows
 from subscriptions_db.api.dead_letters import Text
 from subscriptions_db.api.routes import Call, Nothing, Page, Route, Whose
 from subscriptions_db.archive import attempts, cursor
@@ -140,7 +140,7 @@ def cancel(call: Call) -> Replay:
     if not asking.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):
         raise problems.Refused(409, f"the replay is {_found(call).state}: there is nothing to cancel")
     told = {"before": {"state": before.state}, "after": {"state": State.CANCELLED}}
-    audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **told)
+    change_log.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **told)
     return get(call)
 
 
@@ -154,7 +154,7 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: Range | One, oth
     told = answer.model_dump(
         mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True
     )
-    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=told)
+    change_log.write(call, "create", "replay", answer.id, customer_id=customer_id, after=told)
     return answer
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from delivery import errors, service_settings
 from delivery.model import Revision, Sendable
 from delivery.webhooks import guard
-from delivery.webhooks.target import Target
+from delivery.webhooks.origin import Target
 from delivery.webhooks.transport import Response
 from subscriptions_db import connect, fitting, keyring, manifest
 from subscriptions_db.api import cursors
@@ -29,6 +29,10 @@ BROWSERS = READERS | POLLERS
 MAX_PAGE = 200
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+WaitS = Annotated[float, Field(ge=0, le=60)]
+"""Seconds that a request may wait for news; `api.max_poll_s` bounds it further."""
 
 
 class Nothing(pydantic.BaseModel):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from subscriptions_db import apply, manifest, registry
-from subscriptions_db.api import audit, cursors, problems, routes
+from subscriptions_db.api import change_log, cursors, problems, routes
 from subscriptions_db.api.routes import Call, Model, Page
 from subscriptions_db.sql import query
 
@@ -80,7 +80,7 @@ def put(
     """Bring the rows that a manifest names to it, checked by its rules, and note each change. `strict`: see lint."""
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
-        audit.write(call, action or change.action, change.kind, change.id, customer_id=customer_id, **change.told())
+        change_log.write(call, action or change.action, change.kind, change.id, customer_id=customer_id, **change.told())
     return result
 
 
@@ -88,7 +88,7 @@ def delete(call: Call, kind: registry.Kind, row_id: str, owner: Callable[[dict[s
     """Delete a row with what hangs on it, and note what it was and, by `owner`, whose; raise that there is none."""
     before = held(call, kind, row_id)
     call.connection.execute(query(f"delete_{kind}s"), {"ids": [row_id]})
-    audit.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
+    change_log.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
 
 
 def new_id(prefix: str) -> str:

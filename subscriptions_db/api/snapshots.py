@@ -13,9 +13,8 @@ from pydantic import Field
 from delivery.model import Revision
 from subscriptions_db import snapshot
 from subscriptions_db.api import routes
-from subscriptions_db.api.dead_letters import WaitS
 from subscriptions_db.api.principals import Scope
-from subscriptions_db.api.routes import Call, Following, Nothing, Route
+from subscriptions_db.api.routes import Call, Following, Nothing, Route, WaitS
 
 
 class Since(Nothing):

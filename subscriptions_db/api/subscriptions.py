@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from delivery.model import PLATFORM
-from subscriptions_db.api import audit, customers, problems, routes, rows, shapes
+from subscriptions_db.api import change_log, customers, problems, routes, rows, shapes
 from subscriptions_db.api.routes import Call, Nothing, Page, Route
 from subscriptions_db.sql import query
 
@@ -93,7 +93,7 @@ def _set_status(call: Call, status: str) -> shapes.Subscription:
     if before["status"] != status:
         was, after = {"status": before["status"]}, {"status": status}
         owner = _owner(call, before["endpoint"])
-        audit.write(call, "update", "subscription", _id(call), customer_id=owner, before=was, after=after)
+        change_log.write(call, "update", "subscription", _id(call), customer_id=owner, before=was, after=after)
     return get(call)
 
 

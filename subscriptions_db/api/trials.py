@@ -35,10 +35,10 @@ from delivery.model import (
     SubscriptionId,
     TenantId,
 )
-from delivery.webhooks import batch_message, guard, limits, message, sender, target, transport
+from delivery.webhooks import batch_message, guard, limits, message, origin, sender, transport
 from delivery.webhooks.segment import Packed
 from subscriptions_db import disclosed, event_types, manifest, snapshot
-from subscriptions_db.api import audit, problems, routes, rows
+from subscriptions_db.api import change_log, problems, routes, rows
 from subscriptions_db.api import event_types as catalogue
 from subscriptions_db.api.routes import Call, Route, Sending
 
@@ -98,7 +98,7 @@ class Trials:
             duration_ms=round(attempt.duration_ms, 1),
         )
 
-    async def ask(self, to: target.Target) -> transport.Response | errors.AttemptFailed:
+    async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
         """Send the request that a target is, without a body; raise Refused as above."""
         with self._taking_turns(to.endpoint.endpoint_id):
             try:
@@ -140,7 +140,7 @@ def send(call: Call) -> Sending:
     endpoint = read.endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:
         raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
-    audit.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
+    change_log.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
     return Sending(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
 
 

@@ -14,7 +14,7 @@ from delivery import errors
 from delivery.webhooks import validation
 from delivery.webhooks.transport import Response
 from subscriptions_db import validating
-from subscriptions_db.api import audit, problems, routes, rows
+from subscriptions_db.api import change_log, problems, routes, rows
 from subscriptions_db.api.routes import Call, Exchange, Route
 
 
@@ -51,7 +51,7 @@ def _concluded(asking: validating.Asking, call: Call, said: Response | errors.At
     reply = validating.finish(call.connection, asking, said)
     after = rows.found(call, "endpoint", asking.endpoint_id)
     told = validating.noted(reply, after)
-    audit.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=told)
+    change_log.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=told)
     per_minute = after["permitted_per_minute"] if reply.state is validation.State.PERMITTED else None
     return Validated(state=reply.state, permitted_per_minute=per_minute, reason=reply.reason)
 
@@ -68,7 +68,7 @@ def permit(call: Call) -> Permitted:
         return Permitted(state=validation.State.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
     validating.permit(call.connection, endpoint_id, token, asked, per_minute)
     was, now = map(validating.permission, (before, rows.found(call, "endpoint", endpoint_id)))
-    audit.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
+    change_log.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
     return Permitted(state=validation.State.PERMITTED, permitted_per_minute=per_minute)
 
 

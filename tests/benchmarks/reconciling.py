@@ -15,7 +15,7 @@ import orjson
 
 from delivery.webhooks.results import log_records
 from fanout import evidence, reconciling
-from fanout.ledger import Place
+from fanout.places import Place
 
 PARTITIONS, RUN, SUBSCRIPTIONS, IN_A_ROW = 10, 1000, 2, 100
 

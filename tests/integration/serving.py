@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from delivery.webhooks import guard, target, transport
+from delivery.webhooks import guard, origin, target, transport
 from tests import builders
 
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
@@ -75,7 +75,7 @@ async def network(address_guard: guard.Guard = OPEN, **options: Any) -> AsyncIte
         await made.close()
 
 
-def to(url: str, **fields: Any) -> target.Target:
+def to(url: str, **fields: Any) -> origin.Target:
     return target.prepare(builders.endpoint(url=url, **fields), OPEN)
 
 

@@ -17,7 +17,7 @@ from aiohttp.helpers import TimerNoop
 from delivery import errors
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.webhooks import guard, resolver, target, transport
+from delivery.webhooks import guard, origin, resolver, target, transport
 from tests import addresses, builders
 from tests.integration.serving import OPEN
 
@@ -224,8 +224,8 @@ class TestTransport:
         async def main():
             async with Listener(PUBLIC) as inside, network(CLOSED) as using:
                 url = yarl.URL(f"http://{host}:{inside.port}/", encoded=True)
-                to = target.Target(
-                    endpoint=builders.endpoint(), url=url, origin=target.Origin(str(url.origin()), "c1", None), head=HEAD
+                to = origin.Target(
+                    endpoint=builders.endpoint(), url=url, origin=origin.Origin(str(url.origin()), "c1", None), head=HEAD
                 )
                 with pytest.raises(errors.AttemptFailed):
                     await using.post(to, b"", b"", 5.0)

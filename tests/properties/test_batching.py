@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, generations, pending, segment
+from delivery.webhooks import batching, generations, segment
 from tests import builders
 from tests.batches import lot
 from tests.shards import Shard
@@ -58,7 +58,7 @@ class Run:
             size = sum(size for _, size in taken) + stayed
             assert taken
             assert size + waiting[first].size > batching.MAX_LEAVING_BYTES, "there was room for it"
-            assert pending.of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
+            assert batching.backlog_of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
         if not lots and len({key for key, _ in taken}) > 1:
             assert sum(size for _, size in taken) <= batching.MAX_LEAVING_BYTES
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}

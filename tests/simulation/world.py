@@ -16,7 +16,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import Endpoint
-from delivery.webhooks import target, transport
+from delivery.webhooks import origin, transport
 
 
 class Mood(enum.StrEnum):
@@ -80,7 +80,7 @@ class World:
     def cut_off_s(self, since: float, until: float) -> float:
         return sum(max(0.0, min(last, until) - max(first, since)) for first, last in self.outages)
 
-    async def post(self, to: target.Target, _: bytes, body: bytes, timeout_s: float) -> transport.Response:
+    async def post(self, to: origin.Target, _: bytes, body: bytes, timeout_s: float) -> transport.Response:
         customer = self.customers[to.endpoint.endpoint_id]
         loop = asyncio.get_running_loop()
         if self.is_cut_off(loop.time()):

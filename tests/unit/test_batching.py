@@ -1,7 +1,7 @@
 """Which batches leave when: by count, by bytes, by time."""
 
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, generations, pending, segment
+from delivery.webhooks import batching, generations, segment
 from tests import builders
 from tests.batches import events, ids, lot
 from tests.shards import Shard
@@ -152,7 +152,7 @@ def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_fir
     left = []
     while not shard.is_empty():
         left.append([batch.endpoint_id for batch in shard.step([], now_ms=NOW + 10**6)])
-        assert shard.is_empty() or pending.of(shard.last).due_ms < NOW + 10**6
+        assert shard.is_empty() or batching.backlog_of(shard.last).due_ms < NOW + 10**6
     assert left == [["ep09", "ep10", "ep11"], ["ep06", "ep07", "ep08"], ["ep03", "ep04", "ep05"], ["ep00", "ep01", "ep02"]]
 
 
@@ -162,10 +162,10 @@ def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
     both = [lot(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
     shard.step(both, now_ms=NOW)
     [first] = shard.step([lot(*events(1), endpoint=name, max_events=3) for name in ("ep1", "ep2")], now_ms=NOW)
-    assert pending.of(shard.last).due_ms == 0
+    assert batching.backlog_of(shard.last).due_ms == 0
     [second] = shard.step([], now_ms=NOW)
     assert [(batch.endpoint_id, len(batch.packed)) for batch in (first, second)] == [("ep1", 3), ("ep2", 3)]
-    assert pending.of(shard.last).due_ms is None
+    assert batching.backlog_of(shard.last).due_ms is None
 
 
 def test_what_arrives_and_passes_leaves_whatever_else_is_due(monkeypatch):

@@ -11,8 +11,8 @@ from delivery.webhooks import batch_message, message, parcel, rows, segment
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.results import Results
 from fanout import redriving, times
-from fanout.ledger import Place
 from fanout.letters import Selection
+from fanout.places import Place
 from tests import builders
 from tests.unit.test_ledger import TOPICS, attempt, batch
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 
 from delivery import settings
-from delivery.stages import claim, session
+from delivery.stages import claim, jvm
 from delivery.stages.checkpoint import cluster, lease
 
 
@@ -26,7 +26,7 @@ class Lock:
         if name := config.checkpoint_lease:
             # A restarted container has the host name of the one before it; only the process is unique.
             identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-            self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, session.kill)
+            self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
 
     def hold_reason(self) -> str | None:
         """Why nothing is delivered yet; None while the checkpoint may be used."""

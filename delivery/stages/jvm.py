@@ -1,0 +1,12 @@
+"""End Spark's JVM at once. Runs on the driver."""
+
+from __future__ import annotations
+
+from pyspark import SparkContext
+
+
+def kill() -> None:
+    """Kill Spark's JVM, if there is one. Executors and workers notice and end by themselves."""
+    gateway = SparkContext._gateway  # noqa: SLF001  # no public way
+    if gateway is not None:
+        gateway.proc.kill()
