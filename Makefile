@@ -89,11 +89,11 @@ lock:
 	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 	$(MAKE) setup
-	$(BIN)/python -m fanout.local.jars
+	$(BIN)/python -m fanout.jvm.jars
 
 # Write the documents that are generated from the code.
 docs: setup
-	$(BIN)/python -m fanout.documents docs
+	$(BIN)/python -m fanout.documents.generate docs
 
 clean:
 	rm -rf build .fanout .mypy_cache .ruff_cache .pytest_cache deploy/jars/lib

@@ -1,11 +1,10 @@
 """The job's table of contents. Runs on the driver.
 
-    direct  Kafka topics ─► source ─► deliver (route, sign, send) ─► sink ─► attempts · dead letters · rejected events
-    batch   Kafka topics ─► source ─► route ─► batch (state) ─► deliver_batches ─► sink ─► the same
-    retry   retries topic ─► source ─► retries (state) ─► deliver_turns ─► sink ─► the same
-    Postgres ─► snapshot or look-up ─▲                ticks ─▲
+    direct  event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected records
+    batch   event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same
+    retry   retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same
 
-The command `fanout run` calls `run`; each name is a file in `delivery/stages/`, and `lanes` puts them together.
+`fanout run` calls `run`. Each name is a file below `delivery/stages/`; `lanes` connects them.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import logging
 import threading
 from collections.abc import Collection
 
-from delivery import plan, settings
-from delivery.stages import disabling, lanes, lookup, session, snapshot, topics, watching
+from delivery.config import settings, worker_plans
 from delivery.stages.checkpoint import lock
-from delivery.stages.network import Network
+from delivery.stages.kafka import topics
+from delivery.stages.lanes import lanes, session, watching
+from delivery.stages.lanes.network_outage import Network
 from delivery.stages.realtime import lane as realtime_lane
+from delivery.stages.registry import endpoint_disabler, sources
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
@@ -38,17 +39,16 @@ def run(
     """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     mine = lock.Lock(config.spark, names)
-    plan.warn_of_open_guard(config.delivery)
-    registry = (lookup.Lookups if config.snapshot.source == "lookup" else snapshot.Broadcasts)(config, stop=stop)
-    network = Network()
+    worker_plans.warn_of_open_guard(config.delivery)
+    registry, network = sources.source(config, stop), Network()
     watches = watching.begin(config, names, (mine.hold_reason, network.hold_reason, registry.hold_reason), stop)
     topics.ensure_all(config)
     with mine.held(stop) as is_held:
-        if not is_held:
-            return  # asked to stop while it waited
+        if not is_held:  # asked to stop while it waited
+            return
         with (
             session.running(config.spark, libraries, executors.conf(policy)) as spark,
-            disabling.running(config, stop) as disabler,
+            endpoint_disabler.running(config, stop) as disabler,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
             hold = lanes.holds(names, registry, network, spark.sparkContext, stop)

@@ -240,7 +240,7 @@ class Subscription:
     """An exact type, or a prefix wildcard: `order.*`, `*`."""
     scope: Scope
     filter_pattern: dict[str, Any] | None = None
-    """An event pattern (see delivery.webhooks.filters), or None for no filter."""
+    """An event pattern (see delivery.webhooks.filters.event_pattern), or None for no filter."""
     status: SubscriptionStatus = SubscriptionStatus.ACTIVE
     fault: str | None = None
     """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
@@ -334,7 +334,7 @@ class Attempt(NamedTuple):
     status: int | None
     """HTTP status of the response. None: no response came."""
     error_class: str | None
-    """Error class of the failure, a word of the closed set in delivery.webhooks.retry. None: the endpoint accepted it."""
+    """Error class of the failure, from the closed set in `policy.retry_decision`. None: the endpoint accepted it."""
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     response: bytes = b""
@@ -368,7 +368,7 @@ class Outcome(NamedTuple, Generic[Sent]):
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None
     """For `skipped` a SkipReason; for `dead_lettered` and `postponed` the error class of the last attempt, or what kept it from
-    being attempted (delivery.webhooks.retry); else None."""
+    being attempted (delivery.webhooks.policy.retry_decision); else None."""
     again: Again | None = None
     """For `postponed`, and only there."""
     earlier: tuple[Attempt, ...] = ()

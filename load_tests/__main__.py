@@ -10,19 +10,20 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 
-from load_tests import away as away_scenario
-from load_tests import batch as batch_scenario
-from load_tests import beside as beside_scenario
-from load_tests import crash as crash_scenario
-from load_tests import direct as direct_scenario
-from load_tests import flood, scaling_plot, stage, stopping
-from load_tests import isolation as isolation_scenario
-from load_tests import latency as latency_scenario
-from load_tests import mission as mission_scenario
-from load_tests import overload as overload_scenario
-from load_tests import pending as pending_scenario
-from load_tests import retries as retries_scenario
-from load_tests import scaling as scaling_scenario
+from load_tests.harness import flood, stage, stopping
+from load_tests.scaling import plots
+from load_tests.scaling import scenario as scaling_scenario
+from load_tests.scenarios import away as away_scenario
+from load_tests.scenarios import batch as batch_scenario
+from load_tests.scenarios import beside as beside_scenario
+from load_tests.scenarios import crash as crash_scenario
+from load_tests.scenarios import direct as direct_scenario
+from load_tests.scenarios import isolation as isolation_scenario
+from load_tests.scenarios import latency as latency_scenario
+from load_tests.scenarios import mission as mission_scenario
+from load_tests.scenarios import overload as overload_scenario
+from load_tests.scenarios import pending as pending_scenario
+from load_tests.scenarios import retries as retries_scenario
 
 S = TypeVar("S")
 WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
@@ -272,7 +273,7 @@ def scaling(
     """Simulate days of load with spikes of ten times as much: what do executors cost that follow it, and who waits?"""
     figures = scaling_scenario.run(scaling_scenario.Scenario(base_per_s=base_per_s, days=days, seed=seed))
     if plot is not None:
-        scaling_plot.draw(figures, plot)
+        plots.draw(figures, plot)
     if json_file is not None:
         json_file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     del figures["shown"]

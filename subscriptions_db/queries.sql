@@ -1,4 +1,4 @@
--- Every statement of the registry's code, by name. Loaded by subscriptions_db/sql.py.
+-- Every statement of the registry's code, by name. Loaded by subscriptions_db/postgres/sql.py.
 
 -- name: take_the_time_needed
 -- A migration, and the copy of a large registration, may take longer than a statement of the job is given.

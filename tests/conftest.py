@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import loadscope
 
-from fanout.local import jars as local_jars
+from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from delivery.webhooks import filters
+from delivery.webhooks.filters import event_pattern
 from fanout.demo import scenario
 
 
@@ -48,7 +48,7 @@ def is_due(event: scenario.PublishedEvent, subscription: Mapping[str, Any]) -> b
     if not included:
         return False
     pattern = subscription.get("filter")
-    return pattern is None or filters.compile_pattern(pattern).matches(_document(event))
+    return pattern is None or event_pattern.compile_pattern(pattern).matches(_document(event))
 
 
 def _names(event: scenario.PublishedEvent, tenants: Any, sub_tenants: Mapping[str, Any]) -> bool:

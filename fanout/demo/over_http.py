@@ -15,12 +15,13 @@ from typing import Any
 
 import orjson
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.secret import Secret
 from delivery.webhooks.results.log_entries import Due
-from subscriptions_db import connect
-from subscriptions_db.api import keys
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.postgres import connect
 
 CONSUMER = "support"
 LETTERS, LEASE_S, WAIT_S = 100, 60, 2

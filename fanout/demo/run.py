@@ -20,14 +20,19 @@ from typing import Any
 import rich.console
 import rich.progress
 
-from delivery import configuration, errors, plan, settings
-from delivery.stages import topics
+from delivery import errors
+from delivery.config import loader, settings, worker_plans
+from delivery.stages.kafka import topics
 from delivery.webhooks.results.log_entries import Due
-from fanout import ledger, proving, publishing, receiver, registering
-from fanout.demo import over_http, reconcile, scenario, showing
+from fanout.admin import registry_commands
+from fanout.demo import expected_account, over_http, report, scenario
+from fanout.kafka import places, publishing
 from fanout.local import job as local_job
-from fanout.local import kafka, process, stack
-from subscriptions_db import connect, manifest, migrate, registry
+from fanout.local import kafka, process, receiver, stack
+from fanout.reconcile import ledger, proving
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import registered_rows
 
 ROOT = Path(".fanout/demo")
 EVENTS_PER_S = 500
@@ -62,8 +67,8 @@ class _Scene:
     reader: ledger.Reader
     mended: scenario.Mended
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    placed: list[reconcile.PlacedEvent] = field(default_factory=list)
-    published_until: dict[ledger.Place, int] = field(default_factory=dict)
+    placed: list[expected_account.PlacedEvent] = field(default_factory=list)
+    published_until: dict[places.Place, int] = field(default_factory=dict)
     _by_message: dict[publishing.Message, scenario.PublishedEvent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,26 +81,26 @@ class _Scene:
         self._publisher.flush()
 
     def _note(self, where: publishing.Placed) -> None:
-        place = ledger.Place(where.message.topic, where.partition)
+        place = places.Place(where.message.topic, where.partition)
         self.published_until[place] = max(self.published_until.get(place, -1), where.offset)
         event = self._by_message.get(where.message)
         if event is not None:
             self.placed.append(
-                reconcile.PlacedEvent(
+                expected_account.PlacedEvent(
                     event=event, partition=where.partition, offset=where.offset, appended_at_ms=where.appended_at_ms
                 )
             )
 
     def register(self, document: dict[str, Any]) -> None:
-        wanted = manifest.check(document, plan.guard_of(self.config.delivery))
-        registering.apply_manifest(self.config, wanted, prune=True)
+        wanted = manifest.check(document, worker_plans.guard_of(self.config.delivery))
+        registry_commands.apply_manifest(self.config, wanted, prune=True)
         with connect.connect(self.config.database) as connection:
-            self.history.append((registry.revision(connection), document))
+            self.history.append((registered_rows.revision(connection), document))
         self.document = document
 
     def has_everything_ended(self) -> bool:
         recorded = self.reader.ledger
-        for lane in reconcile.LANES:
+        for lane in expected_account.LANES:
             until = recorded.handled_until(lane)
             if any(until.get(place, -1) < last for place, last in self.published_until.items()):
                 return False
@@ -115,7 +120,7 @@ class _Scene:
                 raise errors.LocalStackError(f"fanout {name} ended by itself with code {one.returncode}; see its log in {ROOT}")
 
 
-def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> reconcile.Account:
+def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.Account:
     """Run the demo and return the account of every due delivery."""
     began = time.monotonic()
     received: list[receiver.Received] = []
@@ -149,7 +154,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
                 pass
         console.print("[bold]7[/] holding what was due against receivers and topics: fanout reconcile")
         proof = proving.reconcile(scene.config, settle_s=0).account
-        result = reconcile.account(
+        result = expected_account.account(
             scene.placed,
             scene.history,
             scene.reader.ledger,
@@ -159,7 +164,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
             findings=[finding.text() for finding in proof.findings.kept],
             wall_s=time.monotonic() - began,
         )
-    showing.show(console, result)
+    report.show(console, result)
     return result
 
 
@@ -180,7 +185,7 @@ def _running(port: int) -> Iterator[Processes]:
 
 def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, mended: scenario.Mended) -> _Scene:
     stack.write_local_settings(ROOT, servers)
-    config = configuration.read({}, ROOT / "local.toml", root=ROOT)
+    config = loader.read({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
     topics.ensure(config.kafka, [scenario.TOPIC_PREFIX + event_type for event_type in scenario.EVENT_TYPES], PARTITIONS)
@@ -217,11 +222,11 @@ def _play(
             done = collections.Counter[str]()
             for (lane, _), receipts in recorded.receipts.items():
                 done[lane] += sum(receipt.records for receipt in receipts)
-            progress.update(handled, completed=min(events, *(done[lane] for lane in reconcile.LANES)))
+            progress.update(handled, completed=min(events, *(done[lane] for lane in expected_account.LANES)))
             return count
 
         def has_begun() -> bool:
-            return {lane for lane, _ in recorded.receipts} == set(reconcile.LANES) and api.is_ready()
+            return {lane for lane, _ in recorded.receipts} == set(expected_account.LANES) and api.is_ready()
 
         scene.publish((), *scenario.bad_records())
         _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing, or the API does not answer,")

@@ -15,8 +15,9 @@ import orjson
 
 from delivery.model import SigningKey
 from delivery.secret import Secret
-from delivery.webhooks import signing
-from fanout import publishing, receiver
+from delivery.webhooks.sending import signing
+from fanout.kafka import publishing
+from fanout.local import receiver
 
 TENANTS = 200
 ENDPOINTS = 60

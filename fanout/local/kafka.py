@@ -20,7 +20,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from delivery import errors
-from fanout.local import guardian, jars, java
+from fanout.jvm import jars, java
+from fanout.local import guardian
 
 START_TIMEOUT_S = 180
 """On a machine that was busy twenty times over a broker took more than 60 s. One that fails ends at once, by itself."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from delivery import configuration
+from delivery.config import loader
 from fanout.local import guardian
 
 STOP_TIMEOUT_S = 60
@@ -28,11 +28,11 @@ def running(
     Its log is there too. At the end it is asked to stop; its `returncode` then says how it ended. Killed when it does not come
     to an end.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(configuration.PREFIX)}
-    replaced = {configuration.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
+    replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     with (folder / log).open("wb") as file:
         started = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", "local.toml", *words],
+            [sys.executable, "-m", "fanout.cli.main", "--config", "local.toml", *words],
             cwd=folder,
             env=clean | replaced,
             stdin=subprocess.DEVNULL,

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from delivery import errors
-from fanout.local import jars, kafka, postgres
+from fanout.jvm import jars
+from fanout.local import kafka, postgres
 
 LOCK = "stack.lock"
 DEVELOPMENT = {

@@ -1,4 +1,4 @@
--- Every statement of the archive's code, by name. Loaded by subscriptions_db/sql.py.
+-- Every statement of the archive's code, by name. Loaded by subscriptions_db/postgres/sql.py.
 
 -- name: make_archive_day
 select make_archive_day(%(kind)s, %(day)s) as made;

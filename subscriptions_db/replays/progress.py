@@ -11,9 +11,9 @@ import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from subscriptions_db import connect
-from subscriptions_db.replays.asking import Replay, State
-from subscriptions_db.sql import query
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.replays.requests import Replay, State
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
--- Every statement of replays, by name. Loaded by subscriptions_db/sql.py.
+-- Every statement of replays, by name. Loaded by subscriptions_db/postgres/sql.py.
 
 -- name: ask_for_replay
 insert into replays (

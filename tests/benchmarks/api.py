@@ -19,8 +19,8 @@ import time
 import aiohttp
 import psutil
 
-from subscriptions_db.api import keys
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
 from tests.benchmarks import registry, served
 from tests.integration.api.world import running
 

@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 
-from delivery import settings
+from delivery.config import settings
 from delivery.model import Attempt, Outcome, OutcomeKind
-from delivery.webhooks import rows
-from fanout import archiving
-from tests import archive, builders
+from delivery.webhooks.results import topic_rows
+from fanout.archiver import process
+from tests.support import archive, builders
 
 ENDPOINTS, IN_A_RECORD, ROUNDS, DISTINCT = 200, 100, 5, 200
 
@@ -57,13 +57,13 @@ def outcome(number: int, endpoint: str) -> Outcome:
 
 
 def messages(lane: settings.Delivery) -> list[Message]:
-    topics = rows.Topics(
+    topics = topic_rows.Topics(
         attempts=lane.attempts_topic, dead_letters=lane.dead_letter_topic, rejected="rejected", retries="retries"
     )
     written = [
         row
         for number in range(DISTINCT)
-        for row in rows.rows(
+        for row in topic_rows.rows(
             archive.results([outcome(number * IN_A_RECORD + n, f"ep{number % ENDPOINTS}") for n in range(IN_A_RECORD)]), topics
         )
     ]
@@ -71,7 +71,7 @@ def messages(lane: settings.Delivery) -> list[Message]:
 
 
 def main(entries: int) -> None:
-    archiver = archiving.Archiver(settings.Settings(), threading.Event())
+    archiver = process.Archiver(settings.Settings(), threading.Event())
     read, now = messages(settings.Delivery()), dt.datetime.now(dt.UTC)
     times = max(1, entries // (DISTINCT * IN_A_RECORD) // ROUNDS)
     mib = sum(len(message.value()) for message in read) * times / 2**20

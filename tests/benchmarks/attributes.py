@@ -15,8 +15,10 @@ from typing import Any
 import orjson
 
 from delivery.model import ContentMode, Record
-from delivery.webhooks import envelope, message, segment
-from tests import builders
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
+from delivery.webhooks.sending import payload
+from tests.support import builders
 
 EVENTS = 2_000
 ROUNDS = 60
@@ -71,19 +73,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    layout = envelope.Layout()
+    layout = parsing.Layout()
     records = {"plain": plain(), "binary": binary(CORE), "structured": structured(CORE)}
     if "attributes" in builders.event()._fields:
         records |= {"binary, 4 further": binary(CORE | FURTHER), "structured, 4 further": structured(CORE | FURTHER)}
     rows: dict[str, dict[str, float]] = {}
     for name, record in records.items():
-        event = envelope.parse(record, layout)
+        event = parsing.parse(record, layout)
         packed = segment.unpacked(segment.item(event, 0).packed)
         rows[name] = {
-            "parse": least_us(lambda record=record: envelope.parse(record, layout)),
-            **{mode.value: least_us(lambda event=event, mode=mode: message.content(event, mode)) for mode in ContentMode},
+            "parse": least_us(lambda record=record: parsing.parse(record, layout)),
+            **{mode.value: least_us(lambda event=event, mode=mode: payload.content(event, mode)) for mode in ContentMode},
             "pack": least_us(lambda event=event: segment.item(event, 0)),
-            "batch, standard": least_us(lambda packed=packed: message.standard(packed)),
+            "batch, standard": least_us(lambda packed=packed: payload.standard(packed)),
         }
         print(f"{name:22}", rows[name])
     if arguments.json:

@@ -12,8 +12,7 @@ import statistics
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.stages import shards
-from delivery.stages.checkpoint import object_store
+from delivery.stages.checkpoint import object_store, shards
 from tests.e2e.conftest import assert_eventually
 from tests.k8s import s3
 from tests.k8s.test_object_store import spark, store  # noqa: F401  # fixtures

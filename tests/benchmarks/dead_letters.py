@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from delivery import settings
+from delivery.config import settings
 from fanout.local import postgres
-from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, consumers, cursor, days, deliveries, letters, writer
-from subscriptions_db.archive.rows import LetterRow, Taken
-from subscriptions_db.archive.selection import Selection
-from tests import archive, builders
+from subscriptions_db.archive.ingest import partitions, writer
+from subscriptions_db.archive.ingest.archived_rows import LetterRow, Taken
+from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries
+from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.postgres import connect, migrate
+from tests.support import archive, builders
 
 LETTERS = 1_000_000
 CUSTOMERS, DAYS, TOGETHER, ATTEMPTS, POLLS = 1_000, 30, 1_000, 100_000, 1_000
@@ -78,7 +79,7 @@ def fill(connection: connect.Connection, rng: random.Random, count: int) -> None
         connection.execute("create temp table written on commit drop as select * from dead_letters")
         for number in range(1, count // WRITTEN):
             day = day_of(number * WRITTEN, count)
-            days.make(connection, "dead_letters", day)
+            partitions.make(connection, "dead_letters", day)
             connection.execute(COPY, {"day": day, "moved": number * WRITTEN})
     connection.execute("update dead_letter_day set day = %s", [NOW.date()])
     connection.execute("set statement_timeout = 0")
@@ -124,7 +125,7 @@ def measure_all(
     anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(polls)]
 
     def browse(selection: Selection, after: int = 0) -> Callable[[str], Any]:
-        return lambda customer_id: letters.browse(connection, customer_id, selection, after=after, limit=100)
+        return lambda customer_id: archived_dead_letters.browse(connection, customer_id, selection, after=after, limit=100)
 
     def lease(customer_id: str) -> Any:
         return consumers.lease(connection, customer_id, "bench", limit=100, lease_s=60, now=dt.datetime.now(dt.UTC))

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from delivery.model import Event
-from delivery.webhooks import matching
-from delivery.webhooks.snapshot import Snapshot
-from tests import builders
+from delivery.webhooks.routing import matching
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from tests.support import builders
 
 COUNTS = (10, 100, 1_000, 10_000)
 CONTENT = {"status": "paid", "customer": "nobody", "sku": "Z-1-z", "amount": 9.5, "lines": [{"sku": "Y-1"}, {"sku": "Y-2"}]}

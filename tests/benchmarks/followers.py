@@ -15,9 +15,9 @@ import time
 
 import aiohttp
 
-from subscriptions_db import registry as rows
-from subscriptions_db.api import keys
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.registration import registered_rows as rows
 from tests.benchmarks import served
 from tests.integration.api.world import running
 

@@ -20,14 +20,17 @@ import psutil
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
-from delivery import settings
+from delivery.config import settings
 from delivery.model import Record
-from delivery.stages import deliver, session
-from delivery.webhooks import envelope, matching
-from delivery.webhooks.snapshot import Snapshot
-from fanout import publishing
-from fanout.local import jars, kafka
-from tests import builders
+from delivery.stages.lanes import session
+from delivery.stages.tasks import deliver_events
+from delivery.webhooks.events import parsing
+from delivery.webhooks.routing import matching
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from fanout.jvm import jars
+from fanout.kafka import publishing
+from fanout.local import kafka
+from tests.support import builders
 
 EVENTS = 50_000
 TENANTS = 100
@@ -41,8 +44,8 @@ def router(snapshot: Snapshot) -> matching.Router:
 
 def work(records: Iterable[Record], snapshot: Snapshot) -> int:
     """Parse and route; return how many deliveries are due."""
-    of, layout = router(snapshot), envelope.Layout()
-    return sum(len(of.matches(envelope.parse(record, layout))) for record in records)
+    of, layout = router(snapshot), parsing.Layout()
+    return sum(len(of.matches(parsing.parse(record, layout))) for record in records)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class InArrow:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield pa.record_batch([pa.array([work(deliver.records(batch), self.snapshot)])], ["due"])
+            yield pa.record_batch([pa.array([work(deliver_events.records(batch), self.snapshot)])], ["due"])
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import orjson
 
-from delivery import settings
+from delivery.config import settings
 from fanout.local import kafka, postgres, process, stack
-from load_tests import letters, platform, polling, usage
-from subscriptions_db import connect, migrate
+from load_tests.harness import letter_archive, platform, polling, usage
+from subscriptions_db.postgres import connect, migrate
 from tests.benchmarks import dead_letters
 from tests.integration.api.world import LOGIN, login_of
 
-CUSTOMERS = letters.customers(dead_letters.CUSTOMERS)
+CUSTOMERS = letter_archive.customers(dead_letters.CUSTOMERS)
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def main() -> None:
                 migrate.migrate(connection)
                 connection.execute(LOGIN)
                 dead_letters.fill(connection, random.Random(1), asked.letters)
-                keys = letters.admit(connection, CUSTOMERS)
+                keys = letter_archive.admit(connection, CUSTOMERS)
             polls = polling.Polls(
                 port=port,
                 keys=keys,

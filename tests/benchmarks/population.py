@@ -13,8 +13,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-from delivery.webhooks import signing
-from subscriptions_db import connect, keyring
+from delivery.webhooks.sending import signing
+from subscriptions_db.postgres import connect
+from subscriptions_db.secrets import keyring
 
 TENANTS = [f"tenant-{number:05}" for number in range(30_000)]
 DEPARTMENTS = ("sales", "stock", "service")

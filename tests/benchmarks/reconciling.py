@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import orjson
 
 from delivery.webhooks.results import log_records
-from fanout import evidence, reconciling
-from fanout.places import Place
+from fanout.kafka.places import Place
+from fanout.reconcile import accounting, evidence
 
 PARTITIONS, RUN, SUBSCRIPTIONS, IN_A_ROW = 10, 1000, 2, 100
 
@@ -62,7 +62,7 @@ def main(deliveries: int) -> None:
         made_s, took_s = made_s + made - began, took_s + time.process_time() - made
     began = time.process_time()
     read_mib = peak_mib()
-    account = reconciling.account(told, reconciling.Terms(now_ms=1_800_000_000_000, until_ms=2**62))
+    account = accounting.account(told, accounting.Terms(now_ms=1_800_000_000_000, until_ms=2**62))
     judged_s = time.process_time() - began
     assert account.holds
     print(f"{account.lanes['direct'].counts.delivered} deliveries: CPU s {took_s:.1f} to take, {judged_s:.1f} to judge")

@@ -17,10 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from delivery import settings
-from delivery.webhooks import guard
+from delivery.config import settings
+from delivery.webhooks.http import guard
 from fanout.local import postgres
-from subscriptions_db import apply, connect, keyring, manifest, migrate, snapshot
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 
 TENANTS, CUSTOMERS, ENDPOINTS, SUBSCRIPTIONS, EVENT_TYPES = 30_000, 1_000, 10_000, 100_000, 500
 ROUNDS = 5
@@ -90,7 +94,7 @@ def _measure_reads(connection: connect.Connection, ring: keyring.KeyRing, addres
     for _ in range(ROUNDS):
         gc.collect()
         with timed("full read"):
-            base = snapshot.read_full(connection, ring, address_guard)
+            base = registry_reader.read_full(connection, ring, address_guard)
     with timed("pickle"):
         pickled = pickle.dumps(base, protocol=pickle.HIGHEST_PROTOCOL)
     print(f"{'snapshot pickled':40} {len(pickled) / 1e6:8.1f} MB; {len(base.subscriptions)} subscriptions")
@@ -98,7 +102,7 @@ def _measure_reads(connection: connect.Connection, ring: keyring.KeyRing, addres
     for number in range(50):
         connection.execute("update subscriptions set status = 'paused' where subscription_id = %s", [f"sub-{number}"])
         started = time.perf_counter()
-        changes = snapshot.read_changes(connection, ring, address_guard, since=base.revision)
+        changes = registry_reader.read_changes(connection, ring, address_guard, since=base.revision)
         times.append(time.perf_counter() - started)
         if changes is None or len(changes) != number + 1:
             raise AssertionError("a change was missed")

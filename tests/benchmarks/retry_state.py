@@ -15,9 +15,10 @@ import statistics
 import time
 from pathlib import Path
 
-from delivery.webhooks import parcel, retry, retrying
-from tests import retries
-from tests.retries import NOW
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.retries import retry_messages, shard_scheduler
+from tests.support import retries
+from tests.support.retries import NOW
 
 FILLED_AT_ONCE = 2_000
 BUSY_ENDPOINTS = 50
@@ -34,7 +35,7 @@ def fill(shard: retries.Shard, parcels: int, endpoints: int, event: bytes) -> in
         for number in range(begun, min(begun + FILLED_AT_ONCE, parcels), PARCELS_EACH):
             is_held = number // PARCELS_EACH % 2 == 0
             wait_ms = 0 if is_held else rng.randrange(300_000, TEN_HOURS_MS)
-            reason = retry.CIRCUIT_OPEN if is_held else retry.SERVER_ERROR
+            reason = retry_decision.CIRCUIT_OPEN if is_held else retry_decision.SERVER_ERROR
             made = [
                 retries.waiting(since_ms=now_ms, again_at_ms=now_ms + wait_ms, reason=reason, packed=[event], story=STORY)
                 for _ in range(PARCELS_EACH)
@@ -62,16 +63,21 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
                 for number in range(BUSY_ENDPOINTS)
             ]
         began = time.process_time()
-        decided = retrying.decide(
-            retrying.decoded(shard.index_bytes), arrived, shard.segments.__getitem__, shard.policy, now_ms=now_ms, horizon_ms=0
+        decided = shard_scheduler.decide(
+            shard_scheduler.decoded(shard.index_bytes),
+            arrived,
+            shard.segments.__getitem__,
+            shard.policy,
+            now_ms=now_ms,
+            horizon_ms=0,
         )
-        retrying.told(decided, now_ms)
-        shard.index_bytes = retrying.encoded(decided.index)
+        shard_scheduler.told(decided, now_ms)
+        shard.index_bytes = shard_scheduler.encoded(decided.index)
         spent.append((time.process_time() - began) * 1000)
         for number in decided.drop:
             del shard.segments[number]
         shard.segments |= decided.append
-        arrived = [retries.accepted(turn) for turn in map(parcel.turn, decided.turns) if turn.number]
+        arrived = [retries.accepted(turn) for turn in map(retry_messages.turn, decided.turns) if turn.number]
     return statistics.median(spent), statistics.mean(spent)
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import orjson
 
-from delivery import settings
+from delivery.config import settings
 from delivery.model import Record
-from delivery.webhooks import envelope, matching
-from delivery.webhooks.snapshot import Snapshot
-from fanout import publishing
-from tests import builders
+from delivery.webhooks.events import parsing
+from delivery.webhooks.routing import matching
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from fanout.kafka import publishing
+from tests.support import builders
 
 EVENT_TYPES, TENANTS, ENDPOINTS, SUBSCRIPTIONS = 500, 30_000, 10_000, 20_000
 EVENTS = 20_000
@@ -63,15 +64,15 @@ def records(count: int, rng: random.Random) -> list[Record]:
 
 def work(of: matching.Router, some: list[Record]) -> int:
     """Parse and route; return how many deliveries are due."""
-    layout = envelope.Layout()
-    return sum(len(of.matches(envelope.parse(record, layout))) for record in some)
+    layout = parsing.Layout()
+    return sum(len(of.matches(parsing.parse(record, layout))) for record in some)
 
 
 def parse(some: list[Record]) -> None:
     """Parse only: what remains of `work` is the match."""
-    layout = envelope.Layout()
+    layout = parsing.Layout()
     for record in some:
-        envelope.parse(record, layout)
+        parsing.parse(record, layout)
 
 
 def run(seed: int, rounds: int, start: Any) -> dict[str, float]:

@@ -8,10 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from delivery import service_settings, settings
-from delivery.webhooks import guard
+from delivery.config import service_settings, settings
+from delivery.webhooks.http import guard
 from fanout.local import postgres
-from subscriptions_db import apply, connect, keyring, manifest, migrate
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
 from tests.benchmarks import registry
 from tests.integration.api.world import LOGIN, login_of
 

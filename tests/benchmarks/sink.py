@@ -23,8 +23,9 @@ import orjson
 import uvloop
 
 from delivery.model import Delivery
-from delivery.webhooks import guard, sender, transport
-from tests import builders
+from delivery.webhooks.http import guard, transport
+from delivery.webhooks.sending import sender
+from tests.support import builders
 
 ENDPOINTS = 100
 EVENT_BYTES = 450

@@ -24,12 +24,15 @@ from typing import Any
 import cachetools
 import orjson
 
-from delivery import plan, settings
+from delivery.config import settings, worker_plans
 from delivery.model import Revision
-from delivery.stages import lookup as stage
-from delivery.stages import snapshot as following
+from delivery.stages.registry import lookup_source as stage
+from delivery.stages.registry import registry_follower as following
 from fanout.local import postgres, stack
-from subscriptions_db import connect, keyring, migrate, registry, snapshot
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import registered_rows
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population, snapshot_sources_plot
 from tests.benchmarks import snapshot_sources_worker as worker
 
@@ -84,14 +87,14 @@ def measured(server: postgres.EmbeddedPostgres, size: int, folder: Path) -> dict
             "snapshot": {"lookup_ttl_s": 86_400},  # the window is what a TTL's events are; the time they take here is not
         }
     )
-    ring, guard = keyring.KeyRing.from_settings(config.keys), plan.guard_of(config.delivery)
+    ring, guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
         population.load(connection, ring, size, random.Random(size))
         began = time.perf_counter()
-        base = snapshot.read_full(connection, ring, guard)
+        base = registry_reader.read_full(connection, ring, guard)
         read_s = time.perf_counter() - began
-        revision = Revision(registry.revision(connection))
+        revision = Revision(registered_rows.revision(connection))
     file = folder / f"{size}.pickle"
     with file.open("wb") as pickled:
         pickle.dump(base, pickled, pickle.HIGHEST_PROTOCOL)
@@ -164,7 +167,7 @@ def effect_s(config: settings.Settings, size: int, churn: int) -> dict[str, floa
         time.sleep(2 if churn else 0)  # the churn is under way
         while len(taken) < PROBES and time.monotonic() < probing_until:
             connection.execute("update subscriptions set status = 'paused' where subscription_id = 'sub-0000000'")
-            committed, revision = time.perf_counter(), registry.revision(connection)
+            committed, revision = time.perf_counter(), registered_rows.revision(connection)
             while (known := follower.current()) is not None and known.revision < revision:
                 time.sleep(0.001)
             taken.append(time.perf_counter() - committed)

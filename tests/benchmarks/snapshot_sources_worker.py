@@ -22,9 +22,11 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker is
 import uvloop
 
 from delivery.model import Event, Record, Revision, SubscriptionStatus
-from delivery.stages import deliver, observer  # noqa: F401  # what the partition function is made of, with all that it imports
-from delivery.webhooks import routing, rows, worker, worker_plan
-from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
+from delivery.stages.tasks import deliver_events, observer  # noqa: F401  # what the partition function is made of, with all that it imports
+from delivery.webhooks.lanes import worker, worker_plan
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 
 WARM_EVENTS = 20_000
 BATCH_EVENTS = 1_250
@@ -65,12 +67,12 @@ class Broadcast:
         found["delta_us"] = {churn: self._churned(churn) for churn in self.churns}
         return found
 
-    def _fresh(self) -> routing.WholeRegistry:
+    def _fresh(self) -> registries.WholeRegistry:
         with self.file.open("rb") as file:
             gc.disable()  # as Spark does while it unpickles a broadcast
             base: Snapshot = pickle.load(file)
             gc.enable()
-        return routing.WholeRegistry("base", base)
+        return registries.WholeRegistry("base", base)
 
     def _churned(self, churn: int) -> float:
         """Return CPU µs per event of routing and taking the deltas, half way between two rebases."""
@@ -140,7 +142,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def route(registry: routing.Registry, events: Iterable[Any]) -> int:
+def route(registry: registries.Registry, events: Iterable[Any]) -> int:
     """Route as the lane does; return how many deliveries are due. The events are made and let go one by one."""
 
     async def run() -> int:
@@ -189,7 +191,7 @@ def memory_mb() -> tuple[float, float]:
 def main() -> None:
     """Answer one task."""
     worker.of(
-        worker_plan.Plan(topics=rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"))
+        worker_plan.Plan(topics=topic_rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"))
     )  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())

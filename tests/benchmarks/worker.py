@@ -24,14 +24,20 @@ import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 
 from delivery.model import SigningKey
 from delivery.secret import Secret
-from delivery.stages import deliver, tasks
-from delivery.webhooks import envelope, garbage, guard, limits, packing, routing, rows, tally, worker, worker_plan
-from load_tests import receiver, traffic
-from tests import builders, sinks
+from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.events import parsing
+from delivery.webhooks.http import guard
+from delivery.webhooks.lanes import gc_tuning, worker, worker_plan
+from delivery.webhooks.results import counters, topic_rows
+from delivery.webhooks.routing import registries
+from delivery.webhooks.scheduling import limits
+from delivery.webhooks.state import pickling
+from load_tests.harness import receiver, traffic
+from tests.support import builders, sinks
 
 ARROW_ROWS = 1_000
 CUSTOMERS = traffic.Customers(endpoints=100)
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 
 
@@ -42,7 +48,7 @@ class InMemory:
     value: bytes
 
 
-def source(url: str) -> routing.BroadcastSource:
+def source(url: str) -> registries.BroadcastSource:
     """Return the registry of the load test, with `url` in the place of its customers."""
     document = CUSTOMERS.registry(url)
     key = SigningKey(secret=Secret(receiver.KEY))
@@ -54,7 +60,7 @@ def source(url: str) -> routing.BroadcastSource:
         for row in document["subscriptions"]
     ]
     snapshot = builders.snapshot(*endpoints, *subscriptions, tenants=tuple(row["id"] for row in document["tenants"]))
-    return routing.BroadcastSource(base_id="base", broadcast=InMemory(packing.packed(snapshot)), delta=None)
+    return registries.BroadcastSource(base_id="base", broadcast=InMemory(pickling.packed(snapshot)), delta=None)
 
 
 def batches(count: int) -> Iterator[pa.RecordBatch]:
@@ -74,7 +80,7 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
             pa.array([value for _, value in part], pa.binary()),
             pa.array([None] * len(part), pa.string()),
         ]
-        yield pa.record_batch(columns, list(deliver.COLUMNS))
+        yield pa.record_batch(columns, list(deliver_events.COLUMNS))
 
 
 class Collector:
@@ -100,7 +106,7 @@ class Variant:
     def __post_init__(self) -> None:
         in_flight, _, collected_every = self.text.partition(":")
         self.bounds = limits.Limits(max_in_flight=int(in_flight))
-        self.collected_every = int(collected_every or garbage.COLLECTED_EVERY)
+        self.collected_every = int(collected_every or gc_tuning.COLLECTED_EVERY)
         self.rounds: list[dict[str, float]] = []
 
     def figures(self) -> dict[str, float]:
@@ -110,20 +116,22 @@ class Variant:
 
 
 def measure(
-    variant: Variant, given: list[pa.RecordBatch], registry: routing.BroadcastSource, collector: Collector
+    variant: Variant, given: list[pa.RecordBatch], registry: registries.BroadcastSource, collector: Collector
 ) -> dict[str, float]:
     """Deliver all of `given` once; return µs for each delivery."""
-    plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=envelope.Layout(), limits=variant.bounds)
+    plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
     worker.of(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
-    told: list[tally.Tally] = []
-    tools = tasks.Tools(plan=plan, observe=lambda results: told.append(tally.of(results, cpu_s=0.0)), sink=sinks.Nowhere())
-    partition = deliver.DeliverPartition(tools=tools, source=registry)
+    told: list[counters.Tally] = []
+    tools = task_context.Tools(
+        plan=plan, observe=lambda results: told.append(counters.of(results, cpu_s=0.0)), sink=sinks.Nowhere()
+    )
+    partition = deliver_events.DeliverPartition(tools=tools, source=registry)
     before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
     partition(given)
     after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
     count = sum(batch.num_rows for batch in given)
-    if sum(told, tally.Tally()).deliveries["delivered", tally.NONE] != count:
+    if sum(told, counters.Tally()).deliveries["delivered", counters.NONE] != count:
         raise RuntimeError(f"not all were delivered: {told}")
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     spent_s = {

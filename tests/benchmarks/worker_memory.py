@@ -17,16 +17,21 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 
-from delivery import plan, settings
+from delivery.config import settings, worker_plans
 from delivery.model import EndpointStatus
-from delivery.stages import arrow, deliver, observer, session, tasks, telemetry
-from delivery.stages import snapshot as following
-from delivery.webhooks import routing, worker_plan
-from delivery.webhooks.snapshot import Snapshot
-from fanout.local import jars, postgres, stack
-from subscriptions_db import connect, keyring, migrate, snapshot
-from tests import sinks
+from delivery.stages.lanes import session, telemetry
+from delivery.stages.registry import registry_follower as following
+from delivery.stages.tasks import arrow, deliver_events, observer, task_context
+from delivery.webhooks.lanes import worker_plan
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from fanout.jvm import jars
+from fanout.local import postgres, stack
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population
+from tests.support import sinks
 
 SCHEMA = pa.schema([("told", pa.string())])
 
@@ -34,10 +39,10 @@ SCHEMA = pa.schema([("told", pa.string())])
 class Measured:
     """The partition function, which tells at its end what its process takes."""
 
-    def __init__(self, told: worker_plan.Plan, source: routing.Source, observe: observer.Observer) -> None:
+    def __init__(self, told: worker_plan.Plan, source: registries.Source, observe: observer.Observer) -> None:
         self._written = sinks.Nowhere()
-        tools = tasks.Tools(plan=told, observe=observe, sink=self._written)
-        self._partition = deliver.DeliverPartition(tools=tools, source=source)
+        tools = task_context.Tools(plan=told, observe=observe, sink=self._written)
+        self._partition = deliver_events.DeliverPartition(tools=tools, source=source)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deliver; yield one row of JSON."""
@@ -73,7 +78,9 @@ def main() -> None:
     published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
     source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()
-    function = Measured(plan.of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer)
+    function = Measured(
+        worker_plans.of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer
+    )
     rows = [
         (f"events.{kind}", 0, offset, 0, orjson.dumps({"tenant_id": tenant, "sub_tenant_id": department, "amount": amount}))
         for offset, (kind, tenant, department, amount) in enumerate(population.events(arguments.events, random.Random(1)))
@@ -98,7 +105,7 @@ def registry(folder: Path, subscriptions: int) -> Snapshot:
         with connect.connect(config.database) as connection:
             migrate.migrate(connection)
             population.load(connection, ring, subscriptions, random.Random(subscriptions))
-            base = snapshot.read_full(connection, ring, plan.guard_of(config.delivery))
+            base = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
     finally:
         server.stop()
     paused = {key: replace(row, status=EndpointStatus.PAUSED) for key, row in base.endpoints.items()}

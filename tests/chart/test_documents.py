@@ -8,20 +8,20 @@ import tomllib
 import pytest
 import yaml
 
-from delivery import settings
-from fanout import chart_documents
-from tests import reading
+from delivery.config import settings
+from fanout.documents import chart_reference
 from tests.chart import rendering
+from tests.support import reading
 
 GOLDEN = rendering.ROOT / "tests" / "chart" / "golden"
 
 
 def test_the_readme_has_every_value_with_its_default_and_meaning():
-    assert (rendering.CHART / "README.md").read_text() == chart_documents.readme(rendering.CHART), "run `make docs`"
+    assert (rendering.CHART / "README.md").read_text() == chart_reference.readme(rendering.CHART), "run `make docs`"
 
 
 def test_every_value_is_explained_where_it_stands():
-    found = chart_documents.values((rendering.CHART / "values.yaml").read_text())
+    found = chart_reference.values((rendering.CHART / "values.yaml").read_text())
     unexplained = [one.path for one in found if not one.meaning]
     assert [path for path in unexplained if not path.endswith((".resources.requests", ".resources.limits"))] == []
 
@@ -35,13 +35,13 @@ def test_the_schema_knows_every_value_and_takes_its_default():
 
 
 def test_the_schema_of_the_settings_is_the_settings():
-    assert (rendering.CHART / "values.schema.json").read_text() == chart_documents.schema(rendering.CHART), "run `make docs`"
+    assert (rendering.CHART / "values.schema.json").read_text() == chart_reference.schema(rendering.CHART), "run `make docs`"
 
 
 def test_the_schema_knows_every_setting_but_those_of_the_chart():
     schema = json.loads((rendering.CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
     known = {f"{area}.{field}" for area, fields in schema.items() for field in fields["properties"]}
-    assert known == set(settings.known_names()) - set(chart_documents.OF_THE_CHART)
+    assert known == set(settings.known_names()) - set(chart_reference.OF_THE_CHART)
 
 
 def test_the_package_the_image_and_the_chart_have_one_version():

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from delivery import settings
+from delivery.config import settings
 from tests.chart import rendering
 
 

@@ -7,9 +7,9 @@ import pytest
 import typer
 import yaml
 
-from delivery import plan, settings
-from fanout import cli
-from subscriptions_db import keyring
+from delivery.config import settings, worker_plans
+from fanout.cli import main
+from subscriptions_db.secrets import keyring
 from tests.chart import rendering
 
 
@@ -56,7 +56,7 @@ def test_the_monitor_asks_a_port_that_every_role_has():
 
 @pytest.mark.parametrize("values", rendering.VALUES)
 def test_every_container_runs_a_command_that_exists(values):
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(main.app)
     for _, pod in rendering.pods(rendering.rendered(values)).values():
         words = pod["containers"][0]["args"]
         words = words[2:] if words[0] == "--config" else words
@@ -96,7 +96,7 @@ def test_development_opens_the_guard_for_pods():
     host, port = taken.kafka.bootstrap_servers.split(":")
     assert services[host]["spec"]["ports"][0]["port"] == int(port)
     for address in ("10.244.0.7", "172.17.0.3", "192.168.5.5", "100.64.1.1", "[fd00:10:244::5]"):
-        plan.guard_of(taken.delivery).check_url(f"http://{address}:8080/")
+        worker_plans.guard_of(taken.delivery).check_url(f"http://{address}:8080/")
 
 
 def test_the_secret_of_development_is_one_that_the_platform_takes():

@@ -2,7 +2,7 @@
 
 import tomllib
 
-from delivery import settings
+from delivery.config import settings
 from tests.chart import rendering
 from tests.chart.rendering import ON_A_STORE
 

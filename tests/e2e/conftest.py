@@ -17,11 +17,14 @@ import orjson
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
-from delivery import kafka_options, plan, settings
-from delivery.stages import topics
-from fanout import ledger, proving, publishing, receiver, registering, scanning
-from fanout.local import stack
-from subscriptions_db import connect, manifest, migrate
+from delivery.config import kafka_clients, settings, worker_plans
+from delivery.stages.kafka import topics
+from fanout.admin import registry_commands
+from fanout.kafka import publishing, topic_scanner
+from fanout.local import receiver, stack
+from fanout.reconcile import ledger, proving
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 START_S = 600
@@ -156,8 +159,8 @@ class Platform:
                 for n, row in enumerate(subscriptions)
             ],
         }
-        wanted = manifest.check(document, plan.guard_of(self.config.delivery))
-        return registering.apply_manifest(self.config, wanted, prune=prune)
+        wanted = manifest.check(document, worker_plans.guard_of(self.config.delivery))
+        return registry_commands.apply_manifest(self.config, wanted, prune=prune)
 
     def create_topic(self, event_type, partitions=2):
         topics.ensure(self.config.kafka, [f"{self.name}.{event_type}"], partitions)
@@ -176,14 +179,14 @@ class Platform:
         assert not [event_id for event_id in self.accepted() if int(event_id[1:]) >= 1000]
 
     def add_partitions(self, event_type, partitions):
-        admin = AdminClient(kafka_options.for_librdkafka(self.config.kafka))
+        admin = AdminClient(kafka_clients.for_librdkafka(self.config.kafka))
         for added in admin.create_partitions([NewPartitions(f"{self.name}.{event_type}", partitions)]).values():
             added.result(10)
 
     def set_topic(self, topic, name, value):
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        admin = AdminClient(kafka_options.for_librdkafka(self.config.kafka))
+        admin = AdminClient(kafka_clients.for_librdkafka(self.config.kafka))
         admin.incremental_alter_configs([changed])[changed].result(10)
 
     def publish(self, count, *, event_type="order", first=0, **fields):
@@ -220,7 +223,7 @@ class Platform:
         """Start a command by the settings that were written last."""
         log = (self.folder / "job.log").open("ab")
         started = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", "fanout.toml", *words],
+            [sys.executable, "-m", "fanout.cli.main", "--config", "fanout.toml", *words],
             cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         log.close()
@@ -263,7 +266,7 @@ class Platform:
     def read(self, topic):
         """Return the values of all records that a topic holds now."""
         values = []
-        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+        with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([topic]), topic, lambda message: values.append(message.value()))
         return values
 

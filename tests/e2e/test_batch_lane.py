@@ -8,7 +8,7 @@ import pytest
 import standardwebhooks
 
 from fanout.local import kafka as local_kafka
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e

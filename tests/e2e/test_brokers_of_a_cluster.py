@@ -8,7 +8,7 @@ import orjson
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from fanout import publishing
+from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
 from tests.e2e.conftest import START_S, assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches

@@ -11,19 +11,22 @@ import orjson
 import psutil
 import pytest
 
-from delivery import errors, settings
-from delivery.stages import topics
-from fanout import publishing, receiver, registering
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.kafka import topics
+from fanout.admin import registry_commands
+from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
-from tests import reading
+from fanout.local import receiver
 from tests.e2e.conftest import START_S, assert_eventually, login
+from tests.support import reading
 
 pytestmark = pytest.mark.e2e
 
 
 def fanout(folder, *arguments, check=True):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FANOUT_")}
-    command = [sys.executable, "-m", "fanout.cli", *arguments]
+    command = [sys.executable, "-m", "fanout.cli.main", *arguments]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=START_S)
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -32,7 +35,7 @@ def fanout(folder, *arguments, check=True):
 @pytest.fixture
 def up(tmp_path):
     port = local_kafka.free_port()
-    command = [sys.executable, "-m", "fanout.cli", "up", "--kafka-port", str(port)]
+    command = [sys.executable, "-m", "fanout.cli.main", "up", "--kafka-port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         shown = [process.stdout.readline() for _ in range(2)]
@@ -58,7 +61,7 @@ def processes_of(folder):
 def listening(folder, *arguments):
     """Run `fanout listen`; yield it when it listens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "fanout.cli", *arguments, "--json"],
+        [sys.executable, "-m", "fanout.cli.main", *arguments, "--json"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:
@@ -151,6 +154,6 @@ def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars,
 def test_getting_what_does_not_exist_says_what_does(platform):
     platform.migrate()
     with pytest.raises(errors.RegistrationError, match="is none of tenants, customers, endpoints, subscriptions"):
-        registering.kind_of("things")
+        registry_commands.kind_of("things")
     with pytest.raises(errors.RegistrationError, match="there is no such endpoint; `fanout get endpoints` lists them"):
-        registering.get(platform.config, registering.kind_of("endpoints"), "ep9")
+        registry_commands.get(platform.config, registry_commands.kind_of("endpoints"), "ep9")

@@ -8,11 +8,11 @@ import sys
 import orjson
 import pytest
 
-from delivery.stages import topics
-from delivery.webhooks import parcel
+from delivery.stages.kafka import topics
+from delivery.webhooks.retries import retry_messages
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually, metric
 
 pytestmark = pytest.mark.e2e
@@ -85,7 +85,7 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     assert not platform.ledger().dead_letters
     waits = collections.defaultdict(collections.Counter)
     for value in platform.read(platform.config.delivery.retries_topic):
-        told = parcel.message(value)
+        told = retry_messages.message(value)
         waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.parcels)
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
@@ -148,7 +148,7 @@ def test_a_job_with_another_key_ring_than_the_registrys_ends_and_delivers_and_sk
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
     environ = {"FANOUT_KAFKA_BOOTSTRAP_SERVER": "x"}
     done = subprocess.run(
-        [sys.executable, "-m", "fanout.cli", "run"], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "fanout.cli.main", "run"], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "did you mean kafka.bootstrap_servers?" in done.stderr

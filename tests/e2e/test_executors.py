@@ -1,6 +1,7 @@
 """Executors in processes of their own, as in a cluster: what the driver's process holds is not at hand for them.
 
-Spark's standalone master and its workers on this machine. Their RPC asks for the secret and is encrypted (stages/session.py).
+Spark's standalone master and its workers on this machine. Their RPC asks for the secret and is encrypted
+(stages/lanes/session.py).
 """
 
 import collections

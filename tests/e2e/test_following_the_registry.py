@@ -9,10 +9,10 @@ import standardwebhooks
 
 from delivery.job import COMMITTED
 from delivery.model import SignatureScheme
-from fanout import registering, smoke_testing
+from fanout.admin import registry_commands, smoke_testing
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
@@ -58,7 +58,7 @@ def rotate_ten_times(platform):
     """Each time the customer of ep2 goes over to the new secret as soon as it signs, and the overlap ends there and then."""
     numbers = itertools.count(4000, 5)
     for _ in range(10):
-        rotated = registering.rotate_secret(
+        rotated = registry_commands.rotate_secret(
             platform.config, "ep2", scheme=SignatureScheme.HMAC, overlap=dt.timedelta(minutes=5)
         )
         new = standardwebhooks.Webhook(rotated["secret"])
@@ -100,7 +100,10 @@ def smoke_tests(platform):
     assert "server_error" in refused.text()
     platform.received[:] = [one for one in platform.received if one.path != "/smoke"]  # signed by secrets of their own
 
-    rows = {kind: registering.get(platform.config, registering.kind_of(kind), None) for kind in ("endpoints", "subscriptions")}
+    rows = {
+        kind: registry_commands.get(platform.config, registry_commands.kind_of(kind), None)
+        for kind in ("endpoints", "subscriptions")
+    }
     assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_testing.NAME)]
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 from tests.e2e.test_batch_lane import events, in_batches, log
 

@@ -7,8 +7,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from delivery import kafka_options
-from subscriptions_db import connect
+from delivery.config import kafka_clients
+from subscriptions_db.postgres import connect
 from tests.e2e.test_batch_lane import batches, in_batches
 from tests.e2e.test_by_hand import fanout
 
@@ -19,7 +19,7 @@ PARTITIONS = 2
 def expire(platform, topic):
     """Have Kafka drop all that a topic holds now."""
     behind_all = [TopicPartition(topic, number, -1) for number in range(PARTITIONS)]
-    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
     for dropped in admin.delete_records(behind_all).values():
         dropped.result(10)
 

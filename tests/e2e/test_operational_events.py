@@ -6,9 +6,10 @@ import orjson
 import pytest
 import standardwebhooks
 
-from delivery import settings
-from delivery.stages import topics
-from fanout import archiving, registering
+from delivery.config import settings
+from delivery.stages.kafka import topics
+from fanout.admin import registry_commands
+from fanout.archiver import process
 from tests.e2e.conftest import SECRET, START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +45,7 @@ def test_an_endpoint_that_fails_or_is_gone_is_told_to_its_customer_and_the_opera
     platform.publish(1, event_type="user", first=6)
     assert_eventually(lambda: status_of(platform, "gone"), lambda status: status == "disabled")
     config = settings.Settings.model_validate(platform.settings(**told))
-    archiving.run(config, stop=threading.Event(), once=True)
+    process.run(config, stop=threading.Event(), once=True)
 
     received = assert_eventually(lambda: told_to(platform, "ep2"), lambda got: len(got) == 4)
     events = {}
@@ -57,7 +58,7 @@ def test_an_endpoint_that_fails_or_is_gone_is_told_to_its_customer_and_the_opera
     assert events["fanout.endpoint.disabled", "gone"]["reason"] == "gone"
     assert events["fanout.dead-letters.waiting", "gone"]["letters"] == 1
     assert_eventually(lambda: told_to(platform, "operators"), lambda got: len(got) == 4)
-    archiving.run(config, stop=threading.Event(), once=True)
+    process.run(config, stop=threading.Event(), once=True)
     assert platform.stop(job) == 0, platform.log()
     both = [sorted(one.body for one in told_to(platform, name)) for name in ("ep2", "operators")]
     assert both[0] == both[1]
@@ -73,5 +74,5 @@ def told_to(platform, endpoint):
 
 
 def status_of(platform, endpoint_id):
-    [row] = registering.get(platform.config, registering.kind_of("endpoints"), endpoint_id)
+    [row] = registry_commands.get(platform.config, registry_commands.kind_of("endpoints"), endpoint_id)
     return row["status"]

@@ -7,10 +7,11 @@ import itertools
 import orjson
 import pytest
 
-from delivery.stages import topics
-from delivery.webhooks import envelope, rows
-from fanout import publishing
-from subscriptions_db import connect
+from delivery.stages.kafka import topics
+from delivery.webhooks.events import parsing
+from delivery.webhooks.results import topic_rows
+from fanout.kafka import publishing
+from subscriptions_db.postgres import connect
 
 pytestmark = pytest.mark.e2e
 BINARY = (
@@ -113,8 +114,8 @@ def healthy_event(event_id):
 def assert_keeps(row, message):
     """All bytes, or as many as are kept of what is too large."""
     kept = None if row.value_base64 is None else base64.b64decode(row.value_base64)
-    assert kept == (None if message.value is None else message.value[: rows.MAX_REJECTED_BYTES])
+    assert kept == (None if message.value is None else message.value[: topic_rows.MAX_REJECTED_BYTES])
     assert row.value_bytes == (None if message.value is None else len(message.value))
     headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in row.headers)
-    is_cut = sum(itertools.starmap(envelope.header_bytes, message.headers)) > rows.MAX_REJECTED_BYTES
+    is_cut = sum(itertools.starmap(parsing.header_bytes, message.headers)) > topic_rows.MAX_REJECTED_BYTES
     assert headers == (message.headers[: len(headers)] if is_cut else message.headers)

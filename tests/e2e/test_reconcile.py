@@ -6,9 +6,10 @@ import confluent_kafka
 import orjson
 import pytest
 
-from delivery.stages import topics
-from fanout import proving, publishing, scanning
-from fanout.findings import Kind
+from delivery.stages.kafka import topics
+from fanout.kafka import publishing, topic_scanner
+from fanout.reconcile import proving
+from fanout.reconcile.findings import Kind
 from tests.e2e.conftest import JOB_TIMEOUT_S
 
 pytestmark = pytest.mark.e2e
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 def rows_of(platform, name):
     rows: list[confluent_kafka.Message] = []
-    with contextlib.closing(scanning.Scanner(platform.config.kafka)) as scanner:
+    with contextlib.closing(topic_scanner.Scanner(platform.config.kafka)) as scanner:
         scanner.read(scanner.extents([name]), name, rows.append)
     return rows
 

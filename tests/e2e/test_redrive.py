@@ -2,8 +2,9 @@
 
 import pytest
 
-from fanout import dead_letters, proving
-from fanout.letters import Selection
+from fanout.reconcile import proving
+from fanout.redrive import dead_letters
+from fanout.redrive.selection import Selection
 
 pytestmark = pytest.mark.e2e
 

@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from fanout import archiving, proving
-from subscriptions_db import connect
-from subscriptions_db.archive import attempts
-from subscriptions_db.replays import asking
-from subscriptions_db.replays.asking import One, Range, State
+from fanout.archiver import process
+from fanout.reconcile import proving
+from subscriptions_db.archive.search import attempts
+from subscriptions_db.postgres import connect
+from subscriptions_db.replays import requests
+from subscriptions_db.replays.requests import One, Range, State
 
 pytestmark = pytest.mark.e2e
 
@@ -37,17 +38,17 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
             partition=one.partition,
             offset=one.offset,
         )
-        resent = asking.ask(connection, "c1", "ep1", delivery)
-        gone = asking.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
-        replay = asking.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
+        resent = requests.ask(connection, "c1", "ep1", delivery)
+        gone = requests.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
+        replay = requests.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
         carry_out(platform)
-        found = asking.get(connection, "c1", gone.replay_id)
+        found = requests.get(connection, "c1", gone.replay_id)
         assert (found.state, found.reason) == (State.FAILED, "event_gone")
         platform.run_once("--lanes", "retry")
         assert sorted(one.webhook_id for one in platform.received[3:]) == sorted([*first, delivery.webhook_id])
         assert all(one.is_verified for one in platform.received)
         carry_out(platform)
-        told = [asking.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
+        told = [requests.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
     assert [(one.state, one.handed_over, one.delivered, one.is_whole) for one in told] == [
         (State.DONE, 1, 1, True), (State.DONE, 3, 3, True)
     ]  # fmt: skip
@@ -57,4 +58,4 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
 
 
 def carry_out(platform):
-    archiving.run(platform.config, stop=threading.Event(), once=True)
+    process.run(platform.config, stop=threading.Event(), once=True)

@@ -13,18 +13,22 @@ from aiohttp import web
 from confluent_kafka import Producer
 from psycopg import conninfo
 
-from delivery import kafka_options
+from delivery.config import kafka_clients
 from delivery.model import CustomerId, EndpointId
-from delivery.stages import topics
-from delivery.webhooks import deadlines, message, parcel, retry, rows
+from delivery.stages.kafka import topics
+from delivery.webhooks.http import exchange_deadlines
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.sending import payload
 from fanout.local import kafka as local_kafka
-from subscriptions_db import connect
-from tests import builders
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.e2e.test_batch_lane import log
 from tests.integration.customers import Customers
-from tests.relay import Relay
-from tests.turns import waiting
+from tests.support import builders
+from tests.support.relay import Relay
+from tests.support.turns import waiting
 
 pytestmark = pytest.mark.e2e
 OFTEN = {"schedule_s": [1] * 20}
@@ -46,9 +50,9 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     parcels = [waiting(event, through=(through,), **defaults | fields) for event in events]
     config = platform.config
     topics.ensure_all(config)
-    producer = Producer(kafka_options.for_librdkafka(config.kafka))
-    written = parcel.encoded(parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
-    for topic, key, value in rows.for_retries(config.delivery.retries_topic, endpoint.encode(), written):
+    producer = Producer(kafka_clients.for_librdkafka(config.kafka))
+    written = retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
+    for topic, key, value in topic_rows.for_retries(config.delivery.retries_topic, endpoint.encode(), written):
         producer.produce(topic, key=key, value=value)
     assert producer.flush(10) == 0
     return events
@@ -93,7 +97,7 @@ def test_an_endpoint_that_fails_and_recovers_gets_everything_once(platform):
 
     assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
     assert all(one.is_verified for one in platform.received)
-    ids = {event.event_id: message.webhook_id(event, "s0") for event in events}
+    ids = {event.event_id: payload.webhook_id(event, "s0") for event in events}
     assert all(one.webhook_id == ids[orjson.loads(one.body)["id"]] for one in platform.received)
     told = attempts(platform)
     assert set(told) == set(ids.values())
@@ -122,10 +126,10 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
         assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
         told = assert_eventually(lambda: log(platform), lambda entries: len(entries) >= 53, within_s=60)
         assert platform.stop(job.process) == 0, platform.log()
-    of_hung = {message.webhook_id(event, "s1") for event in hung}
+    of_hung = {payload.webhook_id(event, "s1") for event in hung}
     assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
     # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension.
-    latest_ms = 15_000 + deadlines.MAX_EXTENSION_S * 1000
+    latest_ms = 15_000 + exchange_deadlines.MAX_EXTENSION_S * 1000
     assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in told[50:])
     assert all(entry["error_class"] == "timeout" for entry in told[50:] if entry["duration_ms"] < latest_ms)
     assert {entry["error_class"] for entry in told[50:]} <= {"timeout", "local"}
@@ -162,7 +166,7 @@ def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch
     assert (sorted(platform.accepted()), sorted(customers.came)) == (sorted(ids), sorted(ids))
     platform.assert_adds_up()
     reasons = {entry["reason"] for entry in log(platform) if entry["kind"] == "postponed"}
-    assert retry.UNDER_WAY in reasons <= {retry.UNDER_WAY, retry.SLOW}
+    assert retry_decision.UNDER_WAY in reasons <= {retry_decision.UNDER_WAY, retry_decision.SLOW}
 
 
 def test_a_job_that_is_to_stop_ends_the_attempts_of_the_retry_lane_and_hands_back_the_rest(platform):
@@ -186,14 +190,14 @@ def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_men
     platform.migrate()
     platform.register([{}], max_in_flight=1)  # so that the order in which they leave is that in which they come
     update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")
-    events = postpone(platform, 20, reason=retry.ENDPOINT_PAUSED, attempts=0)
+    events = postpone(platform, 20, reason=retry_decision.ENDPOINT_PAUSED, attempts=0)
     first = Job(platform)
     assert_eventually(first.pending, lambda waits: waits == 20, within_s=START_S)
     platform.kill(first.process)
     update(platform, "create table kept as select * from secrets")
     update(platform, "delete from secrets")
     update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
-    events += postpone(platform, 5, reason=retry.ENDPOINT_QUARANTINED, attempts=0)
+    events += postpone(platform, 5, reason=retry_decision.ENDPOINT_QUARANTINED, attempts=0)
 
     second = Job(platform)
     assert_eventually(second.pending, lambda waits: waits == 25, within_s=START_S)
@@ -306,10 +310,10 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
     assert platform.accepted() == [event_id]
 
     def came_back():
-        told = (parcel.message(value) for value in platform.read(platform.config.delivery.retries_topic) if value)
-        return [back.reason for report in told if isinstance(report, parcel.Report) for back in report.back]
+        told = (retry_messages.message(value) for value in platform.read(platform.config.delivery.retries_topic) if value)
+        return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.back]
 
-    assert_eventually(came_back, lambda reasons: retry.REGISTRY_BEHIND in reasons, within_s=60)
+    assert_eventually(came_back, lambda reasons: retry_decision.REGISTRY_BEHIND in reasons, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()
 
     platform.statuses["ep2"] = 200

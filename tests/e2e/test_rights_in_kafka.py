@@ -20,11 +20,12 @@ from py4j import java_gateway, protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from delivery import kafka_options, settings
-from delivery.stages import topics
-from fanout import proving, publishing
-from fanout.local import java
+from delivery.config import kafka_clients, settings
+from delivery.stages.kafka import topics
+from fanout.jvm import java
+from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
+from fanout.reconcile import proving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 OPERATIONS = pathlib.Path(__file__).parents[2] / "docs" / "operations.md"
@@ -56,13 +57,13 @@ def of_the_document(user):
 
 def refusal(client, topic):
     """What Kafka says to a login that asks who leads a topic's partitions; None: it is told. Without that nobody reads."""
-    error = AdminClient(kafka_options.for_librdkafka(client)).list_topics(topic, timeout=10).topics[topic].error
+    error = AdminClient(kafka_clients.for_librdkafka(client)).list_topics(topic, timeout=10).topics[topic].error
     return error and error.code()
 
 
 def let_acme_read(client, *resources):
     """Give a customer's login the right to what begins with `acme.`, which the document gives to none."""
-    admin = AdminClient(kafka_options.for_librdkafka(client))
+    admin = AdminClient(kafka_clients.for_librdkafka(client))
     rights = [
         AclBinding(of, "acme.", ResourcePatternType.PREFIXED, "User:acme", "*", AclOperation.READ, AclPermissionType.ALLOW)
         for of in resources
@@ -92,7 +93,7 @@ def java_classes(jars, monkeypatch):
 
 
 def java_options(client):
-    return {name.removeprefix("kafka."): value for name, value in kafka_options.for_spark(client).items()}
+    return {name.removeprefix("kafka."): value for name, value in kafka_clients.for_spark(client).items()}
 
 
 def fetched(classes, client, topic):
@@ -171,7 +172,7 @@ def guarded(platform, jars, tmp_path):
 
 def test_the_job_has_enough_by_the_rights_of_the_document_and_a_customers_login_reads_nothing(platform, guarded):
     operator = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
-    admin = AdminClient(kafka_options.for_librdkafka(operator))
+    admin = AdminClient(kafka_clients.for_librdkafka(operator))
     for made in admin.create_acls(of_the_document("fanout")).values():
         made.result(10)
     topics.ensure(operator, ["events.order"], 2)
@@ -192,7 +193,7 @@ def test_the_job_has_enough_by_the_rights_of_the_document_and_a_customers_login_
     assert account.lanes["direct"].counts.dead_lettered == 4
 
     customer = settings.Kafka(**login(guarded, "acme", PASSWORDS["acme"]))
-    assert not AdminClient(kafka_options.for_librdkafka(customer)).list_topics(timeout=10).topics
+    assert not AdminClient(kafka_clients.for_librdkafka(customer)).list_topics(timeout=10).topics
     lane = platform.config.delivery
     for topic in ("events.order", lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic):
         assert refusal(operator, topic) is None

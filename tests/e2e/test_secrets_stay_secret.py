@@ -9,7 +9,7 @@ import uuid
 import orjson
 import pytest
 
-from delivery.stages import topics
+from delivery.stages.kafka import topics
 from fanout.local import kafka as local_kafka
 from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, START_S, assert_eventually, login
 

@@ -12,7 +12,7 @@ from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
-from tests.reading import blocks
+from tests.support.reading import blocks
 
 pytestmark = pytest.mark.e2e
 

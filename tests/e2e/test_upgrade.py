@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from delivery import plan
-from fanout import registering
+from delivery.config import worker_plans
+from fanout.admin import registry_commands
 from fanout.local import kafka as local_kafka
-from subscriptions_db import connect, manifest
-from tests import golden
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect
 from tests.e2e.conftest import START_S, assert_eventually, metric
-from tests.reading import blocks
+from tests.support import golden
+from tests.support.reading import blocks
 
 pytestmark = pytest.mark.e2e
 ARCHIVES = sorted((Path(__file__).parent / "data").glob("*.zip"))
@@ -23,8 +24,8 @@ def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_v
     platform.name = golden.NAME
     platform.migrate()
     at_this_receiver = [one | {"url": f"{platform.receiver.url}/{one['id']}"} for one in left.registry["endpoints"]]
-    registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, plan.guard_of(platform.config.delivery))
-    registering.apply_manifest(platform.config, registry)
+    registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, worker_plans.guard_of(platform.config.delivery))
+    registry_commands.apply_manifest(platform.config, registry)
     with connect.connect(platform.config.database) as connection:
         connection.execute("update endpoints set status = 'active'")
     left.restore(platform)

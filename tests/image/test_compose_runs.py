@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from fanout.local import kafka
-from tests import reading
+from tests.support import reading
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
@@ -55,7 +55,14 @@ class Platform:
     def compose(self, *arguments, given="", timeout_s=240):
         files = ["--file", str(self.folder / "compose.yaml"), "--file", str(OVERRIDE)]
         done = subprocess.run(
-            [str(Path(sys.executable).with_name("podman-compose")), "--project-name", self._project, *files, *arguments],
+            [
+                str(Path(sys.executable).with_name("podman-compose")),
+                "--no-ansi",
+                "--project-name",
+                self._project,
+                *files,
+                *arguments,
+            ],
             input=given,
             capture_output=True,
             text=True,
@@ -113,7 +120,7 @@ def test_every_lane_delivers_and_the_account_holds(platform):
         ENDPOINTS, EVENTS
     )
     platform.compose("stop", "job")
-    account = json.loads(platform.compose("run", "--rm", "--no-deps", "job", "reconcile", "--settle", "0s", "--json"))
+    account = json.loads(platform.compose("run", "-T", "--rm", "--no-deps", "job", "reconcile", "--settle", "0s", "--json"))
     assert account["holds"]
     counts = {name: (lane["due"], lane["delivered"], lane["lost"]) for name, lane in account["lanes"].items()}
     assert counts == {"direct": (2 * EVENTS, 2 * EVENTS, 0), "batch": (EVENTS, EVENTS, 0)}

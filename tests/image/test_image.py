@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from tests import reading
+from tests.support import reading
 
 pytestmark = [
     pytest.mark.image,
@@ -101,6 +101,6 @@ def test_no_library_of_the_runtime_misses_another():
 
 def test_no_start_compiles_modules_again():
     """They did: the build changed the times of the sources behind their compilation."""
-    imported = in_image("python -v -c 'import aiohttp, fanout.cli' 2>&1")
+    imported = in_image("python -v -c 'import aiohttp, fanout.cli.main' 2>&1")
     assert "aiohttp/__pycache__/client.cpython-311.pyc" in imported
     assert "bytecode is stale" not in imported

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from packaging import requirements
 
-from tests import reading
+from tests.support import reading
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 IMAGE = os.environ.get("FANOUT_IMAGE", "localhost/fanout:dev")

@@ -9,11 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
-from delivery.webhooks import routing, rows, worker, worker_plan
-from delivery.webhooks.snapshot import Snapshot
+from delivery.webhooks.lanes import worker, worker_plan
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot
 from tests.integration.serving import OPEN
 
-TOPICS = rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
+TOPICS = topic_rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
 
 
 class Customers:
@@ -74,8 +76,8 @@ class Source:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
-    def registry(self, last: routing.Registry | None) -> routing.Registry:
-        return last or routing.WholeRegistry("base", self._snapshot)
+    def registry(self, last: registries.Registry | None) -> registries.Registry:
+        return last or registries.WholeRegistry("base", self._snapshot)
 
 
 def working(**told: Any) -> contextlib.closing[worker.Worker]:

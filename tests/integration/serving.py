@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from delivery.webhooks import guard, origin, target, transport
-from tests import builders
+from delivery.webhooks.http import guard, origin, transport
+from delivery.webhooks.sending import request
+from tests.support import builders
 
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
 HEADERS = b"webhook-id: msg_1\r\n"
@@ -76,7 +77,7 @@ async def network(address_guard: guard.Guard = OPEN, **options: Any) -> AsyncIte
 
 
 def to(url: str, **fields: Any) -> origin.Target:
-    return target.prepare(builders.endpoint(url=url, **fields), OPEN)
+    return request.prepare(builders.endpoint(url=url, **fields), OPEN)
 
 
 def saying(raw: bytes) -> Answer:

@@ -9,10 +9,11 @@ import pytest
 
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.webhooks import guard, sender
-from tests import builders
+from delivery.webhooks.http import guard
+from delivery.webhooks.sending import sender
 from tests.integration import serving
 from tests.integration.serving import OK, OPEN, in_turn, saying
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 CREDENTIALS = b"authorization: Basic " + base64.b64encode(b"client:s3cret")

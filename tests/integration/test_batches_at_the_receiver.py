@@ -9,11 +9,12 @@ from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
 
 from delivery.model import Batching, ContentMode
-from delivery.webhooks import segment, tally
-from tests import batches, builders
-from tests.batches import endpoint
+from delivery.webhooks.batching import segment
+from delivery.webhooks.results import counters
 from tests.integration.customers import Keeping, Source, working
-from tests.shards import Shard
+from tests.support import batches, builders
+from tests.support.batches import endpoint
+from tests.support.shards import Shard
 
 pytestmark = pytest.mark.integration
 WEBHOOK = Webhook(base64.b64encode(builders.KEY.secret.reveal()).decode())
@@ -37,9 +38,9 @@ def bring(count, *endpoints):
             shard.decide([row.segment for each in collected for row in each.rows if row.shard == number], now_ms=2**60)
             left += shard.last.batches
             assert shard.is_empty()
-        told = tally.Tally()
+        told = counters.Tally()
         for results in here.deliver_batches(iter(left), source):
-            told += tally.of(results, cpu_s=0)
+            told += counters.of(results, cpu_s=0)
     return told, [segment.batch(one) for one in left]
 
 

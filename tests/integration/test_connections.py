@@ -12,10 +12,10 @@ from cryptography import x509
 
 from delivery import errors
 from delivery.model import Tls
-from delivery.webhooks import pool
-from tests import certificates
+from delivery.webhooks.http import connection_pool
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, closing, in_turn, resetting, saying
+from tests.support import certificates
 
 pytestmark = pytest.mark.integration
 AUTHORITY = certificates.authority()
@@ -169,7 +169,7 @@ def test_the_parser_goes_on_from_answer_to_answer_of_every_shape():
 
 
 def test_an_idle_connection_is_closed_after_a_while(monkeypatch):
-    monkeypatch.setattr(pool, "KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(connection_pool, "KEEPALIVE_S", 0.1)
 
     async def main():
         async with serving.serve(saying(OK)) as server, serving.network() as network:
@@ -222,14 +222,14 @@ def test_a_request_that_gets_no_place_in_its_time_fails_by_our_own_fault():
 
 def test_by_default_half_of_the_descriptors_may_be_connections():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert pool.default_max_connections() == min(soft // 2, 16_384)
+    assert connection_pool.default_max_connections() == min(soft // 2, 16_384)
 
 
 THREE_HUNDRED_ENDPOINTS = """
 import asyncio, sys, time
 import uvloop
-from delivery.webhooks import sender
-from tests import builders
+from delivery.webhooks.sending import sender
+from tests.support import builders
 from tests.integration import serving
 
 async def main(port):

@@ -11,10 +11,10 @@ from cloudevents.core.formats.json import JSONFormat
 
 from delivery.model import Auth, AuthKind, ContentMode, SubTenantId
 from delivery.secret import Secret
-from delivery.webhooks import sender, signing
-from tests import builders
+from delivery.webhooks.sending import sender, signing
 from tests.integration import serving
 from tests.integration.serving import OK, saying
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 

@@ -7,15 +7,23 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
-from delivery.stages import topics
-from delivery.webhooks import intake, message, parcel, rows, segment
+from delivery.stages.kafka import topics
+from delivery.webhooks.batching import segment
+from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
-from fanout import cli, dead_letters, handing, proving, publishing, redriving, scanning
-from fanout.letters import Selection
-from tests import builders
-from tests.unit.test_ledger import attempt, batch
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake
+from delivery.webhooks.sending import payload
+from fanout.cli import main
+from fanout.kafka import publishing, topic_scanner
+from fanout.reconcile import proving
+from fanout.redrive import dead_letters, enqueue, redrive_plan
+from fanout.redrive.selection import Selection
+from tests.support import builders
+from tests.unit.fanout.reconcile.test_ledger import attempt, batch
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +54,7 @@ class Platform:
             lines += [f"[{area}]", *(f"{key} = '{value}'" for key, value in fields.items())]
         self._file.write_text("\n".join(lines))
         delivery = self.config.delivery
-        self.topics = rows.Topics(
+        self.topics = topic_rows.Topics(
             attempts=delivery.attempts_topic, dead_letters=delivery.dead_letter_topic,
             rejected=delivery.rejected_topic, retries=delivery.retries_topic,
         )  # fmt: skip
@@ -64,7 +72,7 @@ class Platform:
         self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(one)) for one in documents))
 
     def write(self, *outcomes, without=(), **results):
-        made = rows.rows(Results(outcomes=list(outcomes), **results), self.topics)
+        made = topic_rows.rows(Results(outcomes=list(outcomes), **results), self.topics)
         self.publish(*(publishing.Message(topic=r.topic, key=r.key, value=r.value) for r in made if r.topic not in without))
 
     def outcome(self, offset, kind=OutcomeKind.DELIVERED, *, attempts=DELIVERED, endpoint="ep1", **fields):
@@ -85,12 +93,12 @@ class Platform:
 
     def read(self, topic):
         read = []
-        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+        with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([topic]), topic, read.append)
         return read
 
     def run(self, *arguments, code=0):
-        result = CliRunner().invoke(cli.app, ["--config", str(self._file), *arguments])
+        result = CliRunner().invoke(main.app, ["--config", str(self._file), *arguments])
         assert result.exit_code == code, (result.output, result.exception)
         return result.stdout
 
@@ -132,11 +140,11 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
     told = platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")
     assert told == {"letters": 3, "requests": 3, "redriven_before": 0, "endpoints": {"ep1": 3}, "dry_run": False}
     [record] = platform.read(platform.topics.retries)
-    postponed = parcel.message(record.value())
+    postponed = retry_messages.message(record.value())
     assert (record.key(), postponed.endpoint_id) == (b"ep1", "ep1")
     packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.parcels]
-    assert [message.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
-    assert [message.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
+    assert [payload.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
+    assert [payload.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
 
     assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")["redriven_before"] == 3
     assert platform.run_json("dead-letters", "redrive", "--all")["endpoints"] == {"ep0": 3}
@@ -149,7 +157,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
 
 def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platform, monkeypatch):
     platform.write(platform.dead(1), platform.dead(2))
-    monkeypatch.setattr(handing.Handing, "_settle", lambda hands: hands._publisher.flush())
+    monkeypatch.setattr(enqueue.Handing, "_settle", lambda hands: hands._publisher.flush())
     with dead_letters.reading(platform.config) as reader:
         assert dead_letters.redrive(platform.config, reader, Selection()).letters == 2
     monkeypatch.undo()
@@ -162,7 +170,7 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])
     assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
     [record] = platform.read(platform.topics.retries)
-    [waiting] = parcel.message(record.value()).parcels
+    [waiting] = retry_messages.message(record.value()).parcels
     assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
     assert waiting.left_by == "redrive"
 
@@ -180,7 +188,7 @@ def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_
 
 
 def test_a_redrive_asks_which():
-    assert CliRunner().invoke(cli.app, ["dead-letters", "redrive"]).exception.args[0].startswith("say which: --endpoint")
+    assert CliRunner().invoke(main.app, ["dead-letters", "redrive"]).exception.args[0].startswith("say which: --endpoint")
 
 
 # Murmur2 of these keys, from the tests of Kafka's Java client.
@@ -199,8 +207,8 @@ def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(plat
     platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
     waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", again=Again(2**41, 1))
     platform.write(waits, receipts=[platform.receipt(3, due=4)])
-    postponed = rows.postponed(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
-    only_counts = rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
+    postponed = topic_rows.postponed(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
+    only_counts = topic_rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
 
     [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]
     assert (finding["kind"], finding["first_offset"], finding["subscription_id"]) == ("not_handed_over", 3, "s1")
@@ -225,7 +233,7 @@ def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(plat
 
 def test_what_the_job_has_never_written_is_said_so(platform):
     result = CliRunner(env={"FANOUT_DELIVERY_ATTEMPTS_TOPIC": "nobody-made-it"}).invoke(
-        cli.app, ["--config", str(platform._file), "reconcile"]
+        main.app, ["--config", str(platform._file), "reconcile"]
     )
     assert "there is no topic nobody-made-it" in str(result.exception)
 
@@ -235,5 +243,5 @@ def test_a_note_stands_beside_what_it_is_about(platform):
     platform.run("dead-letters", "redrive", "--all")
     [record] = platform.read(platform.topics.retries)
     [(name, note)] = record.headers()
-    assert name == redriving.NOTE
+    assert name == redrive_plan.NOTE
     assert note in [row.value() for row in platform.read(platform.topics.attempts)]

@@ -17,9 +17,10 @@ from aiohttp.helpers import TimerNoop
 from delivery import errors
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.webhooks import guard, origin, resolver, target, transport
-from tests import addresses, builders
+from delivery.webhooks.http import dns, guard, origin, transport
+from delivery.webhooks.sending import request
 from tests.integration.serving import OPEN
+from tests.support import addresses, builders
 
 pytestmark = pytest.mark.integration
 CLOSED = guard.Guard(allow_http=True, allow_ports=())
@@ -128,7 +129,7 @@ async def network(address_guard):
 
 async def post(using, url, auth=None):
     endpoint = builders.endpoint(url=url, auth=auth or Auth())
-    return await using.post(target.prepare(endpoint, OPEN), b"webhook-id: msg_1\r\n", BODY, 5.0)
+    return await using.post(request.prepare(endpoint, OPEN), b"webhook-id: msg_1\r\n", BODY, 5.0)
 
 
 def run(main, loop_factory=asyncio.new_event_loop):
@@ -243,7 +244,7 @@ class TestTransport:
             return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, canonical_name, (address, port))]
 
         async def main():
-            monkeypatch.setattr(resolver, "DNS_TTL_S", 0)
+            monkeypatch.setattr(dns, "DNS_TTL_S", 0)
             async with Listener(PUBLIC) as outside, Listener(INSIDE, outside.port) as inside, network(ONE_IS_PUBLIC) as using:
                 monkeypatch.setattr(socket, "getaddrinfo", resolve)  # what the servers needed has been resolved by now
                 first = await post(using, f"http://{NAME}:{outside.port}/")

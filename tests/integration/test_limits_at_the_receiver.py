@@ -8,9 +8,9 @@ import orjson
 import pytest
 from aiohttp import web
 
-from delivery.webhooks import limits
-from tests import builders
+from delivery.webhooks.scheduling import limits
 from tests.integration.customers import Customers, Source, working
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 WORKERS = 2

@@ -12,11 +12,13 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from delivery import configuration, errors, settings
-from delivery.stages import topics
-from fanout.local import jar_lock, stack
-from fanout.local import jars as local_jars
+from delivery import errors
+from delivery.config import loader, settings
+from delivery.stages.kafka import topics
+from fanout.jvm import jar_lock
+from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
+from fanout.local import stack
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.integration
@@ -156,7 +158,7 @@ def test_the_written_settings_are_ours_alone_to_read_and_keep_their_key(tmp_path
         for _ in range(2):
             stack.write_local_settings(tmp_path, servers)
             assert path.stat().st_mode & 0o777 == 0o600
-            loaded = configuration.read({}, path, root=tmp_path)
+            loaded = loader.read({}, path, root=tmp_path)
             assert loaded.database.url.get_secret_value() == servers.postgres.url
             assert loaded.kafka.bootstrap_servers == servers.kafka.bootstrap_servers
             rings.append(loaded.keys)

@@ -9,9 +9,9 @@ import pytest
 
 from delivery import errors
 from delivery.model import Tls
-from tests import certificates
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
+from tests.support import certificates
 
 pytestmark = pytest.mark.integration
 AUTHORITY = certificates.authority()

@@ -13,11 +13,12 @@ import sys
 import pytest
 import uvloop
 
-from delivery import errors, settings
-from delivery.webhooks import guard, transport
-from tests import addresses
+from delivery import errors
+from delivery.config import settings
+from delivery.webhooks.http import guard, transport
 from tests.integration import serving
 from tests.integration.api import world
+from tests.support import addresses
 
 pytestmark = pytest.mark.integration
 CLOSED = guard.Guard(allow_http=True, allow_ports=())

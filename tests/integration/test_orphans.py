@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from delivery import errors, plan, settings
-from delivery.webhooks import gate, journal, worker
-from tests import builders, sinks
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.webhooks.lanes import worker
+from delivery.webhooks.results import completed_work
+from delivery.webhooks.scheduling import drain
 from tests.integration import serving
 from tests.integration.customers import Source
+from tests.support import builders, sinks
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
-PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(worker_plans.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 UNDER_WAY = PLAN.limits.max_in_flight_per_endpoint
 RECORDS = [builders.record(offset=number, value=b'{"tenant_id": "t1", "id": "e%d"}' % number) for number in range(40)]
 
@@ -44,11 +47,11 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
         here, endpoint, told = worker.Worker(PLAN), Holding(), []
         loop, is_gone = asyncio.get_running_loop(), asyncio.Event()
 
-        async def close(self, within_s, closed=gate.Gate.close):
+        async def close(self, within_s, closed=drain.Gate.close):
             loop.call_soon_threadsafe(endpoint.answers.set)
             await closed(self, within_s)
 
-        monkeypatch.setattr(gate.Gate, "close", close)
+        monkeypatch.setattr(drain.Gate, "close", close)
 
         def given():
             yield RECORDS
@@ -78,8 +81,8 @@ WORKER = """
 import sys, threading
 from pathlib import Path
 import pyarrow as pa
-from delivery.stages import deliver, tasks
-from tests import sinks
+from delivery.stages.tasks import deliver_events, task_context
+from tests.support import sinks
 from tests.integration import test_orphans as here
 
 class Stuck(sinks.Nowhere):
@@ -87,7 +90,7 @@ class Stuck(sinks.Nowhere):
         threading.Event().wait()
 
 def given():
-    columns = deliver.COLUMNS[:-1]
+    columns = deliver_events.COLUMNS[:-1]
     rows = [{name: getattr(record, name) for name in columns} | {"headers": None} for record in here.RECORDS]
     yield pa.RecordBatch.from_pylist(rows)
     sys.stdin.read()  # as Spark's worker waits for its JVM
@@ -95,8 +98,8 @@ def given():
 
 url, folder = sys.argv[1:]
 sink = sinks.Folder(Path(folder)) if folder else Stuck()
-tools = tasks.Tools(plan=here.PLAN, observe=lambda _: None, sink=sink)
-deliver.DeliverPartition(tools=tools, source=here.registry(url))(given())
+tools = task_context.Tools(plan=here.PLAN, observe=lambda _: None, sink=sink)
+deliver_events.DeliverPartition(tools=tools, source=here.registry(url))(given())
 """
 
 
@@ -113,7 +116,7 @@ async def orphaned(url, folder, endpoint):
 
 def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
     async def main():
-        endpoint, known = Holding(), journal.OfFastLane()
+        endpoint, known = Holding(), completed_work.OfFastLane()
         async with serving.serve(endpoint) as server:
             child = await orphaned(server.url(), str(tmp_path), endpoint)
             endpoint.answers.set()

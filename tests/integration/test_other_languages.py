@@ -18,8 +18,8 @@ import pytest
 
 from delivery.model import SignatureScheme, SigningKey
 from delivery.secret import Secret
-from delivery.webhooks import signing
-from fanout.local import java
+from delivery.webhooks.sending import signing
+from fanout.jvm import java
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LIBRARIES = Path(__file__).parent / "libraries"

@@ -12,8 +12,8 @@ import orjson
 import pytest
 import standardwebhooks
 
-from fanout import receiver
-from load_tests import receiver as load_receiver
+from fanout.local import receiver
+from load_tests.harness import receiver as load_receiver
 
 pytestmark = pytest.mark.integration
 SECRET = load_receiver.SECRET
@@ -93,7 +93,7 @@ def test_what_is_no_batch_is_a_single_event(customer, body):
 
 
 def test_listen_shows_a_batch_in_one_line():
-    command = [sys.executable, "-m", "fanout.cli", "listen", "--port", "0", "--secret", SECRET]
+    command = [sys.executable, "-m", "fanout.cli.main", "listen", "--port", "0", "--secret", SECRET]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listening:
         url = listening.stderr.readline().split()[2].rstrip(";")
         body = orjson.dumps(MESSAGES)

@@ -5,14 +5,14 @@ import dataclasses
 
 import pytest
 
-from delivery import plan, settings
-from delivery.webhooks import worker
-from tests import builders
+from delivery.config import settings, worker_plans
+from delivery.webhooks.lanes import worker
 from tests.integration import serving
 from tests.integration.customers import Source
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
-PLAN = dataclasses.replace(plan.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(worker_plans.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 
 
 RECORD = builders.record(value=b'{"tenant_id": "t1", "id": "e0"}')

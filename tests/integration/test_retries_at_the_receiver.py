@@ -9,10 +9,11 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from delivery.model import Retrying
-from delivery.webhooks import circuit, parcel
-from tests import builders
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.scheduling import circuit_breaker
 from tests.integration.customers import Customers, Keeping, Source, working
-from tests.turns import turn, waiting
+from tests.support import builders
+from tests.support.turns import turn, waiting
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +35,7 @@ def source(customers=(), **urls):
 
 def micro_batch(here, known, *turns, settle_s=0.3):
     """Deliver turns; return the reports that have come."""
-    ended = here.retry([parcel.encoded(one) for one in turns], known, settle_s)
+    ended = here.retry([retry_messages.encoded(one) for one in turns], known, settle_s)
     return {report.endpoint_id: report for one in ended for report in one.reports}
 
 
@@ -93,8 +94,8 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_ci
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
-        here._memory.circuits["ep1"] = circuit.Circuit()
+        here._memory.circuits["ep1"] = circuit_breaker.Circuit()
         turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
-        ended = list(here.retry([parcel.encoded(one) for one in turns], known, 5.0))
+        ended = list(here.retry([retry_messages.encoded(one) for one in turns], known, 5.0))
     assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
     assert here._memory.circuits == {}

@@ -10,11 +10,13 @@ import urllib.request
 import orjson
 import pytest
 
-from delivery import errors, health, serving, settings
-from delivery.health import Phase
-from fanout import diagnosis
+from delivery import errors
+from delivery.config import settings
+from delivery.observability import health, http_endpoints
+from delivery.observability.health import Phase
+from fanout.admin import diagnosis
 from fanout.local import kafka as local_kafka
-from tests.reading import blocks
+from tests.support.reading import blocks
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +27,7 @@ class Served:
         self.config = settings.Metrics(port=self.port)
         self.watch = health.Watch(hold=lambda: self.hold, stop=threading.Event())
         self.hold = None
-        serving.serve(self.config, {"direct": self.watch})
+        http_endpoints.serve(self.config, {"direct": self.watch})
 
     def get(self, path):
         try:
@@ -67,7 +69,7 @@ def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
 
 def test_a_port_in_use_is_named_together_with_the_way_out(served):
     with pytest.raises(errors.SettingsError, match=f"metrics.port: cannot serve on 127.0.0.1:{served.port} .*choose another"):
-        serving.serve(served.config, {"direct": served.watch})
+        http_endpoints.serve(served.config, {"direct": served.watch})
 
 
 def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):

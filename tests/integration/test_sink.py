@@ -6,10 +6,11 @@ import uuid
 import confluent_kafka
 import pytest
 
-from delivery import errors, kafka_options, settings
-from delivery.stages import sink, topics
-from delivery.webhooks.rows import Row
-from tests import sinks
+from delivery import errors
+from delivery.config import kafka_clients, settings
+from delivery.stages.kafka import sink, topics
+from delivery.webhooks.results.topic_rows import Row
+from tests.support import sinks
 
 pytestmark = pytest.mark.integration
 READ_S = 20
@@ -31,13 +32,13 @@ def topic(connection):
 def opened(request, connection, topic, tmp_path):
     """A sink, and how to read what has been written to the topic."""
     if request.param == "kafka":
-        return sink.to(kafka_options.for_librdkafka(connection)), lambda count: read(connection, topic, count)
+        return sink.to(kafka_clients.for_librdkafka(connection)), lambda count: read(connection, topic, count)
     folder = sinks.Folder(tmp_path)
     return folder, lambda _: folder.rows()
 
 
 def read(connection, topic, count):
-    options = {"group.id": topic, "auto.offset.reset": "earliest", **kafka_options.for_librdkafka(connection)}
+    options = {"group.id": topic, "auto.offset.reset": "earliest", **kafka_clients.for_librdkafka(connection)}
     consumer = confluent_kafka.Consumer(options)
     consumer.subscribe([topic])
     messages = []
@@ -61,8 +62,8 @@ def test_all_rows_of_a_task_that_ended_are_there_and_those_of_a_key_in_their_ord
 
 
 def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection, topic):
-    """Again and again: what a producer that has failed says is not to be trusted (tests/unit/test_sink.py)."""
-    begin = sink.to(kafka_options.for_librdkafka(connection))
+    """Again and again: what a producer that has failed says is not to be trusted (tests/unit/stages/kafka/test_sink.py)."""
+    begin = sink.to(kafka_clients.for_librdkafka(connection))
     for _ in range(10):
         failing, other = begin(), begin()
         failing.write([Row(topic, b"ep1", random.randbytes(2 * 1024 * 1024))])  # more than this topic takes
@@ -75,7 +76,7 @@ def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection,
 
 def test_a_row_that_no_topic_would_take_is_refused_with_its_size(connection, topic):
     with pytest.raises(errors.KafkaUnavailable, match=rf"{topic} does not take a row of {sink.MAX_REQUEST_BYTES + 1} bytes"):
-        sink.to(kafka_options.for_librdkafka(connection))().write([Row(topic, b"", bytes(sink.MAX_REQUEST_BYTES + 1))])
+        sink.to(kafka_clients.for_librdkafka(connection))().write([Row(topic, b"", bytes(sink.MAX_REQUEST_BYTES + 1))])
 
 
 def test_a_task_does_not_end_well_while_no_kafka_answers():

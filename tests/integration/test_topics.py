@@ -6,9 +6,10 @@ import uuid
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from delivery import errors, kafka_options, settings
-from delivery.stages import topics
-from fanout import diagnosis
+from delivery import errors
+from delivery.config import kafka_clients, settings
+from delivery.stages.kafka import topics
+from fanout.admin import diagnosis
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +31,7 @@ def test_the_topics_are_made_as_they_have_to_be(config):
     assert doctor(config).is_fine  # what is missing will be made
     topics.ensure_all(config)
     topics.ensure_all(config)
-    known = AdminClient(kafka_options.for_librdkafka(config.kafka)).list_topics(timeout=30).topics
+    known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=30).topics
     assert set(topics.of_results(config.delivery)) <= set(known)
     assert doctor(config).is_fine
 

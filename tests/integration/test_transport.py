@@ -13,10 +13,10 @@ import pytest
 
 from delivery import errors
 from delivery.model import Tls
-from delivery.webhooks import guard, wire
-from tests import certificates, fakes
+from delivery.webhooks.http import guard, http_connection
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, OPEN, saying
+from tests.support import certificates, fakes
 
 pytestmark = pytest.mark.integration
 AUTHORITY = certificates.authority()
@@ -74,7 +74,7 @@ def test_one_connection_serves_many_requests():
 )
 def test_no_more_than_the_bound_is_read_and_the_connection_is_not_used_again(raw):
     responses, _, connections = post(saying(raw), times=2)
-    assert [(one.status, len(one.body)) for one in responses] == [(200, wire.MAX_RESPONSE_BYTES)] * 2
+    assert [(one.status, len(one.body)) for one in responses] == [(200, http_connection.MAX_RESPONSE_BYTES)] * 2
     assert connections == 2
 
 

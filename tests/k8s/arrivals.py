@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from fanout.receiver import Received
+from fanout.local.receiver import Received
 
 DIRECT, BATCH = "/direct", "/batch"
 

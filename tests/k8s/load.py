@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import orjson
 
-from delivery import settings
-from delivery.stages import topics
-from fanout import publishing
+from delivery.config import settings
+from delivery.stages.kafka import topics
+from fanout.kafka import publishing
 
 EVENT_TYPE = "load"
 TENANT = "t1"

@@ -11,10 +11,12 @@ from typing import Any
 
 import psycopg
 
-from delivery import errors, plan, settings
-from fanout import proving, receiver, registering
-from fanout.local import stack
-from subscriptions_db import manifest
+from delivery import errors
+from delivery.config import settings, worker_plans
+from fanout.admin import registry_commands
+from fanout.local import receiver, stack
+from fanout.reconcile import proving
+from subscriptions_db.manifest import manifest
 from tests.k8s import arrivals, load, release, servers
 from tests.k8s.cluster import kubectl, layout
 from tests.k8s.report import Report
@@ -111,7 +113,7 @@ class Platform:
             ],
         }
         config = self.config
-        registering.apply_manifest(config, manifest.check(document, plan.guard_of(config.delivery)))
+        registry_commands.apply_manifest(config, manifest.check(document, worker_plans.guard_of(config.delivery)))
 
     def allow_serve(self) -> None:
         """Make the login of `serve`, as docs/operations.md says. Its roles exist once the schema does."""

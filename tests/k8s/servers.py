@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psycopg
 
-from fanout.local import jars, kafka, postgres
+from fanout.jvm import jars
+from fanout.local import kafka, postgres
 from tests.k8s.cluster import layout
-from tests.relay import Relay
+from tests.support.relay import Relay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from delivery import settings
+from delivery.config import settings
 from fanout.local import stack
-from subscriptions_db import connect, migrate
+from subscriptions_db.postgres import connect, migrate
 from tests.k8s import load, release
 from tests.k8s.cluster import kubectl, layout
 from tests.k8s.platform import secret

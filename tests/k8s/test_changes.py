@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from fanout import registering
+from fanout.admin import registry_commands
 from fanout.local import stack
 from tests.k8s import release
 from tests.k8s.cluster import containers, kubectl
@@ -79,7 +79,7 @@ def test_a_rotated_key_ring_goes_on_delivering(ready):
     with changing(ready, "key ring rotated: both keys", per_s=100) as figures:
         ready.release.upgrade(values)
     assert figures["lost"] == 0
-    registering.rotate_keys(ready.config)
+    registry_commands.rotate_keys(ready.config)
     ready.keys = {"two": ready.keys["two"]}
     ready.write_secrets()
     with changing(ready, "key ring rotated: the new key", per_s=100) as figures:

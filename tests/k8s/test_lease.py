@@ -15,8 +15,8 @@ import pytest
 
 from delivery import errors
 from delivery.stages.checkpoint import cluster, election
-from tests import certificates
 from tests.k8s import apiserver
+from tests.support import certificates
 
 pytestmark = [
     pytest.mark.k8s,
@@ -28,8 +28,8 @@ RULES = [
 ]
 DRIVER = """
 import logging, signal, sys, threading, pathlib
-from delivery import settings
-from delivery.stages.checkpoint import cluster, lock
+from delivery.config import settings
+from delivery.stages.checkpoint import cluster; from delivery.stages.checkpoint import lock
 cluster.ACCOUNT = pathlib.Path(sys.argv[1])
 logging.basicConfig(format="%(message)s")
 stop = threading.Event()

@@ -9,9 +9,10 @@ import shutil
 import orjson
 import pytest
 
-from delivery import errors, settings
-from delivery.stages import rerun, session, shards
-from delivery.stages.checkpoint import object_store
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.checkpoint import object_store, recovery, shards
+from delivery.stages.lanes import session
 from tests.e2e.conftest import Platform, assert_eventually
 from tests.e2e.test_by_hand import fanout
 from tests.e2e.test_executors import cluster  # noqa: F401  # a fixture
@@ -73,7 +74,7 @@ def test_missing_offsets_on_the_store_are_refused(topic, spark, store, request):
     for value in (b"0", b"1"):
         topic.publish(value)
         topic.run("checkpoint")
-    assert rerun.newest(spark, f"s3a://{s3.BUCKET}/{request.node.name}/checkpoint/direct") == (1, 1)
+    assert recovery.newest(spark, f"s3a://{s3.BUCKET}/{request.node.name}/checkpoint/direct") == (1, 1)
     (folder(store, request) / "offsets" / "1").unlink()
     with pytest.raises(errors.LaneFailed, match=r"direct is damaged: offsets/1 is gone, .* restore a backup"):
         topic.run("checkpoint")
@@ -83,7 +84,7 @@ def test_missing_offsets_on_the_store_are_refused(topic, spark, store, request):
 def test_uncommitted_micro_batch_on_the_store_is_found(topic, spark, request):
     topic.publish(b"0")
     topic.break_off("checkpoint")
-    found = rerun.uncommitted(spark, f"s3a://{s3.BUCKET}/{request.node.name}/checkpoint/direct")
+    found = recovery.uncommitted(spark, f"s3a://{s3.BUCKET}/{request.node.name}/checkpoint/direct")
     assert found is not None
     assert found.batch_id == 0
 

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 from delivery import errors
 from delivery.model import Again, ContentMode, LeaveReason, Outcome, OutcomeKind
-from delivery.webhooks import attributes, batch_message, envelope, matching, message, parcel, rows, segment
-from delivery.webhooks.results import dead_letter_records
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import attributes, parsing
+from delivery.webhooks.results import dead_letter_records, topic_rows
 from delivery.webhooks.results.results import Results
-from fanout import redriving
-from tests import batches, builders
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import matching
+from delivery.webhooks.sending import batch_payload, payload
+from fanout.redrive import redrive_plan
+from tests.support import batches, builders
 
 NOW_MS = 1_700_000_000_000
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 CORE = {"specversion": "1.0", "id": "e1", "type": "x", "source": "/s", "tenantid": "t1", "time": "2026-05-01T10:00:00Z"}
 STRUCTURED = (("content-type", b"application/cloudevents+json"),)
 
@@ -34,23 +38,23 @@ as_texts = typed.map(lambda found: {name: attributes.as_text(value) for name, va
 
 def binary(found):
     headers = tuple((f"ce_{name}", value.encode()) for name, value in (CORE | found).items())
-    return envelope.parse(builders.record(value=b'{"amount": 5}', headers=headers), envelope.Layout())
+    return parsing.parse(builders.record(value=b'{"amount": 5}', headers=headers), parsing.Layout())
 
 
 def structured(found):
     value = orjson.dumps(found | CORE | {"data": {"amount": 5}})
-    return envelope.parse(builders.record(value=value, headers=STRUCTURED), envelope.Layout())
+    return parsing.parse(builders.record(value=value, headers=STRUCTURED), parsing.Layout())
 
 
 def seen_by_receivers(event, found):
     """Hold what receivers of each mode get against what the producer said."""
-    standard = orjson.loads(message.content(event, ContentMode.STANDARD).body)
+    standard = orjson.loads(payload.content(event, ContentMode.STANDARD).body)
     assert standard.pop("attributes", {}) == found
-    assert standard == orjson.loads(message.standard(event._replace(attributes=())))
-    document = orjson.loads(message.content(event, ContentMode.CLOUDEVENTS_STRUCTURED).body)
+    assert standard == orjson.loads(payload.standard(event._replace(attributes=())))
+    document = orjson.loads(payload.content(event, ContentMode.CLOUDEVENTS_STRUCTURED).body)
     assert {name: document[name] for name in document if name not in attributes.JSON_MEMBERS} == found
     assert {name: document[name] for name in CORE} == CORE
-    headers = headers_of(message.content(event, ContentMode.CLOUDEVENTS_BINARY).headers)
+    headers = headers_of(payload.content(event, ContentMode.CLOUDEVENTS_BINARY).headers)
     assert headers == {f"ce-{name}": attributes.as_text(value) for name, value in (found | CORE).items()}
 
 
@@ -93,8 +97,8 @@ def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
     packed = [segment.unpacked(one) for one in left.packed]
     assert [one.attributes for one in packed] == [one.attributes for one in events]
     for mode in (ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED):
-        body = batch_message.content(packed, mode).body
-        assert body == b"[%s]" % b",".join(message.content(event, mode).body for event in events)
+        body = batch_payload.content(packed, mode).body
+        assert body == b"[%s]" % b",".join(payload.content(event, mode).body for event in events)
         assert len(body) <= sum(one.size for one in lot.items)
 
 
@@ -102,10 +106,10 @@ def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
 def test_through_the_retry_lane_and_back_into_it_as_a_turn(found):
     event = structured(found)
     postponed = Outcome(builders.delivery(event=event), OutcomeKind.POSTPONED, (), "slow", Again(NOW_MS, 0))
-    [row, *_] = rows.postponed(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)
-    told = parcel.message(row.value)
-    turn = parcel.Turn(told.endpoint_id, told.customer_id, None, 1, None, told.parcels)
-    [waits] = parcel.turn(parcel.encoded(turn)).parcels
+    [row, *_] = topic_rows.postponed(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)
+    told = retry_messages.message(row.value)
+    turn = retry_messages.Turn(told.endpoint_id, told.customer_id, None, 1, None, told.parcels)
+    [waits] = retry_messages.turn(retry_messages.encoded(turn)).parcels
     read = segment.unpacked(waits.packed[0])
     seen_by_receivers(read.event(), found)
     assert segment.unpacked(segment.packed(read)) == read  # as a batch that is postponed packs it again
@@ -114,9 +118,9 @@ def test_through_the_retry_lane_and_back_into_it_as_a_turn(found):
 @given(typed)
 def test_through_a_dead_letter_and_its_redrive(found):
     given_up = Outcome(builders.delivery(event=structured(found)), OutcomeKind.DEAD_LETTERED, (), "expired")
-    [letter] = [row.value for row in rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
+    [letter] = [row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
     assert orjson.loads(letter).get("attributes", {}) == found
-    waits = redriving.parcel_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
+    waits = redrive_plan.parcel_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
     seen_by_receivers(segment.unpacked(waits.packed[0]).event(), found)
 
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import LeaveReason
-from delivery.webhooks import batching, generations, segment
-from tests import builders
-from tests.batches import lot
-from tests.shards import Shard
+from delivery.webhooks.batching import batcher, segment
+from delivery.webhooks.state import compaction
+from tests.support import builders
+from tests.support.batches import lot
+from tests.support.shards import Shard
 
 HORIZON_MS = 300
 NOW = builders.record().appended_at_ms
@@ -57,10 +58,10 @@ class Run:
             stayed = sum(waiting[key].size for key in {key for key, _ in taken} & waiting.keys())
             size = sum(size for _, size in taken) + stayed
             assert taken
-            assert size + waiting[first].size > batching.MAX_LEAVING_BYTES, "there was room for it"
-            assert batching.backlog_of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
+            assert size + waiting[first].size > batcher.MAX_LEAVING_BYTES, "there was room for it"
+            assert batcher.backlog_of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
         if not lots and len({key for key, _ in taken}) > 1:
-            assert sum(size for _, size in taken) <= batching.MAX_LEAVING_BYTES
+            assert sum(size for _, size in taken) <= batcher.MAX_LEAVING_BYTES
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
 
     def is_late(self, key, one):
@@ -119,29 +120,29 @@ def test_every_history_keeps_every_promise(history):
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
-    before = generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
-    generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = runs, 1, size
+    before = compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
+    compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = runs, 1, size
     try:
         run = Run()
         for after_ms, lots in history:
             run.step(after_ms, one_a_key(lots))
         run.drain()
     finally:
-        generations.MAX_RUNS, generations.MIN_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+        compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
-    before = batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES
-    batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = size, size, 600
+    before = batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
+    batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
     try:
         run = Run()
         for after_ms, lots in history:
             run.step(after_ms, one_a_key(lots))
         run.drain()
     finally:
-        batching.MAX_LEAVING_BYTES, generations.MAX_MERGED_SIZE, batching.MAX_SEGMENT_BYTES = before
+        batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,7 +152,7 @@ def test_the_order_in_which_segments_arrive_changes_no_batch(lots, rng):
     written = [one for each in lots for one, _ in segment.encoded([run.lot(**each)])]
     shuffled = rng.sample(written, len(written))
     first, second = (
-        batching.decide(batching.Index(), some, {}.__getitem__, now_ms=NOW + 5000, horizon_ms=0).batches
+        batcher.decide(batcher.Index(), some, {}.__getitem__, now_ms=NOW + 5000, horizon_ms=0).batches
         for some in (written, shuffled)
     )
     assert first == second

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriptions_db.archive import conditions
-from subscriptions_db.archive.conditions import Condition, Kind, Policy, Seen, Sign
-from tests import archive
+from subscriptions_db.archive.notifications import endpoint_health
+from subscriptions_db.archive.notifications.endpoint_health import Condition, Kind, Policy, Seen, Sign
+from tests.support import archive
 
 POLICY = Policy(failing_after_s=30, backlog_events=20, quiet_s=200)
 steps = st.tuples(st.sampled_from(list(Sign)), st.integers(0, 120), st.integers(1, 12), st.sampled_from(["timeout", None]))
@@ -30,7 +30,7 @@ def fold(history, known=None, *, restarts=frozenset()):
     for number, one in enumerate(history):
         if number in restarts:
             known = msgspec.json.decode(msgspec.json.encode(known), type=Condition)
-        known, event = conditions.take(known, one, POLICY)
+        known, event = endpoint_health.take(known, one, POLICY)
         told += [event] if event else []
     return told
 

@@ -10,12 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
-from delivery.webhooks import direct_lane, envelope, intake, parcel, retry, routing, rows
+from delivery.webhooks.events import parsing
+from delivery.webhooks.lanes import direct_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
-from tests import builders, fakes
-from tests.dispatching import fast_lane
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake, registries
+from tests.support import builders, fakes
+from tests.support.dispatching import fast_lane
 
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 MAX_KAFKA_BYTES = 1024 * 1024
 FILTERS = [
     {"data": {"a": [1, "x", None, True, {"prefix": "x"}, {"wildcard": "*x*"}, {"anything-but": [2]}]}},
@@ -76,11 +81,11 @@ records = st.builds(
 
 def deliver(batch, layout):
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda *_: retry.REFUSED, clock)
+    sender = fakes.FakeSender(lambda *_: retry_decision.REFUSED, clock)
 
     async def main():
-        dispatcher, hand_over = fast_lane(sender, clock, quick_retry=retry.QuickRetry())
-        begun = direct_lane.DirectLane(routing.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
+        dispatcher, hand_over = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
         first, rest = await begun.take(batch), await begun.finish()
         return Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
@@ -100,20 +105,20 @@ def deliver(batch, layout):
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 340_000), headers=(("a", b"\xff" * 340_000),))])
 def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(batch):
     batch = [record._replace(offset=offset) for offset, record in enumerate(batch)]
-    results = deliver(batch, envelope.Layout(max_bytes=700_000))  # the most that can be set
+    results = deliver(batch, parsing.Layout(max_bytes=700_000))  # the most that can be set
     rejected = collections.Counter(rejection.record.offset for rejection in results.rejections)
     due = collections.Counter(outcome.delivery.event.record.offset for outcome in results.outcomes)
     for record in batch:
         assert (rejected[record.offset], due[record.offset] > 0) in {(1, False), (0, True)}
     assert sum(receipt.records for receipt in results.receipts) == len(batch)
     assert sum(receipt.rejected for receipt in results.receipts) == len(results.rejections)
-    written = list(rows.rows(results, TOPICS))
+    written = list(topic_rows.rows(results, TOPICS))
     assert max((len(row.key) + len(row.value) for row in written), default=0) < MAX_KAFKA_BYTES
     letters = [orjson.loads(row.value) for row in written if row.topic == "rejected"]
     for letter, rejection in zip(letters, results.rejections, strict=True):
         kept = None if letter["value_base64"] is None else base64.b64decode(letter["value_base64"])
         value = rejection.record.value
-        assert kept == (None if value is None else value[: rows.MAX_REJECTED_BYTES])
+        assert kept == (None if value is None else value[: topic_rows.MAX_REJECTED_BYTES])
         headers = [(header["name"], base64.b64decode(header["value_base64"])) for header in letter["headers"]]
         assert headers == list(rejection.record.headers)[: len(headers)]
 
@@ -150,12 +155,12 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
     clock, circuits, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
-    registry = routing.WholeRegistry("base", builders.snapshot(*to, *due))
+    registry = registries.WholeRegistry("base", builders.snapshot(*to, *due))
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, hand_over = fast_lane(sender, clock, held=held, circuits=circuits, quick_retry=retry.QuickRetry())
-        begun = direct_lane.DirectLane(registry, dispatcher, hand_over, envelope.Layout())
+        dispatcher, hand_over = fast_lane(sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry())
+        begun = direct_lane.DirectLane(registry, dispatcher, hand_over, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
         ]
@@ -172,7 +177,11 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         for outcome in results.outcomes:
             assert ENDINGS[outcome.kind](outcome), outcome
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
-        read = [parcel.message(row.value) for row in rows.postponed(results, TOPICS, now_ms=1_700_000_000_000) if row.value]
+        read = [
+            retry_messages.message(row.value)
+            for row in topic_rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+            if row.value
+        ]
         waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.parcels]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed
@@ -181,15 +190,15 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
 
 def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
     healthy, broken = builders.record(value=b'{"tenant_id":"t1"}'), builders.record(offset=8, value=b'{"tenant_id":"t1","n":1}')
-    parse = envelope.parse
+    parse = parsing.parse
 
     def with_a_bug(record, layout):
         if record.offset == 8:
             raise RuntimeError("a bug")
         return parse(record, layout)
 
-    monkeypatch.setattr(envelope, "parse", with_a_bug)
-    results = deliver([healthy, broken], envelope.Layout())
+    monkeypatch.setattr(parsing, "parse", with_a_bug)
+    results = deliver([healthy, broken], parsing.Layout())
     assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(8, intake.UNFORESEEN)]
     assert {outcome.delivery.event.record.offset for outcome in results.outcomes} == {7}
     assert "unforeseen" in caplog.text

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.webhooks import explaining, matching
-from tests import builders
+from delivery.webhooks.routing import explain, matching
 from tests.properties.test_matching import events, subscriptions
+from tests.support import builders
 
 
 @settings(max_examples=300, deadline=None)
@@ -13,5 +13,5 @@ from tests.properties.test_matching import events, subscriptions
 def test_an_explanation_agrees_with_the_router(rows, event):
     router = matching.Router(builders.snapshot(builders.endpoint(), *rows))
     matched = {match.subscription.subscription_id for match in router.matches(event)}
-    explained = {row.subscription_id for row in rows if explaining.explain(event, row, builders.endpoint()).is_due}
+    explained = {row.subscription_id for row in rows if explain.explain(event, row, builders.endpoint()).is_due}
     assert explained == matched

@@ -5,11 +5,12 @@ import operator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.webhooks import filters, matching
-from delivery.webhooks.filter_index import FilterIndex
-from delivery.webhooks.ranges import Range, Ranges
-from tests import builders
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.filters.index import FilterIndex
+from delivery.webhooks.filters.intervals import Range, Ranges
+from delivery.webhooks.routing import matching
 from tests.properties import test_filters as world
+from tests.support import builders
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
@@ -32,7 +33,7 @@ def with_a_document_near(draw, several):
 
 
 def asked_one_after_the_other(patterns, document):
-    return {number for number, pattern in enumerate(patterns) if filters.compile_pattern(pattern).matches(document)}
+    return {number for number, pattern in enumerate(patterns) if event_pattern.compile_pattern(pattern).matches(document)}
 
 
 @settings(unhurried, max_examples=250)
@@ -82,7 +83,7 @@ def test_many_subscriptions_to_a_few_filters_are_routed_as_by_asking_each(patter
     event = builders.event(content=content)
 
     document = matching.filter_document(event)
-    due = [key for key, pattern in chosen.items() if filters.compile_pattern(pattern).matches(document)]
+    due = [key for key, pattern in chosen.items() if event_pattern.compile_pattern(pattern).matches(document)]
     for _ in range(2):  # the second event finds the filters compiled
         assert sorted(match.subscription.subscription_id for match in router.matches(event)) == sorted(due)
 

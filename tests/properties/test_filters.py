@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery import errors
-from delivery.webhooks import filters
+from delivery.webhooks.filters import event_pattern
 
 # --- documents and patterns of a small world, where things meet often ---------------------------------------------------
 
@@ -225,7 +225,7 @@ unhurried = settings(deadline=None)  # a busy machine is no failure
 def test_a_compiled_filter_equals_the_naive_interpreter(pattern_and_document):
     pattern, document = pattern_and_document
 
-    assert filters.compile_pattern(pattern).matches(document) == interpret(pattern, document)
+    assert event_pattern.compile_pattern(pattern).matches(document) == interpret(pattern, document)
 
 
 @unhurried
@@ -233,14 +233,14 @@ def test_a_compiled_filter_equals_the_naive_interpreter(pattern_and_document):
 def test_one_alternative_equals_the_naive_interpreter(pattern_and_document):
     pattern, document = pattern_and_document
 
-    assert filters.compile_pattern(pattern).matches(document) == interpret(pattern, document)
+    assert event_pattern.compile_pattern(pattern).matches(document) == interpret(pattern, document)
 
 
 @unhurried
 @given(st.lists(present | st.just(ABSENT), min_size=1), present | st.just(ABSENT), values)
 def test_one_more_alternative_never_loses_a_match(alternatives, another, value):
-    before = filters.compile_pattern({"p": {"q": alternatives}}).matches({"p": value})
-    after = filters.compile_pattern({"p": {"q": [*alternatives, another]}}).matches({"p": value})
+    before = event_pattern.compile_pattern({"p": {"q": alternatives}}).matches({"p": value})
+    after = event_pattern.compile_pattern({"p": {"q": [*alternatives, another]}}).matches({"p": value})
 
     assert after or not before
 
@@ -255,11 +255,11 @@ json_values = st.recursive(
 @unhurried
 @given(patterns(present | st.just(ABSENT)), st.dictionaries(names | st.text(), json_values))
 def test_no_json_document_makes_a_filter_raise(pattern, document):
-    assert filters.compile_pattern(pattern).matches(document) in (True, False)
+    assert event_pattern.compile_pattern(pattern).matches(document) in (True, False)
 
 
 @unhurried
 @given(json_values)
 def test_whatever_comes_as_a_pattern_is_compiled_or_refused(pattern):
     with contextlib.suppress(errors.FilterError):
-        filters.compile_pattern(pattern)
+        event_pattern.compile_pattern(pattern)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.stages import losses
+from delivery.stages.checkpoint import losses
 
 OFFSETS = st.integers(0, 20)
 HELD = st.tuples(OFFSETS, OFFSETS).map(lambda two: losses.Held(min(two), max(two)))

@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import PLATFORM, Revision
-from delivery.webhooks import filters, matching
-from delivery.webhooks.snapshot import SnapshotChanges
-from tests import builders
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.routing import matching
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from tests.support import builders
 
 TYPES = ("a.x", "a.y", "a.x.z", "b")
 TENANTS = ("1", "2", PLATFORM)
@@ -64,7 +65,7 @@ def naive_join(event, rows):
         at_a_tenant = event.tenant_id != PLATFORM
         included = (row.scope.everything and at_a_tenant) or here in row.scope.tenants or part in row.scope.sub_tenants
         excluded = here in row.scope.without_tenants or part in row.scope.without_sub_tenants
-        content_fits = row.filter_pattern is None or filters.compile_pattern(row.filter_pattern).matches(
+        content_fits = row.filter_pattern is None or event_pattern.compile_pattern(row.filter_pattern).matches(
             matching.filter_document(event)
         )
         if type_fits and included and not excluded and content_fits:

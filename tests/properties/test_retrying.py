@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.webhooks import flow, generations, retry, retrying, segment, shelf, wheel
-from tests import retries
-from tests.retries import NOW
+from delivery.webhooks.batching import segment
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.retries import fifo, shard_scheduler, timer_wheel
+from delivery.webhooks.state import compaction, segment_store
+from tests.support import retries
+from tests.support.retries import NOW
 
-reasons = st.sampled_from([retry.SERVER_ERROR, retry.SERVER_ERROR, retry.CIRCUIT_OPEN, retry.ENDPOINT_PAUSED, retry.ORDERED])
+reasons = st.sampled_from(
+    [
+        retry_decision.SERVER_ERROR,
+        retry_decision.SERVER_ERROR,
+        retry_decision.CIRCUIT_OPEN,
+        retry_decision.ENDPOINT_PAUSED,
+        retry_decision.ORDERED,
+    ]
+)
 arrivals = st.fixed_dictionaries(
     {
         "endpoint": st.sampled_from(["ep1", "ep2", "ep3"]),
@@ -61,13 +72,13 @@ class Run:
                 del self.away[key]
         again = self.shard.decided(records, now_ms=self.now_ms)
         turns = self.shard.step(*records, now_ms=self.now_ms)
-        assert retrying.encoded(again.index) == retrying.encoded(self.shard.last.index), "it would not replay"
+        assert shard_scheduler.encoded(again.index) == shard_scheduler.encoded(self.shard.last.index), "it would not replay"
         assert (again.turns, again.append, again.drop) == (self.shard.last.turns, self.shard.last.append, self.shard.last.drop)
         for turn in turns:
             self.leaves(turn)
-        sizes = [sum(each.size for each in turn.parcels) for turn in turns if turn.given_up != retry.NO_ROOM]
+        sizes = [sum(each.size for each in turn.parcels) for turn in turns if turn.given_up != retry_decision.NO_ROOM]
         # The last one always may, and what expires is taken by the segment.
-        assert sum(sizes[:-1]) <= retrying.MAX_LEAVING_BYTES + shelf.MAX_SEGMENT_BYTES
+        assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEAVING_BYTES + segment_store.MAX_SEGMENT_BYTES
         self.check()
 
     def check(self):
@@ -78,7 +89,7 @@ class Run:
         kept = sum(one.live for one in index.stock.segments.values())
         assert kept or not told.events
         if self.away:
-            assert told.due_ms - self.shard.horizon_ms <= self.now_ms + retrying.AWAY_POLL_MS
+            assert told.due_ms - self.shard.horizon_ms <= self.now_ms + shard_scheduler.AWAY_POLL_MS
 
     def arrives(self, endpoint, customer, count, **fields):
         made = [self.made(**fields) for _ in range(count)]
@@ -139,7 +150,7 @@ class Run:
             assert each.again_at_ms <= self.now_ms, "too early"
             assert each.expires_ms > self.now_ms, "it has expired"
         assert len(turn.parcels) <= self.shard.policy.max_turn
-        assert len(turn.parcels) == 1 or sum(each.size for each in turn.parcels) <= flow.MAX_TURN_BYTES
+        assert len(turn.parcels) == 1 or sum(each.size for each in turn.parcels) <= fifo.MAX_TURN_BYTES
         if turn.order_key is not None:
             first = list(known)[: len(turn.parcels)]
             assert [name(each) for each in turn.parcels] == first, "a later one before an earlier one"
@@ -150,11 +161,11 @@ class Run:
         for each in turn.parcels:
             [key] = [key for key, some in self.waiting.items() if name(each) in some]
             assert key[:2] == (turn.endpoint_id, turn.customer_id)
-            if turn.given_up == retry.EXPIRED:
+            if turn.given_up == retry_decision.EXPIRED:
                 assert each.expires_ms <= self.now_ms
                 assert key not in self.away, "it may yet be delivered"
             else:
-                assert turn.given_up == retry.NO_ROOM
+                assert turn.given_up == retry_decision.NO_ROOM
             del self.waiting[key][name(each)]
             self.ended[name(each)] += 1
 
@@ -202,9 +213,9 @@ def test_every_setting_keeps_them_too(history, max_turn, max_pending, horizon_ms
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generations, "MAX_RUNS", runs)
-        patched.setattr(generations, "MIN_MERGED_SIZE", 1)
-        patched.setattr(shelf, "MAX_SEGMENT_BYTES", size)
+        patched.setattr(compaction, "MAX_RUNS", runs)
+        patched.setattr(compaction, "MIN_MERGED_SIZE", 1)
+        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", size)
         run_through(history)
 
 
@@ -213,11 +224,11 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
     with pytest.MonkeyPatch.context() as patched:
         for module, bound in (
-            (retrying, "MAX_LEAVING_BYTES"),
-            (flow, "MAX_TURN_BYTES"),
-            (wheel, "MAX_SORTED_BYTES"),
-            (generations, "MAX_MERGED_SIZE"),
+            (shard_scheduler, "MAX_LEAVING_BYTES"),
+            (fifo, "MAX_TURN_BYTES"),
+            (timer_wheel, "MAX_SORTED_BYTES"),
+            (compaction, "MAX_MERGED_SIZE"),
         ):
             patched.setattr(module, bound, size)
-        patched.setattr(shelf, "MAX_SEGMENT_BYTES", 600)
+        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", 600)
         run_through(history)

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.stages.scaling import decision
-from load_tests import simulated
-from tests import loads
+from load_tests.scaling import simulation
+from tests.support import loads
 
-COSTS = simulated.Costs(per_executor=10_000, micro_batch_s=0.3, start_s=(6, 20), plan_s=2)
+COSTS = simulation.Costs(per_executor=10_000, micro_batch_s=0.3, start_s=(6, 20), plan_s=2)
 POLICY = loads.policy(max_executors=12)
 EVERY_S = 5.0
 SETTLED_S = 600.0
@@ -15,11 +15,11 @@ SETTLED_S = 600.0
 
 
 def cluster(load_per_s, *, seed=0, executors=1):
-    return simulated.Cluster(COSTS, load_per_s, partitions=60, at_most=20_000, executors=executors, seed=seed)
+    return simulation.Cluster(COSTS, load_per_s, partitions=60, at_most=20_000, executors=executors, seed=seed)
 
 
 def history(load_per_s, seconds, **fields):
-    return list(simulated.history(cluster(load_per_s, **fields), POLICY, seconds=seconds, every_s=EVERY_S))
+    return list(simulation.history(cluster(load_per_s, **fields), POLICY, seconds=seconds, every_s=EVERY_S))
 
 
 @given(
@@ -64,7 +64,7 @@ def test_more_lag_never_asks_for_fewer_executors(lag, more, arrival_per_s, per_e
 def test_a_constant_load_does_not_move_the_number(per_s, executors, seed):
     """Once a throughput is known. Before, fewer executors may be tried."""
     moments = history(lambda _: per_s, 3600, executors=executors, seed=seed)
-    is_known = [one.decided.state.lanes[simulated.LANE].per_executor is not None for one in moments]
+    is_known = [one.decided.state.lanes[simulation.LANE].per_executor is not None for one in moments]
     since = is_known.index(True) + int(SETTLED_S / EVERY_S) if any(is_known) else len(moments)
     assert len({one.decided.wanted for one in moments[since:]}) <= 1
 

@@ -17,25 +17,17 @@ from typing import Any
 import orjson
 
 from delivery.model import EndpointId, Record
-from delivery.stages import held
-from delivery.webhooks import (
-    batch_lane,
-    collecting,
-    direct_lane,
-    egress,
-    envelope,
-    handover,
-    journal,
-    outages,
-    parcel,
-    retry,
-    retry_lane,
-    routing,
-    rows,
-    segment,
-)
+from delivery.stages.lanes import held_endpoints
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
+from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.snapshot import Snapshot
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from delivery.webhooks.scheduling import deferral, outage, outage_history
 from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World
 
@@ -72,17 +64,17 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._held = held.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
-        self.egress = egress.Egress()
-        self.outages = outages.Outages()
+        self._held = held_endpoints.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
+        self.egress = outage.Egress()
+        self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False
         """Whether the lanes have ever held because our own network was broken."""
         self.shards = [shards.Shard() for _ in range(shards.COUNT)]
         self.batches = [shards.BatchShard() for _ in range(shards.COUNT)]
         self.died = 0
-        self.ended_by_fast: set[journal.Key] = set()
-        self.repeated: set[journal.Key] = set()
+        self.ended_by_fast: set[completed_work.Key] = set()
+        self.repeated: set[completed_work.Key] = set()
         """What a fast lane has sent although it had written how it ended."""
 
     def publish(self, record: Record) -> None:
@@ -99,7 +91,7 @@ class Platform:
                 await self._published["direct"].wait()
                 self._published["direct"].clear()
                 continue
-            begun, before = self._ends(), frozenset[journal.Key]()
+            begun, before = self._ends(), frozenset[completed_work.Key]()
             while True:
                 await self._until_the_network_works()
                 lane = process.direct(self._known(), self._held_now(), before)
@@ -107,7 +99,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, journal.OfFastLane())
+                before = self._ended_since(begun, completed_work.OfFastLane())
             self._committed["direct"] = end
 
     async def run_batch(self) -> None:
@@ -117,7 +109,7 @@ class Platform:
             await self._until_batches_are_due()
             end, at_ms = len(self.events), virtual.now_ms()
             records = self.events[self._committed["batch"] : end]
-            begun, before = self._ends(), frozenset[journal.Key]()
+            begun, before = self._ends(), frozenset[completed_work.Key]()
             while True:
                 await self._until_the_network_works()
                 known = self._known()  # when it runs again all is collected anew, by the registry of that moment
@@ -129,7 +121,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, journal.OfFastLane())
+                before = self._ended_since(begun, completed_work.OfFastLane())
             self._committed["batch"] = end
             for shard, one in zip(self.batches, decided, strict=True):
                 shard.commit(one)
@@ -143,17 +135,17 @@ class Platform:
             begun = self._ends()
             arrived: list[list[bytes]] = [[] for _ in self.shards]
             for written in self.topics["retries"][self._committed["retry"] : begun["retries"]]:
-                arrived[segment.shard_of(parcel.message(written).endpoint_id, shards.COUNT)].append(written)
+                arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
             turns = [turn for one in decided for turn in one.turns]
-            before = frozenset[journal.Key]()
+            before = frozenset[completed_work.Key]()
             process.begin_task()
             while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
                 # The same records, at the same time: the same turns leave again.
-                before = self._ended_since(begun, journal.OfRetryLane())
+                before = self._ended_since(begun, completed_work.OfRetryLane())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
                 shard.commit(one, at_ms)
@@ -194,8 +186,8 @@ class Platform:
         """The offsets of records that were rejected."""
         return {orjson.loads(row)["offset"] for row in self.topics["rejected"]}
 
-    def _known(self) -> routing.WholeRegistry:
-        return routing.WholeRegistry("simulated", self._registry())
+    def _known(self) -> registries.WholeRegistry:
+        return registries.WholeRegistry("simulated", self._registry())
 
     async def _until_retries_are_due(self) -> None:
         """Wait until something came for the shards, or one of them is due."""
@@ -223,18 +215,18 @@ class Platform:
                 self._mended.clear()
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
-    def _held_now(self) -> handover.Held:
+    def _held_now(self) -> deferral.Held:
         return self._held.now()
 
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
 
     async def _collected(
-        self, process: worker.Worker, known: routing.Registry, records: list[Record], at_ms: int
+        self, process: worker.Worker, known: registries.Registry, records: list[Record], at_ms: int
     ) -> list[list[bytes]]:
         """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
-        collector = collecting.Collector(
-            known, envelope.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
+        collector = batch_collect.Collector(
+            known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
         )
         for_shards: list[list[bytes]] = [[] for _ in range(shards.COUNT)]
         for collected in (await collector.take(records), collector.finish()):
@@ -245,7 +237,7 @@ class Platform:
 
     async def _delivered(
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
-    ) -> AsyncIterator[list[rows.Row]]:
+    ) -> AsyncIterator[list[topic_rows.Row]]:
         for some in given:
             yield process.rows_of(await lane.take(some))
         last = await lane.finish()
@@ -265,9 +257,9 @@ class Platform:
         if not self.egress.is_broken:
             self._held.silent(last.silent)
         if last.gone:
-            self._disable(last.gone, retry.GONE)
+            self._disable(last.gone, retry_decision.GONE)
 
-    def _ended_since(self, begun: dict[str, int], found: journal.Journal) -> journal.Ended:
+    def _ended_since(self, begun: dict[str, int], found: completed_work.Journal) -> completed_work.Ended:
         """Read back what a micro-batch has written."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
@@ -275,16 +267,16 @@ class Platform:
         return found.ended
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, turns: list[bytes], before: journal.Ended
-    ) -> AsyncIterator[list[rows.Row]]:
+        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.Ended
+    ) -> AsyncIterator[list[topic_rows.Row]]:
         for ended in (await retries.take(turns, self._known(), SETTLE_S, before), await retries.settle(SETTLE_S)):
-            yield list(rows.rows(ended.results, worker.TOPICS))
+            yield list(topic_rows.rows(ended.results, worker.TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
-            yield list(rows.reports(ended.reports, worker.TOPICS))
+            yield list(topic_rows.reports(ended.reports, worker.TOPICS))
             if ended.results.gone:
-                self._disable(ended.results.gone, retry.GONE)
+                self._disable(ended.results.gone, retry_decision.GONE)
 
-    async def _lives(self, work: AsyncIterator[list[rows.Row]], *, is_fast: bool) -> bool:
+    async def _lives(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> bool:
         """Write what `work` yields; return whether the process that did it lived to commit it."""
         if self._rng.random() >= self.deaths:
             await self._written(work, is_fast=is_fast)
@@ -294,15 +286,15 @@ class Platform:
         self.died += 1
         return False
 
-    async def _written(self, work: AsyncIterator[list[rows.Row]], *, is_fast: bool) -> None:
+    async def _written(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> None:
         async for some in work:
             self._append(some)
             if is_fast:
                 self._note_ended(some)
 
-    def _note_ended(self, some: list[rows.Row]) -> None:
+    def _note_ended(self, some: list[topic_rows.Row]) -> None:
         """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
-        found = journal.OfFastLane()
+        found = completed_work.OfFastLane()
         readers = found.readers(worker.TOPICS)
         for row in some:
             if row.value is not None and row.topic in readers:
@@ -310,7 +302,7 @@ class Platform:
         self.repeated |= found.ended & self.ended_by_fast
         self.ended_by_fast |= found.ended
 
-    def _append(self, some: list[rows.Row]) -> None:
+    def _append(self, some: list[topic_rows.Row]) -> None:
         for row in some:
             if row.value is not None:
                 self.topics[row.topic].append(row.value)

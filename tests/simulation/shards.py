@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delivery.webhooks import batching, pending, retrying
+from delivery.webhooks.batching import batcher
+from delivery.webhooks.retries import shard_scheduler
+from delivery.webhooks.state import backlog
 
 COUNT = 2
 """Of each lane."""
-POLICY = retrying.Policy(max_pending=100_000, disable_after_s=120.0)
+POLICY = shard_scheduler.Policy(max_pending=100_000, disable_after_s=120.0)
 HORIZON_MS = 500
 PASS_THROUGH_S = 1.0
 
@@ -22,20 +24,20 @@ class BatchShard:
         self.due_ms: int | None = None
         """When the first batch has to leave; None: nothing waits."""
 
-    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batching.Decision:
-        return batching.decide(
-            batching.decoded(self.index),
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batcher.Decision:
+        return batcher.decide(
+            batcher.decoded(self.index),
             arrived,
             self.segments.__getitem__,
             now_ms=at_ms,
             horizon_ms=round(PASS_THROUGH_S * 1000),
         )
 
-    def commit(self, decided: batching.Decision) -> None:
+    def commit(self, decided: batcher.Decision) -> None:
         self.segments |= decided.append
         for number in decided.drop:
             del self.segments[number]
-        self.index = batching.encoded(decided.index)
+        self.index = batcher.encoded(decided.index)
         self.due_ms = min((one.due_ms for one in decided.index.endpoints.values()), default=None)
 
 
@@ -45,11 +47,11 @@ class Shard:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.segments: dict[int, bytes] = {}
-        self.told = pending.Pending()
+        self.told = backlog.Pending()
 
-    def decide(self, arrived: Iterable[bytes], at_ms: int) -> retrying.Decision:
-        return retrying.decide(
-            retrying.decoded(self.index),
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> shard_scheduler.Decision:
+        return shard_scheduler.decide(
+            shard_scheduler.decoded(self.index),
             arrived,
             self.segments.__getitem__,
             POLICY,
@@ -57,9 +59,9 @@ class Shard:
             horizon_ms=HORIZON_MS,
         )
 
-    def commit(self, decided: retrying.Decision, now_ms: int) -> None:
+    def commit(self, decided: shard_scheduler.Decision, now_ms: int) -> None:
         self.segments |= decided.append
         for number in decided.drop:
             del self.segments[number]
-        self.index = retrying.encoded(decided.index)
-        self.told = retrying.told(decided, now_ms)
+        self.index = shard_scheduler.encoded(decided.index)
+        self.told = shard_scheduler.told(decided, now_ms)

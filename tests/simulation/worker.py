@@ -8,32 +8,22 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from delivery.webhooks import (
-    acceptances,
-    batch_lane,
-    direct_lane,
-    dispatch,
-    driver_clock,
-    envelope,
-    guard,
-    handover,
-    hosts,
-    journal,
-    late,
-    limits,
-    queued,
-    retry,
-    retry_lane,
-    routing,
-    rows,
-    sender,
-)
+from delivery.webhooks.clocks import driver_clock
+from delivery.webhooks.events import parsing
+from delivery.webhooks.http import guard
+from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results, of_late
+from delivery.webhooks.retries import health_hints
+from delivery.webhooks.routing import registries
+from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_queue, host_limits, limits
+from delivery.webhooks.sending import sender
 from tests.simulation.shards import POLICY
 from tests.simulation.virtual import now_s
 from tests.simulation.world import World
 
-TOPICS = rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead_letters", rejected="rejected", retries="retries")
 LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
 ATTEMPT_S = 2.0
 CLOCKS = (0.0, 0.0, 0.0, 0.4, -0.4, 600.0, -600.0)
@@ -43,16 +33,16 @@ CLOCKS = (0.0, 0.0, 0.0, 0.4, -0.4, 600.0, -600.0)
 class Worker:
     """What a Python worker process keeps from micro-batch to micro-batch, and loses when it dies."""
 
-    def __init__(self, world: World, rng: random.Random, write: Callable[[list[rows.Row]], None]) -> None:
+    def __init__(self, world: World, rng: random.Random, write: Callable[[list[topic_rows.Row]], None]) -> None:
         loop = asyncio.get_running_loop()
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
         self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s)
-        self.memory = queued.Memory(paces={}, hosts=hosts.Hosts(LIMITS, loop.time), circuits={}, answer_times={})
-        self.acceptances = acceptances.Acceptances(acceptances.told_every_s(POLICY.disable_after_s), rng)
+        self.memory = endpoint_queue.Memory(paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), circuits={}, answer_times={})
+        self.acceptances = health_hints.Acceptances(health_hints.told_every_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
-        self.late = late.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
+        self.late = background_attempts.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
         self.is_dead = False
         self._write = write
         self.retries = retry_lane.RetryLane(
@@ -65,37 +55,37 @@ class Worker:
             rng=rng,
         )
 
-    def _told(self, ended: late.Ended) -> None:
+    def _told(self, ended: background_attempts.Ended) -> None:
         """Write what had gone on alone, as the worker does: also while it has no task."""
         if not self.is_dead:
-            self._write([*self.rows_of(of_late([ended])), *rows.settled([ended], TOPICS)])
+            self._write([*self.rows_of(of_late([ended])), *topic_rows.settled([ended], TOPICS)])
 
     def begin_task(self) -> None:
         self.now_s.stamped(now_s())
 
-    def rows_of(self, results: Results) -> list[rows.Row]:
+    def rows_of(self, results: Results) -> list[topic_rows.Row]:
         at_ms = round(self.now_s() * 1000)
-        told = (rows.postponed(results, TOPICS, now_ms=at_ms), rows.health(results, TOPICS, now_ms=at_ms))
-        return [*rows.rows(results, TOPICS), *itertools.chain(*told)]
+        told = (topic_rows.postponed(results, TOPICS, now_ms=at_ms), topic_rows.health(results, TOPICS, now_ms=at_ms))
+        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*told)]
 
-    def direct(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> direct_lane.DirectLane:
+    def direct(self, registry: registries.Registry, held: deferral.Held, ended: completed_work.Ended) -> direct_lane.DirectLane:
         self.begin_task()
         hand_over = self._handover(held)
-        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, envelope.Layout(), ended)
+        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, parsing.Layout(), ended)
 
-    def batches(self, registry: routing.Registry, held: handover.Held, ended: journal.Ended) -> batch_lane.BatchLane:
+    def batches(self, registry: registries.Registry, held: deferral.Held, ended: completed_work.Ended) -> batch_lane.BatchLane:
         self.begin_task()
         hand_over = self._handover(held)
         return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
 
-    def _handover(self, held: handover.Held) -> handover.Handover:
-        return handover.Handover(held, self.memory.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
+    def _handover(self, held: deferral.Held) -> deferral.Handover:
+        return deferral.Handover(held, self.memory.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
 
-    def _dispatcher(self, hand_over: handover.Handover) -> dispatch.Dispatcher[Any]:
+    def _dispatcher(self, hand_over: deferral.Handover) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(
             self.sender,
             LIMITS,
-            retry.QuickRetry(),
+            retry_decision.QuickRetry(),
             hand_over,
             self.late,
             memory=self.memory,

@@ -16,7 +16,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import Endpoint
-from delivery.webhooks import origin, transport
+from delivery.webhooks.http import origin, transport
 
 
 class Mood(enum.StrEnum):

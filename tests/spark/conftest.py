@@ -2,14 +2,15 @@
 
 import pytest
 
-from delivery import settings
-from delivery.stages import session, shards
-from fanout.local import classes
+from delivery.config import settings
+from delivery.stages.checkpoint import shards
+from delivery.stages.lanes import session
+from fanout.jvm import class_archive
 
 
 @pytest.fixture(scope="session")
 def spark(jars):
     config = settings.Spark(master="local[2]", driver_memory="1g")
-    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=classes.find()))
+    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=class_archive.find()))
     yield shards.session(started, settings.Batch().shards)
     started.stop()

@@ -5,12 +5,16 @@ import time
 
 import pytest
 
-from delivery import errors, plan, settings
+from delivery import errors
+from delivery.config import settings, worker_plans
 from delivery.model import Batching, DeliveryMode, LeaveReason
-from delivery.stages import batch, carried, observer, route, shards, snapshot, state, tasks, telemetry
-from delivery.webhooks import segment
-from delivery.webhooks.pending import Pending
-from tests import builders, sinks
+from delivery.stages.checkpoint import shards
+from delivery.stages.lanes import telemetry
+from delivery.stages.registry import registry_follower, task_delta
+from delivery.stages.tasks import batch_shard, observer, route, shard_state, task_context
+from delivery.webhooks.batching import segment
+from delivery.webhooks.state.backlog import Pending
+from tests.support import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -32,14 +36,14 @@ def lane(spark, source, waits, folder, **bounds):
     """The plan of the lane over ten records a micro-batch; and how a micro-batch is begun."""
     endpoints = [builders.endpoint(f"ep{n}", mode=DeliveryMode.BATCH, batching=Batching(**bounds)) for n in range(3)]
     subscriptions = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}") for n in range(3)]
-    published = snapshot.Published(
+    published = registry_follower.Published(
         base_id=source, base=builders.snapshot(*endpoints, *subscriptions), changes=None, confirmed_at=0.0
     )
-    known = snapshot.Broadcaster(spark.sparkContext).source(published, "batch")
-    carrier = carried.Carrier(spark.sparkContext, known)
+    known = registry_follower.Broadcaster(spark.sparkContext).source(published, "batch")
+    carrier = task_delta.Carrier(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
-    tools = tasks.Tools(
-        plan=plan.of(settings.Settings()),
+    tools = task_context.Tools(
+        plan=worker_plans.of(settings.Settings()),
         observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
         sink=folder,
     )
@@ -52,7 +56,7 @@ def lane(spark, source, waits, folder, **bounds):
         pass_through_s=0,
         rejects=True,
     )
-    return batch.batch(routed, 500, waits, tools), lambda: carrier.carry(known)
+    return batch_shard.batch(routed, 500, waits, tools), lambda: carrier.carry(known)
 
 
 def run(frame, begin, folder, micro_batches, waits):
@@ -61,7 +65,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        batches = [segment.batch(one) for row in rows.collect() for one in state.those_in(row.value)]
+        batches = [segment.batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
         left.append((batches, waits.value))
         waits.value = Pending()
 

@@ -7,10 +7,11 @@ import pytest
 from cryptography.exceptions import InvalidTag
 
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import arrow, carried, snapshot
-from delivery.webhooks import packing
-from delivery.webhooks.snapshot import SnapshotChanges
-from tests import builders
+from delivery.stages.registry import registry_follower, task_delta
+from delivery.stages.tasks import arrow
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from delivery.webhooks.state import pickling
+from tests.support import builders
 
 pytestmark = [
     pytest.mark.spark,
@@ -27,12 +28,12 @@ def published(revision=None, base_id="carried"):
         if revision is None
         else SnapshotChanges(since=Revision(1), revision=Revision(revision), subscriptions={"s1": changed})
     )
-    return snapshot.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+    return registry_follower.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
 
 
 def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_path):
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
-    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
     source = carrier.source
     begun = []
 
@@ -65,32 +66,32 @@ class _Stopping:
 
 
 def test_a_new_base_cannot_be_carried(spark):
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
-    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
     assert carrier.can_carry(broadcaster.source(published(2), "batch"))
     assert not carrier.can_carry(broadcaster.source(published(base_id="another"), "batch"))
 
 
 def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):
     """Spark writes local properties into its event logs as they are."""
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
-    carrier = carried.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
     changes = SnapshotChanges(since=Revision(1), revision=Revision(2), endpoints={"ep1": builders.endpoint()})
-    news = snapshot.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
+    news = registry_follower.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
     carrier.carry(broadcaster.source(news, "batch"))
-    written = spark.sparkContext.getLocalProperty(carried.PROPERTY)
-    assert carried._opened(carrier.source.key, written) == changes
+    written = spark.sparkContext.getLocalProperty(task_delta.PROPERTY)
+    assert task_delta._opened(carrier.source.key, written) == changes
     assert repr(carrier.source.key) not in repr(carrier.source)
-    another = carried.Carrier(spark.sparkContext, broadcaster.source(news, "batch"))
+    another = task_delta.Carrier(spark.sparkContext, broadcaster.source(news, "batch"))
     with pytest.raises(InvalidTag):
-        carried._opened(another.source.key, written)
+        task_delta._opened(another.source.key, written)
 
 
 def test_a_base_stays_as_long_as_one_lane_uses_it(spark):
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
     old = broadcaster.source(published(), "batch").broadcast
     broadcaster.source(published(base_id="new"), "direct")
-    assert spark.range(1).rdd.map(lambda _: packing.unpacked(old.value).revision).collect() == [1]
+    assert spark.range(1).rdd.map(lambda _: pickling.unpacked(old.value).revision).collect() == [1]
     assert broadcaster.source(published(base_id="new"), "batch").broadcast is not old
     with pytest.raises(Exception, match="destroyed"):
-        spark.range(1).rdd.map(lambda _: packing.unpacked(old.value).revision).collect()
+        spark.range(1).rdd.map(lambda _: pickling.unpacked(old.value).revision).collect()

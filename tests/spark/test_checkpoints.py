@@ -11,9 +11,13 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 
-from delivery import errors, health, kafka_options, settings
-from delivery.stages import losses, query, source, topics
-from fanout import scanning
+from delivery import errors
+from delivery.config import kafka_clients, settings
+from delivery.observability import health
+from delivery.stages.checkpoint import losses
+from delivery.stages.kafka import source, topics
+from delivery.stages.lanes import streaming_lane
+from fanout.kafka import topic_scanner
 from tests.spark.test_retry import Lane, postponed
 
 pytestmark = [
@@ -26,7 +30,7 @@ pytestmark = [
 def cause_of_refusal(lane):
     with pytest.raises(StreamingQueryException) as failure:
         lane.run()
-    return query.cause_of(str(failure.value))
+    return streaming_lane.cause_of(str(failure.value))
 
 
 def test_state_that_is_gone_in_part_or_whole_is_refused_and_what_waits_is_there_when_it_is_restored(spark, tmp_path):
@@ -59,7 +63,7 @@ class Topic:
         self.kafka = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
         self.name = f"{uuid.uuid4().hex[:8]}.order"
         topics.ensure(self.kafka, [self.name], 1)
-        self._client = kafka_options.for_librdkafka(self.kafka)
+        self._client = kafka_clients.for_librdkafka(self.kafka)
         self.taken = []
 
     def publish(self, *values):
@@ -85,7 +89,9 @@ class Topic:
         watch = health.Watch(hold=lambda: None, stop=stop)
         pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
         config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
-        lane = query.Lane("direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail)
+        lane = streaming_lane.Lane(
+            "direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
+        )
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
@@ -100,7 +106,7 @@ class Topic:
 
     def accept_loss(self, checkpoint):
         found = losses.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
-        with contextlib.closing(scanning.Scanner(self.kafka)) as scanner:
+        with contextlib.closing(topic_scanner.Scanner(self.kafka)) as scanner:
             held = {one.place: losses.Held(one.low, one.end) for one in scanner.extents(found.positions)}
         positions, lost = losses.moved(found.positions, held)
         found.move(positions, held)

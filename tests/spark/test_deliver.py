@@ -6,18 +6,21 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from delivery import kafka_options, plan, settings
+from delivery.config import kafka_clients, settings, worker_plans
 from delivery.model import Revision, SubscriptionStatus
-from delivery.stages import deliver, sink, snapshot, tasks, telemetry, topics
-from delivery.webhooks.snapshot import SnapshotChanges
-from tests import builders, sinks
+from delivery.stages.kafka import sink, topics
+from delivery.stages.lanes import telemetry
+from delivery.stages.registry import registry_follower
+from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from tests.support import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TOLD = plan.of(settings.Settings())
+TOLD = worker_plans.of(settings.Settings())
 TOPICS = settings.Settings().delivery
 
 
@@ -28,7 +31,7 @@ def observer(spark):
 
 def published(*rows, changes=None, base_id="base"):
     base = builders.snapshot(builders.endpoint(), *rows)
-    return snapshot.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+    return registry_follower.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
 
 
 def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
@@ -44,7 +47,7 @@ def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
 
 @pytest.fixture
 def tools(tmp_path, observer):
-    return tasks.Tools(plan=TOLD, observe=observer, sink=sinks.Folder(tmp_path))
+    return task_context.Tools(plan=TOLD, observe=observer, sink=sinks.Folder(tmp_path))
 
 
 def written(tools, of):
@@ -52,26 +55,26 @@ def written(tools, of):
 
 
 def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, tools):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert deliver.deliver(source_rows(spark, 500, 500), tools, of, 2).rdd.getNumPartitions() == 2
+    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    assert deliver_events.deliver(source_rows(spark, 500, 500), tools, of, 2).rdd.getNumPartitions() == 2
 
 
 def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, tools):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    rows = written(tools, deliver.deliver(source_rows(spark, 1000, 20, value="not JSON"), tools, of, 2))
+    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    rows = written(tools, deliver_events.deliver(source_rows(spark, 1000, 20, value="not JSON"), tools, of, 2))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
 
 
 def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, tools):
     """The subscription is paused, so that what is due shows without a request."""
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     added = builders.subscription("s2", status=SubscriptionStatus.PAUSED)
 
     def due(changes):
         of = broadcaster.source(published(paused, changes=changes, base_id="changing"), "direct")
-        rows = written(tools, deliver.deliver(source_rows(spark, 100, 4), tools, of, 2))
+        rows = written(tools, deliver_events.deliver(source_rows(spark, 100, 4), tools, of, 2))
         return {entry["subscription_id"] for _, row in rows for entry in row.get("entries", ()) if entry["kind"] == "skipped"}
 
     assert due(None) == {"s1"}
@@ -82,24 +85,24 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, tools):
 
 
 def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
-    broadcaster = snapshot.Broadcaster(spark.sparkContext)
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
     first = broadcaster.source(published(base_id="a"), "direct")
     assert broadcaster.source(published(base_id="a"), "direct").broadcast is first.broadcast
     assert broadcaster.source(published(base_id="b"), "direct").broadcast is not first.broadcast
 
 
 def test_workers_can_be_made_ready_without_any_record(spark, tools):
-    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert written(tools, deliver.deliver(deliver.no_records(spark, 2), tools, of, 2)) == []
+    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    assert written(tools, deliver_events.deliver(deliver_events.no_records(spark, 2), tools, of, 2)) == []
 
 
 def test_workers_have_written_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer, kafka):
     """They are as many as there are cores, and these modules took 60 MB of each."""
     config = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(config, topics.of_results(TOPICS), 1)
-    of = snapshot.Broadcaster(spark.sparkContext).source(published(), "direct")
-    writing = sink.to(kafka_options.for_librdkafka(config))
-    partition = deliver.DeliverPartition(tools=tasks.Tools(plan=TOLD, observe=observer, sink=writing), source=of)
+    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    writing = sink.to(kafka_clients.for_librdkafka(config))
+    partition = deliver_events.DeliverPartition(tools=task_context.Tools(plan=TOLD, observe=observer, sink=writing), source=of)
 
     def loaded(batches):
         assert list(partition(batches)) == []

@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
-from delivery import health, settings
-from delivery.stages import query, source
+from delivery.config import settings
+from delivery.observability import health
+from delivery.stages.kafka import source
+from delivery.stages.lanes import streaming_lane
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -30,7 +32,9 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
     def handle(*_):
         phases.append((watch.facts().phase, watch.has_entered.wait(1)))
 
-    lane = query.Lane("batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True)
+    lane = streaming_lane.Lane(
+        "batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True
+    )
     topic.publish(b"tick")
     wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
     records = source.read(spark, topic.kafka, wanted, at_most=1_000)

@@ -6,10 +6,13 @@ import uuid
 
 import pytest
 
-from delivery import errors, health, metrics, settings
-from delivery.stages import journal, losses, topics
+from delivery import errors
+from delivery.config import settings
+from delivery.observability import health, metrics
+from delivery.stages.checkpoint import completed_reader, losses
+from delivery.stages.kafka import topics
 from delivery.stages.realtime import channel, floors, hub, lane, messages, moving, pace, records
-from delivery.webhooks.tally import Tally
+from delivery.webhooks.results.counters import Tally
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -125,7 +128,7 @@ def watch():
 def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
     """It would deliver again all since its last commit."""
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
-    monkeypatch.setattr(journal, "_ASKED_S", 0.1)
+    monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
     monkeypatch.setattr(floors, "TRY_AGAIN_S", 0.0)
     assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.Outcome.KAFKA_AWAY
 

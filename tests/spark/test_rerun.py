@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.stages import rerun
+from delivery.stages.checkpoint import recovery
 
 pytestmark = [
     pytest.mark.spark,
@@ -29,12 +29,12 @@ def run(spark, checkpoint, *, failing):
 
 
 def test_it_is_known_from_when_it_was_begun_until_it_is_committed(spark, tmp_path):
-    assert rerun.uncommitted(spark, str(tmp_path)) is None
+    assert recovery.uncommitted(spark, str(tmp_path)) is None
     run(spark, tmp_path, failing=True)
-    found = rerun.uncommitted(spark, str(tmp_path))
+    found = recovery.uncommitted(spark, str(tmp_path))
     assert found.batch_id == 0
     assert abs(found.since_ms / 1000 - (tmp_path / "offsets" / "0").stat().st_mtime) < 60
     run(spark, tmp_path, failing=True)
-    assert rerun.uncommitted(spark, str(tmp_path)) == found
+    assert recovery.uncommitted(spark, str(tmp_path)) == found
     run(spark, tmp_path, failing=False)
-    assert rerun.uncommitted(spark, str(tmp_path)) is None
+    assert recovery.uncommitted(spark, str(tmp_path)) is None

@@ -5,11 +5,13 @@ import time
 import pytest
 
 from delivery.model import Again, Attempt, CustomerId, EndpointId
-from delivery.stages import observer, retries, shards, state
-from delivery.webhooks import parcel, retrying, rows
-from delivery.webhooks.pending import Pending
-from tests import builders
-from tests.turns import waiting
+from delivery.stages.checkpoint import shards
+from delivery.stages.tasks import observer, retry_shard, shard_state
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import retry_messages, shard_scheduler
+from delivery.webhooks.state.backlog import Pending
+from tests.support import builders
+from tests.support.turns import waiting
 
 pytestmark = [
     pytest.mark.spark,
@@ -53,7 +55,9 @@ class Lane:
         """Write records, the last one first, as a shuffle may bring them."""
         written = []
         for message in messages:
-            for _, key, value in rows.for_retries("retries", message.endpoint_id.encode(), parcel.encoded(message)):
+            for _, key, value in topic_rows.for_retries(
+                "retries", message.endpoint_id.encode(), retry_messages.encoded(message)
+            ):
                 written.append((0, self._offset, key, value))
                 self._offset += 1
         schema = "partition int, offset long, key binary, value binary"
@@ -66,14 +70,14 @@ class Lane:
 
         def handle(frame, _):
             self._pending.value = Pending()
-            left.extend(turn for row in frame.collect() for turn in state.those_in(row.value))
+            left.extend(turn for row in frame.collect() for turn in shard_state.those_in(row.value))
             if self.breaks:
                 raise RuntimeError("killed before the commit")
 
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
         keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
-        kept = retries.retries(records, retrying.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
+        kept = retry_shard.retries(records, shard_scheduler.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
             kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()
@@ -92,11 +96,11 @@ def postponed(*names, endpoint="ep1", data=b"{}"):
         waiting(builders.event(event_id=name, data=data), again_at_ms=now_ms, since_ms=now_ms, expires_ms=now_ms + HOUR_MS)
         for name in names
     ]
-    return parcel.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels)
+    return retry_messages.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels)
 
 
 def reported(turn, *back):
-    return parcel.Report(
+    return retry_messages.Report(
         turn.endpoint_id, turn.customer_id, None, turn.number, len(turn.parcels) - len(back), 0, None, None, [*back]
     )
 
@@ -110,14 +114,14 @@ def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
     first, second, other = postponed("a", "b"), postponed("c"), postponed("x", endpoint="ep2")
     lane.write(first, second, other)
     left, waits = lane.run()
-    turns = {turn.endpoint_id: turn for turn in map(parcel.turn, left)}
+    turns = {turn.endpoint_id: turn for turn in map(retry_messages.turn, left)}
     assert ids(turns["ep1"]) == [waits.packed[0] for of in (first, second) for waits in of.parcels]
     assert ids(turns["ep2"]) == [other.parcels[0].packed[0]]
     assert (waits.shards, waits.events) == (SHARDS, 4)
     assert waits.due_ms is not None  # the turns are away: their reports are waited for
 
     at_ms = int(time.time() * 1000) + HOUR_MS // 2
-    again = parcel.Back(1, Again(at_ms, 2), "server_error", (Attempt(1, 0, 1.0, 500, "server_error"),))
+    again = retry_messages.Back(1, Again(at_ms, 2), "server_error", (Attempt(1, 0, 1.0, 500, "server_error"),))
     lane.write(reported(turns["ep1"], again), reported(turns["ep2"]))
     left, waits = lane.run()
     assert (left, waits.events) == ([], 1)
@@ -131,10 +135,10 @@ def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
 
 def test_a_large_record_that_counts_as_many_is_taken_once(spark, tmp_path):
     lane = Lane(spark, tmp_path)
-    large = postponed("a", data=b'"%s"' % (b"x" * 3 * rows.COUNTED_BYTES))
+    large = postponed("a", data=b'"%s"' % (b"x" * 3 * topic_rows.COUNTED_BYTES))
     lane.write(large, postponed("b"))
     [left], waits = lane.run()
-    assert ids(parcel.turn(left))[0] == large.parcels[0].packed[0]
+    assert ids(retry_messages.turn(left))[0] == large.parcels[0].packed[0]
     assert waits.events == 2
 
 
@@ -161,7 +165,7 @@ def test_a_micro_batch_that_is_removed_from_a_damaged_checkpoint_runs_again_and_
         for name in ("1", ".1.crc"):
             (folder / name).unlink(missing_ok=True)
     after, waits = lane.run()
-    assert list(map(ids, map(parcel.turn, before))) == list(map(ids, map(parcel.turn, after)))
+    assert list(map(ids, map(retry_messages.turn, before))) == list(map(ids, map(retry_messages.turn, after)))
     assert (len(after), waits.events) == (1, 2)
 
 

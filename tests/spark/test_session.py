@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from py4j.java_gateway import JavaClass
 
-from delivery.stages import session
-from fanout.local import classes, java
+from delivery.stages.lanes import session
+from fanout.jvm import class_archive, java
 
 
 def test_the_jvm_maps_the_archive_of_the_classes_that_it_starts_with(spark):
-    archive = classes.find()
+    archive = class_archive.find()
     assert archive is not None, "run `fanout prepare` first, as `make test` does"
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
@@ -86,7 +86,7 @@ def test_spark_starts_where_the_host_name_does_not_resolve(tmp_path):
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody have a host name of its own")
     program = (
-        "from delivery import settings; from delivery.stages import session;"
+        "from delivery.config import settings; from delivery.stages.lanes import session;"
         "spark = session.start(settings.Spark(master='local[1]'), session.Libraries());"
         "print(spark.range(3).count(), spark.sparkContext.getConf().get('spark.driver.host')); spark.stop()"
     )

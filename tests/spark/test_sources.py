@@ -5,11 +5,16 @@ import threading
 import orjson
 import pytest
 
-from delivery import plan, settings
-from delivery.stages import deliver, lookup, snapshot, tasks, telemetry
+from delivery.config import settings, worker_plans
+from delivery.stages.lanes import telemetry
+from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.tasks import deliver_events, task_context
 from fanout.local import stack
-from subscriptions_db import apply, connect, keyring, manifest, migrate
-from tests import sinks
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from tests.support import sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -32,7 +37,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     config = settings.Settings(database={"url": database}, keys={"ring": {"k1": stack.new_key()}})
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
-        wanted = manifest.check(DOCUMENT, plan.guard_of(config.delivery))
+        wanted = manifest.check(DOCUMENT, worker_plans.guard_of(config.delivery))
         apply.apply(connection, wanted, keyring.KeyRing.from_settings(config.keys))
     records = spark.range(0, 200, 1, 4).selectExpr(
         "'events.order.created' AS topic",
@@ -45,10 +50,10 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
-    tools = tasks.Tools(plan=plan.of(config), observe=observer, sink=folder)
-    for kind in (snapshot.Broadcasts, lookup.Lookups):
+    tools = task_context.Tools(plan=worker_plans.of(config), observe=observer, sink=folder)
+    for kind in (registry_follower.Broadcasts, lookup_source.Lookups):
         source = kind(config, stop=stop).source(spark.sparkContext, "direct")
-        rows = folder.take(deliver.deliver(records, tools, source, 2))
+        rows = folder.take(deliver_events.deliver(records, tools, source, 2))
         values = [orjson.loads(row.value) for row in rows]
         written[kind] = {
             "skipped": sorted(
@@ -61,5 +66,5 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
             "revisions": {value["revision"] for value in values if value.get("kind") == "receipt"},
         }
     stop.set()
-    assert written[lookup.Lookups] == written[snapshot.Broadcasts]
-    assert (len(written[lookup.Lookups]["skipped"]), written[lookup.Lookups]["rejected"]) == (50 + 2 * 50, 2 * 50)
+    assert written[lookup_source.Lookups] == written[registry_follower.Broadcasts]
+    assert (len(written[lookup_source.Lookups]["skipped"]), written[lookup_source.Lookups]["rejected"]) == (50 + 2 * 50, 2 * 50)

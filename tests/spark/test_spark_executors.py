@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests import executors
+from tests.support import executors
 
 
 def test_the_fake_does_what_sparks_executors_do():
@@ -20,6 +20,6 @@ def test_the_fake_does_what_sparks_executors_do():
 @pytest.mark.spark
 def test_sparks_executors_come_when_asked_for_and_end_when_decommissioned(tmp_path):
     """In a process of its own: this one has a Spark without executors."""
-    words = [sys.executable, "-m", "tests.executors", str(tmp_path)]
+    words = [sys.executable, "-m", "tests.support.executors", str(tmp_path)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

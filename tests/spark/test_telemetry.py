@@ -4,17 +4,19 @@ import prometheus_client
 import pytest
 from pyspark.errors import PythonException
 
-from delivery import plan, settings
+from delivery.config import settings, worker_plans
 from delivery.model import SubscriptionStatus
-from delivery.stages import deliver, snapshot, tasks, telemetry
-from tests import builders, sinks
+from delivery.stages.lanes import telemetry
+from delivery.stages.registry import registry_follower
+from delivery.stages.tasks import deliver_events, task_context
+from tests.support import builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TOLD = plan.of(settings.Settings())
+TOLD = worker_plans.of(settings.Settings())
 
 
 def value(name, **labels):
@@ -25,13 +27,13 @@ def value(name, **labels):
 def source(spark):
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     base = builders.snapshot(builders.endpoint(), paused)
-    published = snapshot.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
-    return snapshot.Broadcaster(spark.sparkContext).source(published, "direct")
+    published = registry_follower.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
+    return registry_follower.Broadcaster(spark.sparkContext).source(published, "direct")
 
 
 @pytest.fixture
 def told_by(tmp_path):
-    return lambda observe: tasks.Tools(plan=TOLD, observe=observe, sink=sinks.Folder(tmp_path))
+    return lambda observe: task_context.Tools(plan=TOLD, observe=observe, sink=sinks.Folder(tmp_path))
 
 
 def records(spark, count, partitions):
@@ -49,9 +51,9 @@ def records(spark, count, partitions):
 def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, told_by):
     told = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    delivering = deliver.deliver(records(spark, 1000, 2), told_by(told.observer), source, 2)
+    delivering = deliver_events.deliver(records(spark, 1000, 2), told_by(told.observer), source, 2)
     assert delivering.rdd.getNumPartitions() == 2
-    tasks.run(delivering)
+    task_context.run(delivering)
 
     told.publish()
     told.publish()
@@ -75,12 +77,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
 
         return observed
 
-    delivering = deliver.deliver(records(spark, 10, 1), told_by(fail_after(told.observer)), source, 1)
+    delivering = deliver_events.deliver(records(spark, 10, 1), told_by(fail_after(told.observer)), source, 1)
     with pytest.raises(PythonException, match="after it was counted"):
-        tasks.run(delivering)
+        task_context.run(delivering)
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    tasks.run(deliver.deliver(records(spark, 10, 1), told_by(told.observer), source, 1))
+    task_context.run(deliver_events.deliver(records(spark, 10, 1), told_by(told.observer), source, 1))
     told.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

@@ -3,8 +3,8 @@
 import json
 import random
 
-from delivery import topic_pattern
-from delivery.stages import source
+from delivery.config import topic_pattern
+from delivery.stages.kafka import source
 
 NAMES = ("events.order.created", "events.a1", "a", "a.b-c_9", "AA.aa", "events", "-._", "aab.", "x")
 ATOMS = (*"aeAx9._-", r"\.", r"\-", r"\d", r"\D", r"\w", r"\W", r"\S", "[a-c]", "[^a.]", r"[\w.-]", "[-a]", "events", "^", "$")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from delivery import errors, plan, settings
-from delivery.webhooks import worker_plan
-from delivery.webhooks.snapshot import SnapshotChanges
-from tests import builders
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.webhooks.lanes import worker_plan
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from tests.support import builders
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("delivery", "subscriptions_db", "fanout")
@@ -46,7 +47,7 @@ def test_the_delivery_core_imports_nothing_that_an_executor_lacks(path):
 
 
 def test_the_delivery_core_loads_neither_spark_nor_postgres():
-    code = "import sys, delivery.webhooks.worker; sys.exit(bool({'pyspark', 'psycopg', 'pydantic'} & set(sys.modules)))"
+    code = "import sys, delivery.webhooks.lanes.worker; sys.exit(bool({'pyspark', 'psycopg', 'pydantic'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -73,14 +74,84 @@ def test_every_module_can_be_imported_first():
 def test_only_what_the_driver_has_broadcast_or_sealed_is_ever_unpickled():
     """Neither Kafka's records, nor state, nor requests can become code."""
     loaders = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle"}
-    assert {path.name for path in PATHS for module, _ in imports(path) if module.split(".")[0] in loaders} == {"packing.py"}
-    packers = {path for path in PATHS for names in imports(path) if "packing" in ".".join(names).split(".")}
+    assert {path.name for path in PATHS for module, _ in imports(path) if module.split(".")[0] in loaders} == {"pickling.py"}
+    packers = {path for path in PATHS for names in imports(path) if "pickling" in ".".join(names).split(".")}
     assert {str(path.relative_to(ROOT)) for path in packers} == {
-        "delivery/stages/carried.py",
+        "delivery/stages/registry/task_delta.py",
         "delivery/stages/realtime/channel.py",
-        "delivery/stages/snapshot.py",
-        "delivery/webhooks/routing.py",
+        "delivery/stages/registry/registry_follower.py",
+        "delivery/webhooks/routing/registries.py",
     }
+
+
+FLOORS = (
+    "delivery.errors delivery.secret",
+    "delivery.model",
+    "delivery.webhooks.policy delivery.webhooks.state delivery.webhooks.clocks",
+    "delivery.webhooks.events delivery.webhooks.filters",
+    "delivery.webhooks.routing delivery.webhooks.scheduling delivery.webhooks.batching",
+    "delivery.webhooks.http",
+    "delivery.webhooks.sending",
+    "delivery.webhooks.retries",
+    "delivery.webhooks.results",
+    "delivery.webhooks.lanes",
+    "delivery.config",
+    "delivery.observability",
+    "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.postgres",
+    "subscriptions_db.secrets",
+    "subscriptions_db.snapshot",
+    "subscriptions_db.manifest",
+    "subscriptions_db.registration subscriptions_db.replays",
+    "subscriptions_db.archive.notifications",
+    "subscriptions_db.archive.ingest",
+    "subscriptions_db.archive.search",
+    "subscriptions_db.api.contract",
+    "subscriptions_db.api.registry subscriptions_db.api.deliveries",
+    "subscriptions_db.api.server",
+    "delivery.stages.jvm delivery.stages.kafka",
+    "delivery.stages.checkpoint delivery.stages.registry",
+    "delivery.stages.tasks",
+    "delivery.stages.scaling",
+    "delivery.stages.lanes",
+    "delivery.stages.realtime",
+    "delivery.job",
+    "fanout.terminal",
+    "fanout.jvm fanout.kafka",
+    "fanout.local fanout.redrive",
+    "fanout.reconcile fanout.archiver fanout.admin",
+    "fanout.demo",
+    "fanout.cli",
+    "fanout.documents",
+    "load_tests.scaling load_tests.harness",
+    "load_tests.scenarios",
+    "load_tests.__main__",
+)
+"""Folders from the ground up. A folder imports from floors below its own, and from none beside it."""
+
+
+def folder_of(module):
+    """Return the folder of a module; a module that lies in the root of its package is a folder of its own."""
+    parts = module.split(".")
+    return ".".join(parts[:-1]) if len(parts) > 2 and ".".join(parts[:-1]) != "delivery.stages" else module
+
+
+def test_no_folder_imports_from_its_own_floor_or_from_above():
+    floors = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders.split()}
+    paths = [*PATHS, *(path for path in (ROOT / "load_tests").rglob("*.py") if path.name != "__init__.py")]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    upwards = set()
+    for module, path in modules.items():
+        for taken_from, name in imports(path):
+            target = next((one for one in (f"{taken_from}.{name}", taken_from) if one in modules), None)
+            if target and folder_of(target) != folder_of(module) and floors[folder_of(target)] >= floors[folder_of(module)]:
+                upwards.add((module, target))
+    assert upwards == set()
+
+
+def test_a_folder_has_at_most_twelve_modules():
+    folders = {path.parent for path in PATHS}
+    sizes = {str(folder.relative_to(ROOT)): len([path for path in PATHS if path.parent == folder]) for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > 12} == {}
 
 
 def all_errors(root=errors.FanoutError):
@@ -114,7 +185,7 @@ def test_what_is_broadcast_survives_pickling(shipped):
 
 
 def test_a_plan_survives_pickling_and_finds_its_worker_again():
-    made = plan.of(settings.Settings())
+    made = worker_plans.of(settings.Settings())
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
     assert isinstance(made, worker_plan.Plan)
@@ -122,9 +193,9 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
 
 def test_a_plan_has_the_retry_lane_told_often_enough_for_when_it_disables():
     config = settings.Settings.model_validate({"retry": {"disable_after_s": 800}, "snapshot": {"max_age_s": 70}})
-    assert (plan.of(config).tell_accepted_every_s, plan.of(config).registry_max_age_s) == (100, 70)
+    assert (worker_plans.of(config).tell_accepted_every_s, worker_plans.of(config).registry_max_age_s) == (100, 70)
     config = settings.Settings.model_validate({"snapshot": {"source": "lookup", "lookup_ttl_s": 20}})
-    assert plan.of(config).registry_max_age_s == 20
+    assert worker_plans.of(config).registry_max_age_s == 20
 
 
 def test_the_job_stays_a_table_of_contents():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests import budget
-from tests.reading import ROOT
+from tests.support.reading import ROOT
 
 BURNING = """
 import subprocess, sys

@@ -7,15 +7,15 @@ import pytest
 import typer.main
 import yaml
 
-from delivery import settings
-from fanout import cli
-from tests import reading
+from delivery.config import settings
+from fanout.cli import main
+from tests.support import reading
 
 FOLDER = reading.ROOT / "deploy" / "compose"
 DOCUMENT = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES = DOCUMENT["services"]
 OURS = {name: service for name, service in SERVICES.items() if "FANOUT_IMAGE" in service["image"]}
-COMMAND = typer.main.get_command(cli.app)
+COMMAND = typer.main.get_command(main.app)
 
 
 def test_every_role_has_a_service():

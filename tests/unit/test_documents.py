@@ -9,25 +9,30 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from delivery import configuration, errors, settings
+from delivery import errors
+from delivery.config import loader, settings
 from delivery.model import ContentMode
-from delivery.webhooks import batch_message, guard, message, retry, signing
-from fanout import cli, documents, record_formats
-from fanout.demo import reconcile
-from subscriptions_db import disclosed, manifest
-from tests import builders, reading
+from delivery.webhooks.http import guard
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.sending import batch_payload, payload, signing
+from fanout.cli import main
+from fanout.demo import expected_account
+from fanout.documents import generate, record_formats
+from subscriptions_db import disclosure
+from subscriptions_db.manifest import manifest
+from tests.support import builders, reading
 
 ROOT = reading.ROOT
-GROUPS = {group.name for group in cli.app.registered_groups}
+GROUPS = {group.name for group in main.app.registered_groups}
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
 
 
 def test_the_configuration_document_is_the_settings():
-    assert (ROOT / "docs" / "configuration.md").read_text() == documents.configuration(), "run `make docs`"
+    assert (ROOT / "docs" / "configuration.md").read_text() == generate.configuration(), "run `make docs`"
 
 
 def test_the_metrics_document_is_the_declarations():
-    assert (ROOT / "docs" / "metrics.md").read_text() == documents.metrics_table(), "run `make docs`"
+    assert (ROOT / "docs" / "metrics.md").read_text() == generate.metrics_table(), "run `make docs`"
 
 
 def test_the_record_formats_are_the_types_of_the_records():
@@ -46,7 +51,7 @@ def test_every_field_of_a_record_is_described():
 def test_the_examples_of_settings_are_accepted(path, tmp_path):
     [example] = reading.blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
-    assert configuration.read({}, root=tmp_path) != settings.Settings()
+    assert loader.read({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():
@@ -88,26 +93,26 @@ def test_the_contracts_example_body_is_what_is_sent():
         sub_tenant_id=wanted["sub_tenant_id"],
         content=wanted["data"],
     )
-    assert list(orjson.loads(message.content(event, ContentMode.STANDARD).body).items()) == list(wanted.items())
+    assert list(orjson.loads(payload.content(event, ContentMode.STANDARD).body).items()) == list(wanted.items())
 
 
 def test_the_contracts_example_of_an_answer_rejects_what_it_names():
     _, example = reading.blocks("docs/delivery-contract.md", "json")
-    assert batch_message.rejected(example.encode(), 4) == {3: "no such order"}
+    assert batch_payload.rejected(example.encode(), 4) == {3: "no such order"}
 
 
 def test_the_contract_names_the_class_of_every_failure():
     text = (ROOT / "docs" / "delivery-contract.md").read_text()
-    by_status = {retry.error_class_of(status) for status in range(700)} - {None}
-    classes = by_status | {disclosed.word(failure.error_class) for failure in errors.AttemptFailed.__subclasses__()}
-    for error_class in classes | {retry.CONFIGURATION, retry.LANE_DEADLINE}:
+    by_status = {retry_decision.error_class_of(status) for status in range(700)} - {None}
+    classes = by_status | {disclosure.word(failure.error_class) for failure in errors.AttemptFailed.__subclasses__()}
+    for error_class in classes | {retry_decision.CONFIGURATION, retry_decision.LANE_DEADLINE}:
         assert f"`{error_class}`" in text, error_class
 
 
 def test_the_contracts_way_to_verify_verifies():
     [example] = reading.blocks("docs/delivery-contract.md", "python")
     event = builders.event()
-    body, webhook_id, now = message.content(event, ContentMode.STANDARD).body, message.webhook_id(event, "s1"), int(time.time())
+    body, webhook_id, now = payload.content(event, ContentMode.STANDARD).body, payload.webhook_id(event, "s1"), int(time.time())
     headers = {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(now),
@@ -118,7 +123,7 @@ def test_the_contracts_way_to_verify_verifies():
 
 def test_the_contracts_webhook_id_is_the_platforms():
     event = builders.event()
-    assert reconcile.webhook_id(event.source, event.event_id, "s1") == message.webhook_id(event, "s1")
+    assert expected_account.webhook_id(event.source, event.event_id, "s1") == payload.webhook_id(event, "s1")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -136,7 +141,7 @@ def test_every_command_that_a_document_names_exists(path):
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
             command = words[1:3] if words[1] in GROUPS else words[1:2]
-            shown = CliRunner().invoke(cli.app, [*command, "--help"])
+            shown = CliRunner().invoke(main.app, [*command, "--help"])
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.output, line

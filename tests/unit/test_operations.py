@@ -7,11 +7,11 @@ import subprocess
 import pytest
 import yaml
 
-from delivery import metrics
 from delivery.model import Attempt, Outcome, OutcomeKind
-from delivery.webhooks import attempt_log
-from tests import builders
-from tests.reading import ROOT, blocks
+from delivery.observability import metrics
+from delivery.webhooks.results import attempt_log
+from tests.support import builders
+from tests.support.reading import ROOT, blocks
 
 TEXT = (ROOT / "docs" / "operations.md").read_text()
 DASHBOARD = json.loads((ROOT / "deploy" / "helm" / "fanout" / "files" / "dashboard.json").read_text())

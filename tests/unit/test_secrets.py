@@ -8,15 +8,19 @@ import typer
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from delivery import configuration, kafka_options, plan, settings
+from delivery.config import kafka_clients, loader, settings, worker_plans
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.stages import deliver, lookup, observer, sink, snapshot, tasks
-from delivery.webhooks import guard, routing, target
-from delivery.webhooks.snapshot import SnapshotChanges
-from delivery.webhooks.tally import Tally
-from fanout import cli
-from tests import builders
+from delivery.stages.kafka import sink
+from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.tasks import deliver_events, observer, task_context
+from delivery.webhooks.http import guard
+from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from delivery.webhooks.sending import request
+from fanout.cli import main
+from tests.support import builders
 
 CANARY = "canary-of-a-secret"
 KEY = base64.b64encode(f"{CANARY:<32}".encode()).decode()
@@ -36,17 +40,19 @@ ENDPOINT = builders.endpoint(
     auth=Auth(kind=AuthKind.BEARER, secret=Secret(CANARY.encode())),
 )
 BASE = builders.snapshot(ENDPOINT)
-SOURCE = routing.BroadcastSource(
+SOURCE = registries.BroadcastSource(
     base_id="b", broadcast=None, delta=SnapshotChanges(since=1, revision=2, endpoints={"ep1": ENDPOINT})
 )
-CONFIG = configuration.read(ENVIRON)
-LOOK_UP = lookup.LookupSource(
+CONFIG = loader.read(ENVIRON)
+LOOK_UP = lookup_source.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
 OBSERVER = observer.Observer(
     total=Tally(), gone=frozenset(), silent=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
-TOOLS = tasks.Tools(plan=plan.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_options.for_librdkafka(CONFIG.kafka)))
+TOOLS = task_context.Tools(
+    plan=worker_plans.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))
+)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +62,12 @@ TOOLS = tasks.Tools(plan=plan.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_o
         pytest.param(BASE, id="snapshot"),
         pytest.param(SOURCE, id="what a task gets"),
         pytest.param(LOOK_UP, id="what a task that looks up gets"),
-        pytest.param(snapshot.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"),
-        pytest.param(deliver.DeliverPartition(tools=TOOLS, source=SOURCE), id="partition function"),
+        pytest.param(
+            registry_follower.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"
+        ),
+        pytest.param(deliver_events.DeliverPartition(tools=TOOLS, source=SOURCE), id="partition function"),
         pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),
-        pytest.param(target.prepare(ENDPOINT, guard.Guard()), id="target"),
+        pytest.param(request.prepare(ENDPOINT, guard.Guard()), id="target"),
     ],
 )
 def test_a_repr_shows_no_secret(shown):
@@ -68,7 +76,7 @@ def test_a_repr_shows_no_secret(shown):
 
 
 def test_the_command_shows_every_setting_and_no_secret():
-    shown = CliRunner().invoke(cli.app, ["config", "--json"], env=ENVIRON)
+    shown = CliRunner().invoke(main.app, ["config", "--json"], env=ENVIRON)
     assert shown.exit_code == 0
     assert '"setting": "database.url"' in shown.output
     assert not [secret for secret in (CANARY, KEY) if secret in shown.output]
@@ -85,13 +93,13 @@ def test_every_setting_that_may_hold_a_secret_is_planted_here():
 
 
 def test_the_clients_get_what_is_hidden():
-    assert kafka_options.for_spark(CONFIG.kafka)["kafka.ssl.key.password"] == CANARY
-    assert kafka_options.for_librdkafka(CONFIG.kafka)["ssl.key.password"] == CANARY
+    assert kafka_clients.for_spark(CONFIG.kafka)["kafka.ssl.key.password"] == CANARY
+    assert kafka_clients.for_librdkafka(CONFIG.kafka)["ssl.key.password"] == CANARY
 
 
 def test_no_option_of_the_job_takes_a_secret():
     """Whoever may list processes or describe a container reads their arguments."""
-    commands = typer.main.get_command(cli.app).commands
+    commands = typer.main.get_command(main.app).commands
     options = {option.name for name in ("run", "serve", "archive") for option in commands[name].params}
     assert "once" in options
     assert not {name for name in options if re.search("secret|password|token|key|ring|url", name)}

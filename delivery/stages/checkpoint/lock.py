@@ -12,16 +12,16 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator
 
-from delivery import settings
-from delivery.stages import claim, jvm
-from delivery.stages.checkpoint import cluster, lease
+from delivery.config import settings
+from delivery.stages import jvm
+from delivery.stages.checkpoint import cluster, file_lock, lease
 
 
 class Lock:
     """The right to use the checkpoint for some lanes. Raise CheckpointInUse at once where another process has the folder."""
 
     def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:
-        claim.take(config.checkpoint, lanes)
+        file_lock.take(config.checkpoint, lanes)
         self._holder: lease.Holder | None = None
         if name := config.checkpoint_lease:
             # A restarted container has the host name of the one before it; only the process is unique.

@@ -18,7 +18,7 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from delivery.webhooks import packing
+from delivery.webhooks.state import pickling
 
 CONNECT_S = 10.0
 """Seconds that a connection, or one message of it, may take."""
@@ -63,7 +63,7 @@ class Channel:
     def send(self, message: Any) -> None:
         """Send a message; raise ChannelBroken."""
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + self._sealer.encrypt(nonce, packing.packed(message), self._bound_to(self._sends, self._sent))
+        sealed = nonce + self._sealer.encrypt(nonce, pickling.packed(message), self._bound_to(self._sends, self._sent))
         self._sent += 1
         try:
             self._connection.sendall(_LENGTH.pack(len(sealed)) + sealed)
@@ -79,7 +79,7 @@ class Channel:
         bound_to = self._bound_to(self._receives, self._received)
         self._received += 1
         try:
-            return packing.unpacked(self._sealer.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to))
+            return pickling.unpacked(self._sealer.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to))
         except InvalidTag:
             raise ChannelBroken("a message that was not sealed for here") from None
 

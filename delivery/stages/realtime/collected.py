@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delivery.model import EndpointId
-from delivery.webhooks.tally import Tally
+from delivery.webhooks.results.counters import Tally
 
 
 class Collected:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import orjson
 from pyspark.sql import SparkSession
 
-from delivery import errors, kafka_options, plan, settings
+from delivery import errors
+from delivery.config import kafka_clients, settings, worker_plans
 from delivery.model import DeliveryMode
-from delivery.stages import journal, losses, rerun, source
-from delivery.webhooks.journal import Key
-from delivery.webhooks.realtime_lane import Place
+from delivery.stages.checkpoint import completed_reader, losses, recovery
+from delivery.stages.kafka import source
+from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.results.completed_work import Key
 
 log = logging.getLogger(__name__)
 
@@ -63,42 +65,42 @@ def read(spark: SparkSession, config: settings.Settings, checkpoint: str, of: Ca
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
         return Begin(dict(begun.positions), frozenset(), is_first=True)
-    asked = journal.Journal(
-        client=kafka_options.for_librdkafka(config.kafka), topics=plan.of(config).topics, since_ms=begun.since_ms
+    asked = completed_reader.Journal(
+        client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.of(config).topics, since_ms=begun.since_ms
     )
     runs, newest_ms = _receipts_patiently(asked, of or functools.partial(source.is_realtime, config.source))
     places = begun.positions.keys() | runs.keys()
     next_offsets = {place: beyond(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
     # Rows beyond the receipts were written in the last seconds, which the slack of a journal covers.
     since_ms = max(begun.since_ms, newest_ms)
-    ended = journal.read(journal.Journal(client=asked.client, topics=asked.topics, since_ms=since_ms))
+    ended = completed_reader.read(completed_reader.Journal(client=asked.client, topics=asked.topics, since_ms=since_ms))
     log.info("lane realtime skips the records of %d receipts written since its last commit", sum(map(len, runs.values())))
     return Begin(next_offsets, ended)
 
 
-def _receipts_patiently(asked: journal.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:
+def _receipts_patiently(asked: completed_reader.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:
     """Return what `_receipts` does; raise KafkaUnavailable."""
     why = ""
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
-        except Exception as exc:  # noqa: BLE001  # as delivery.stages.journal
+        except Exception as exc:  # noqa: BLE001  # as delivery.stages.checkpoint.completed_reader
             log.warning("the receipts could not be read back: %s", exc)
             why = str(exc)
             time.sleep(TRY_AGAIN_S)
     raise errors.KafkaUnavailable(f"the receipts of lane realtime could not be read back: {why}")
 
 
-def _receipts(asked: journal.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:
+def _receipts(asked: completed_reader.Journal, of: Callable[[str], bool]) -> tuple[dict[Place, list[Run]], int]:
     """Return what receipts say of the lane's topics, and when a row was written last, or 0."""
-    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.journal
+    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.checkpoint.completed_reader
 
     runs: dict[Place, list[Run]] = {}
     newest_ms = 0
     config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **asked.client}
-    since_ms, until = asked.since_ms - journal.SLACK_MS, time.monotonic() + journal.READ_S
+    since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + completed_reader.READ_S
     with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
-        for message in journal.messages(consumer, asked.topics.attempts, since_ms, until=until):
+        for message in completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until):
             value = message.value() or b""
             if value.startswith(b'{"kind":"receipt"') and _take(orjson.loads(value), of, runs):
                 newest_ms = max(newest_ms, message.timestamp()[1])
@@ -148,7 +150,7 @@ class _Checkpoint:
         self.positions: Mapping[Place, int] = self.remembered
         self.since_ms: int | None = None
         """None: the lane has never begun."""
-        _, committed = rerun.newest(spark, folder)
+        _, committed = recovery.newest(spark, folder)
         if committed >= 0:
             self.since_ms = self._written_ms(f"commits/{committed}")
             self.positions = _positions(self._last_line(f"offsets/{committed}"))

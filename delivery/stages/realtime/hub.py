@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from delivery.model import EndpointId
 from delivery.stages.realtime import channel, messages
-from delivery.webhooks.realtime_lane import Place
-from delivery.webhooks.tally import Tally
+from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.results.counters import Tally
 
 log = logging.getLogger(__name__)
 

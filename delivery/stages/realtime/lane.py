@@ -18,24 +18,17 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from delivery import errors, health, kafka_options, metrics, plan, settings
-from delivery.stages import (
-    full_disk,
-    kafka_away,
-    lanes,
-    lookup,
-    observer,
-    query,
-    rerun,
-    session,
-    sink,
-    snapshot,
-    tasks,
-    telemetry,
-)
+from delivery import errors
+from delivery.config import kafka_clients, settings, worker_plans
+from delivery.observability import health, metrics
+from delivery.stages.checkpoint import disk_space, recovery
+from delivery.stages.kafka import outage, sink
+from delivery.stages.lanes import lanes, session, streaming_lane, telemetry
 from delivery.stages.realtime import collected, floors, messages, moving, pace, partition, records, slots
 from delivery.stages.realtime.hub import Hub
-from delivery.webhooks.tally import Tally
+from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.tasks import observer, task_context
+from delivery.webhooks.results.counters import Tally
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +70,7 @@ def default_names(config: settings.Settings, known: Collection[str]) -> list[str
 def made(
     config: settings.Settings,
     spark: SparkSession,
-    registry: snapshot.Broadcasts | lookup.Lookups,
+    registry: registry_follower.Broadcasts | lookup_source.Lookups,
     common: lanes.Common,
     *,
     stop: threading.Event,
@@ -94,7 +87,7 @@ def made(
         return {}
     if not config.source.realtime_pattern:
         raise errors.SettingsError("lane realtime has no topics: set source.realtime_pattern")
-    if isinstance(registry, lookup.Lookups):
+    if isinstance(registry, lookup_source.Lookups):
         raise errors.SettingsError('lane realtime needs snapshot.source = "broadcast": its workers follow the driver')
     return {NAME: Realtime(config, spark, registry.follower, stop, common, shares=len(names) > 1)}
 
@@ -117,7 +110,7 @@ class Realtime:
         self,
         config: settings.Settings,
         spark: SparkSession,
-        registry: snapshot.Follower,
+        registry: registry_follower.Follower,
         stop: threading.Event,
         common: lanes.Common,
         *,
@@ -147,8 +140,8 @@ class Realtime:
                 return
             if outcome is Outcome.FAULT:
                 self._stop.wait(lanes.LAST_TASKS_S)  # so that what goes on in the tasks is written, and not made again
-            while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(query.ASK_S):
-                if kafka_away.is_over(self._config.kafka):
+            while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
+                if outage.is_over(self._config.kafka):
                     break
             self._find_topics()
 
@@ -180,7 +173,7 @@ class Realtime:
     # One query.
 
     def _run_query(self, watch: health.Watch, *, once: bool) -> Outcome:
-        rerun.require_whole(self._in_batches, self._checkpoint)
+        recovery.require_whole(self._in_batches, self._checkpoint)
         try:
             begin = floors.read(self._in_batches, self._config, self._checkpoint)
         except errors.KafkaUnavailable as exc:
@@ -217,7 +210,7 @@ class Realtime:
         else:
             rows = records.in_micro_batches(self._in_batches, config, begin.next_offsets)
         writer = (
-            rows.mapInArrow(deliver, tasks.NO_ROWS)
+            rows.mapInArrow(deliver, task_context.NO_ROWS)
             .writeStream.queryName(NAME)
             .outputMode("update")
             .format("noop")
@@ -231,7 +224,7 @@ class Realtime:
         query: StreamingQuery = realtime.trigger(realTime=f"{self._config.realtime.batch_s} seconds").start()
         return query
 
-    def _tools(self, mode: pace.Mode) -> tasks.Tools:
+    def _tools(self, mode: pace.Mode) -> task_context.Tools:
         # Record by record, each partition has a worker of its own.
         workers = sum(self._found.values()) if mode is pace.Mode.REALTIME else self._config.spark.parallelism
         logs = self._config.logs
@@ -243,8 +236,8 @@ class Realtime:
             format=logs.format,
             attempt_sample=logs.attempt_sample,
         )
-        writing = sink.to(kafka_options.for_librdkafka(self._config.kafka))
-        return tasks.Tools(plan=plan.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
+        writing = sink.to(kafka_clients.for_librdkafka(self._config.kafka))
+        return task_context.Tools(plan=worker_plans.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
 
     def _news(self, known: messages.Known) -> messages.News:
         """Say what a worker does not know. Called on the threads of the hub; never waits."""
@@ -318,11 +311,11 @@ class Realtime:
         progress = running.itself.lastProgress
         if progress is None or progress["batchId"] == reported:
             return reported
-        ends = query.positions(progress)
+        ends = streaming_lane.positions(progress)
         running.hub.reached(((topic, number), at) for topic, numbers in ends.items() for number, at in numbers.items())
         watch.reached(running.hub.positions)
         if progress["numInputRows"]:
-            query.log_commit(NAME, progress)
+            streaming_lane.log_commit(NAME, progress)
         return int(progress["batchId"])
 
     # Its end.
@@ -349,17 +342,17 @@ class Realtime:
         if failure is None:
             return Outcome.DONE
         text = str(failure)
-        if kafka_away.is_meant(text):
-            log.warning("lane %s waits for Kafka: %s", NAME, query.cause_of(text))
+        if outage.is_meant(text):
+            log.warning("lane %s waits for Kafka: %s", NAME, streaming_lane.cause_of(text))
             return Outcome.KAFKA_AWAY
         fault = running.hub.fault()
         if fault is not None:
             log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
             return Outcome.FAULT
-        folders = full_disk.folders(self._in_batches, self._config.spark.checkpoint)
-        space = full_disk.told(folders) if full_disk.is_meant(text) else ""
+        folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
+        space = disk_space.told(folders) if disk_space.is_meant(text) else ""
         raise errors.LaneFailed(
-            f"lane {NAME} ended: {query.cause_of(text) or type(failure).__name__}{space}. "
+            f"lane {NAME} ended: {streaming_lane.cause_of(text) or type(failure).__name__}{space}. "
             "What was committed is kept: mend the cause, and start again"
         ) from failure
 

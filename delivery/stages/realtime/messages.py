@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from delivery.model import EndpointId, Revision
-from delivery.webhooks import handover
-from delivery.webhooks.realtime_lane import Place
-from delivery.webhooks.snapshot import Snapshot, SnapshotChanges
-from delivery.webhooks.tally import Tally
+from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
+from delivery.webhooks.scheduling import deferral
 
 
 class State(enum.StrEnum):
@@ -64,7 +64,7 @@ class News:
     """Set where the worker has another base, or none."""
     changes: SnapshotChanges | None = None
     """All that has changed since the base; None where the worker knows it."""
-    held: handover.Held = field(default_factory=dict)
+    held: deferral.Held = field(default_factory=dict)
     is_paused: bool = False
     """Whether nothing more is to be begun for now."""
     is_stopping: bool = False

@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
-from delivery import errors, settings
-from delivery.stages import losses, rerun, source
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.checkpoint import losses, recovery
+from delivery.stages.kafka import source
 from delivery.stages.realtime import floors
 
 log = logging.getLogger(__name__)
@@ -81,5 +83,5 @@ def move(spark: SparkSession, config: settings.Settings, names: Collection[str])
 
 
 def _opened(spark: SparkSession, folder: str) -> losses.Checkpoint | None:
-    _, committed = rerun.newest(spark, folder)
+    _, committed = recovery.newest(spark, folder)
     return None if committed < 0 else losses.Checkpoint(spark, folder)

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from delivery import errors
-from delivery.stages import deliver, tasks
 from delivery.stages.realtime import channel, messages, running
-from delivery.webhooks import journal
+from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.results import completed_work
 
 
 class TriedAgain(Exception):
@@ -27,12 +27,12 @@ class TriedAgain(Exception):
 class DeliverRealtime:
     """The partition function: Arrow batches of records in, some of them fillers without a topic."""
 
-    tools: tasks.Tools
+    tools: task_context.Tools
     """Its `observe` is one of delivery.stages.realtime.collected."""
     driver: channel.Address
     stop_within_s: float
     """Seconds for which attempts that go on alone are waited for when the query is to stop."""
-    ended: frozenset[journal.Key] = frozenset()
+    ended: frozenset[completed_work.Key] = frozenset()
     """What had ended beyond the receipts when the query began."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,7 +58,7 @@ class DeliverRealtime:
 
     def _read(self, batches: Iterable[pa.RecordBatch], under_way: running.Running) -> None:
         for batch in batches:
-            if some := [record for record in deliver.records(batch) if record.topic is not None]:
+            if some := [record for record in deliver_events.records(batch) if record.topic is not None]:
                 under_way.feed(some)
             if under_way.is_orphan:
                 break

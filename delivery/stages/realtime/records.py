@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery import settings
-from delivery.stages import deliver, source
-from delivery.webhooks.realtime_lane import Place
+from delivery.config import settings
+from delivery.stages.kafka import source
+from delivery.stages.tasks import deliver_events
+from delivery.webhooks.lanes.realtime_lane import Place
 
 RECORD_BY_RECORD: Mapping[str, str] = {
     # Each record is a batch, and leaves for Python at once. Both are of this lane's session only.
@@ -39,7 +40,7 @@ def session(spark: SparkSession) -> SparkSession:
 def one_by_one(spark: SparkSession, config: settings.Settings, floors: Mapping[Place, int]) -> DataFrame:
     """Return the records for the real-time trigger, each with a filler of nulls behind it."""
     records = _behind(source.read_realtime(spark, config.kafka, config.source, at_most=None), floors)
-    record = F.struct(*deliver.COLUMNS)
+    record = F.struct(*deliver_events.COLUMNS)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
     return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
 

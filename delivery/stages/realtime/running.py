@@ -17,12 +17,14 @@ from collections.abc import Sequence
 
 from delivery import errors
 from delivery.model import EndpointId, Record
-from delivery.stages import tasks
 from delivery.stages.realtime import channel, collected, messages
-from delivery.webhooks import handover, journal, routing
-from delivery.webhooks.realtime_lane import Place
+from delivery.stages.tasks import task_context
+from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.lanes.worker import LAST_S
+from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.worker import LAST_S
+from delivery.webhooks.routing import registries
+from delivery.webhooks.scheduling import deferral
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class Followed:
     """The registry of this process, which outlives a task."""
 
     def __init__(self) -> None:
-        self.registry: routing.WholeRegistry | None = None
+        self.registry: registries.WholeRegistry | None = None
 
     def known(self) -> messages.Known:
         """Return which one it is."""
@@ -48,7 +50,7 @@ class Followed:
             return messages.Known()
         return messages.Known(base_id=self.registry.base_id, revision=self.registry.revision)
 
-    def current(self) -> routing.WholeRegistry:
+    def current(self) -> registries.WholeRegistry:
         """Return it, once the driver has sent one."""
         assert self.registry is not None, "the driver's first answer has it"  # noqa: S101
         return self.registry
@@ -64,7 +66,12 @@ class Running:
     """A task as it runs. Made in the task's thread; the driver is heard before anything is read."""
 
     def __init__(
-        self, task: tasks.Task, link: channel.Channel, number: int, ended: frozenset[journal.Key], stop_within_s: float
+        self,
+        task: task_context.Task,
+        link: channel.Channel,
+        number: int,
+        ended: frozenset[completed_work.Key],
+        stop_within_s: float,
     ) -> None:
         self._task, self._link, self._number, self._stop_within_s = task, link, number, stop_within_s
         self._here = task.worker
@@ -229,9 +236,9 @@ class Running:
     def _take_base(self, news: messages.News) -> bool:
         if news.base is None:
             return False
-        followed().registry = routing.WholeRegistry(news.base_id, news.base)
+        followed().registry = registries.WholeRegistry(news.base_id, news.base)
         return True
 
-    def _hold(self, held: handover.Held) -> None:
+    def _hold(self, held: deferral.Held) -> None:
         self._held.clear()
         self._held.update(held)

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 
-from delivery import kafka_options, settings
-from delivery.stages import source
+from delivery.config import kafka_clients, settings
+from delivery.stages.kafka import source
 
 TIMEOUT_S = 10.0
 _LOCAL = re.compile(r"local\[(\d+)")
@@ -22,7 +22,7 @@ _LOCAL = re.compile(r"local\[(\d+)")
 def partitions(config: settings.Settings) -> dict[str, int] | None:
     """Return the lane's topics and how many partitions each has; None when Kafka does not answer."""
     try:
-        found = AdminClient(kafka_options.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
+        found = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
     except KafkaException:
         return None
     return {name: len(topic.partitions) for name, topic in found.items() if source.is_realtime(config.source, name)}

@@ -14,7 +14,9 @@ from typing import Protocol
 
 from pyspark import SparkContext
 
-from delivery import errors, health, metrics, settings
+from delivery import errors
+from delivery.config import settings
+from delivery.observability import health, metrics
 from delivery.stages.scaling import decision, executors, load, size
 
 log = logging.getLogger(__name__)

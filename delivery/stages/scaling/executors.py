@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pyspark import SparkContext
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.stages.scaling import decision
 
 CORES = "spark.executor.cores"

@@ -11,9 +11,10 @@ import yarl
 from msgspec import UNSET, UnsetType
 
 from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
-from delivery.webhooks import envelope, message
-from delivery.webhooks.batch_message import REJECTED, BatchOutcome
+from delivery.webhooks.events import parsing
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
+from delivery.webhooks.sending import payload
+from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
 
 
 def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
@@ -38,7 +39,7 @@ def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
             outcome,
             event,
             through,
-            webhook_id=message.webhook_id(event, through),
+            webhook_id=payload.webhook_id(event, through),
             reason=reason,
             attempts=attempts,
             batch_webhook_id=delivery.webhook_id,
@@ -102,7 +103,7 @@ def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
     """Return the record's headers, as many as fit into `max_bytes`. A value is any bytes, so it is kept in base64."""
     kept, size = [], 0
     for name, value in record.headers:
-        size += envelope.header_bytes(name, value)
+        size += parsing.header_bytes(name, value)
         if max_bytes is not None and size > max_bytes:
             break
         kept.append(Header(name=name, value_base64=base64.b64encode(value).decode()))

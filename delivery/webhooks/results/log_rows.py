@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import UNSET
 
 from delivery.model import Delivery, Outcome, OutcomeKind
-from delivery.webhooks.batch_message import BatchDelivery, BatchOutcome
-from delivery.webhooks.intake import Receipt
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.log_entries import AttemptEntry, BatchAttemptEntry, Entry, Offsets
 from delivery.webhooks.results.log_records import OffsetReceipt
+from delivery.webhooks.routing.intake import Receipt
+from delivery.webhooks.sending.batch_payload import BatchDelivery, BatchOutcome
 
 _UNATTEMPTED: Mapping[OutcomeKind, Callable[..., Entry]] = {
     OutcomeKind.SKIPPED: log_entries.SkippedEntry,

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.model import Delivery, Endpoint, EndpointId, Outcome
-from delivery.webhooks import batch_message, dispatch, egress, intake, late, retry
-from delivery.webhooks.batch_message import BatchDelivery
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.routing import intake
+from delivery.webhooks.scheduling import background_attempts, dispatch, outage
+from delivery.webhooks.sending import batch_payload
+from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,12 +22,12 @@ class Results:
     """What came of some records."""
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
-    batches: list[batch_message.BatchOutcome] = field(default_factory=list)
+    batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
     rejections: list[intake.Rejection] = field(default_factory=list)
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
-    reach: egress.Reach = egress.NOTHING
+    reach: outage.Reach = outage.NOTHING
     """Destinations to which requests were made."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that have said that they are gone for good."""
@@ -35,9 +38,9 @@ class Results:
     waited_for_hosts: int = 0
     """How often a request has waited for its host's bounds in this worker, since it last said so."""
     clock_ahead_s: float = 0.0
-    """By how much this worker's clock is ahead of the driver's (delivery.webhooks.driver_clock)."""
+    """By how much this worker's clock is ahead of the driver's (delivery.webhooks.clocks.driver_clock)."""
     own_delay_s: float = 0.0
-    """Seconds in which this worker waited for its own machine, since it last said so (delivery.webhooks.endpoint_clock)."""
+    """Seconds in which this worker waited for its own machine, since its last report (`scheduling.endpoint_clock`)."""
 
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
@@ -52,15 +55,15 @@ def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
     )
 
 
-def of_late(ended: Iterable[late.Ended]) -> Results:
+def of_late(ended: Iterable[background_attempts.Ended]) -> Results:
     """Return the results of attempts that had gone on alone, without the bodies."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):
-            results.batches.append(batch_message.settled(outcome))
+            results.batches.append(batch_payload.settled(outcome))
         else:
             results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
-        if outcome.attempts[-1].error_class == retry.GONE:
+        if outcome.attempts[-1].error_class == retry_decision.GONE:
             gone.add(outcome.delivery.endpoint.endpoint_id)
     results.gone = frozenset(gone)
     return results

@@ -4,9 +4,9 @@ import datetime as dt
 
 import pytest
 
-from subscriptions_db.archive import writer
-from tests import archive
+from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from subscriptions_db import disabling
-from subscriptions_db.api.table import ROUTES
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.registration import endpoint_status
 from tests.integration.api import world
 from tests.integration.api.test_isolation import BODIES, OF_ACME
 
@@ -57,7 +57,7 @@ def test_a_change_is_in_the_audit_log_with_the_key_that_asked(served, name, ids,
 
 def test_what_the_command_changed_is_shown_to_its_customer_and_the_login_to_the_operator_alone(served, acme, other, operator):
     with served.registry() as opened:
-        disabling.disable(opened, "other-orders", "moving")
+        endpoint_status.disable(opened, "other-orders", "moving")
     [seen] = other.get("/v1/audit-log").json["items"]
     assert (seen["key_id"], seen["login"], seen["entity_id"]) == ("command", None, "other-orders")
     assert operator.get("/v1/audit-log?limit=1").json["items"] == [seen | {"login": "postgres"}]

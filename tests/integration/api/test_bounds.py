@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from subscriptions_db import fitting
-from subscriptions_db.api import app
+from subscriptions_db import answer_size
+from subscriptions_db.api.server import app
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -55,7 +55,7 @@ def test_a_list_of_large_rows_is_bounded_in_bytes_and_goes_on_where_it_ended(ser
     client, found, cursor = served.client(served.keys["operator"]), [], ""
     while cursor is not None:
         page = client.get(f"{path}?limit=200&cursor={cursor}")
-        assert len(page.text) < 1.1 * fitting.MAX_BYTES
+        assert len(page.text) < 1.1 * answer_size.MAX_BYTES
         found += [item.get("id") or item["entity_id"] for item in page.json["items"]]
         cursor = page.json["next_cursor"]
     assert sum(one.startswith("large") for one in found) == large_rows
@@ -200,7 +200,7 @@ def test_a_subscription_names_no_more_than_a_bound(postgres):
 
 
 def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
-    monkeypatch.setattr("subscriptions_db.api.rows.page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("subscriptions_db.api.contract.crud.page", lambda *_, **__: 1 / 0)
     answer = acme.get("/v1/endpoints")
     assert answer.status == 500
     assert b"division" not in answer.text

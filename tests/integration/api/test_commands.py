@@ -13,10 +13,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from fanout import cli
-from subscriptions_db.api import openapi
-from subscriptions_db.api.table import ROUTES
-from subscriptions_db.replays import asking
+from fanout.cli import main
+from subscriptions_db.api.server import openapi
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.replays import requests
 from tests.integration.api import world
 from tests.integration.api.world import Client
 
@@ -34,12 +34,12 @@ def environment(served, monkeypatch):
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("delivery.logs.configure", lambda *_: None)  # the runner's standard error ends with it
+    monkeypatch.setattr("delivery.observability.logs.configure", lambda *_: None)  # the runner's standard error ends with it
     return values
 
 
 def fanout(*words, code=0):
-    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    done = CliRunner().invoke(main.app, [*words, "--json"])
     assert done.exit_code == code, done.output
     return json.loads(done.output)
 
@@ -59,7 +59,7 @@ def test_a_key_is_made_used_listed_and_taken_away(served):
 
 
 def test_the_document_is_printed():
-    done = CliRunner().invoke(cli.app, ["openapi"])
+    done = CliRunner().invoke(main.app, ["openapi"])
     assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES)))
 
 
@@ -69,10 +69,10 @@ def test_what_is_registered_is_listed_by_kind_name_and_column(served):
     [row] = fanout("get", "event-types", "order.listed")
     assert row["description"] == "For a list."
     assert fanout("get", "event-type/order.listed") == [row]
-    names = CliRunner().invoke(cli.app, ["get", "endpoints", "-o", "name"]).output.split()
+    names = CliRunner().invoke(main.app, ["get", "endpoints", "-o", "name"]).output.split()
     assert names == sorted(names)
     assert "endpoint/acme-orders" in names
-    table = CliRunner().invoke(cli.app, ["get", "endpoint/acme-orders"]).output
+    table = CliRunner().invoke(main.app, ["get", "endpoint/acme-orders"]).output
     assert "url" in table
     assert "retry_schedule_s" not in table
 
@@ -82,17 +82,17 @@ def test_a_replay_is_listed_shown_and_cancelled_once(served):
     now = dt.datetime.now(dt.UTC)
     with served.registry() as opened, opened.transaction():
         opened.execute("delete from replays")
-        asked = asking.ask(opened, "acme", "acme-orders", asking.Range(since=now - dt.timedelta(hours=1), until=now))
+        asked = requests.ask(opened, "acme", "acme-orders", requests.Range(since=now - dt.timedelta(hours=1), until=now))
     name = f"replay/{asked.replay_id}"
-    assert CliRunner().invoke(cli.app, ["replays", "list", "--endpoint", "acme-orders", "-o", "name"]).output == f"{name}\n"
+    assert CliRunner().invoke(main.app, ["replays", "list", "--endpoint", "acme-orders", "-o", "name"]).output == f"{name}\n"
     assert fanout("replays", "list", "--endpoint", "another") == []
     assert fanout("replays", "show", name)["state"] == "waiting"
     assert fanout("replays", "cancel", name)["state"] == "cancelled"
     [noted] = served.audit(asked.replay_id)
     assert (noted["action"], noted["key_id"], noted["after"]) == ("cancel", "command", {"state": "cancelled"})
-    again = CliRunner().invoke(cli.app, ["replays", "cancel", asked.replay_id])
+    again = CliRunner().invoke(main.app, ["replays", "cancel", asked.replay_id])
     assert "is cancelled: there is nothing to cancel" in str(again.exception)
-    unknown = CliRunner().invoke(cli.app, ["replays", "show", "rpl_0"])
+    unknown = CliRunner().invoke(main.app, ["replays", "show", "rpl_0"])
     assert "`fanout replays list` lists them" in str(unknown.exception)
 
 
@@ -100,7 +100,7 @@ def test_what_is_served_ends_in_order_and_logs_no_secret(served, environment):
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "fanout.cli", "serve"]
+    command = [sys.executable, "-m", "fanout.cli.main", "serve"]
     variables = os.environ | environment | {"FANOUT_API_PORT": str(port)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE) as server:
         client = Client(port, served.keys["acme"])

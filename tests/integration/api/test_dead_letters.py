@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from subscriptions_db import fitting
-from tests import archive
+from subscriptions_db import answer_size
 from tests.integration.api import world
 from tests.integration.api.world import ids, in_background, lease, write
+from tests.support import archive
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("emptied")]
 
@@ -75,7 +75,7 @@ def test_a_page_of_large_letters_ends_where_an_answer_is_full_and_the_next_goes_
     found, cursor = [], ""
     while True:
         page = poller.get(f"/v1/dead-letters?limit=100{cursor}")
-        assert len(page.text) < 1.1 * fitting.MAX_BYTES
+        assert len(page.text) < 1.1 * answer_size.MAX_BYTES
         found += ids(page)
         if not page.json["has_more"]:
             break

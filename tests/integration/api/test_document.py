@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from subscriptions_db.api import keys, openapi
-from subscriptions_db.api.principals import Scope
-from subscriptions_db.api.table import ROUTES
-from subscriptions_db.archive import writer
-from tests import archive
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.server import openapi
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 

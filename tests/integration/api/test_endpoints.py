@@ -4,8 +4,10 @@ import pytest
 
 from delivery.model import EndpointStatus
 from delivery.secret import Secret
-from delivery.webhooks import guard, signing
-from subscriptions_db import keyring, snapshot
+from delivery.webhooks.http import guard
+from delivery.webhooks.sending import signing
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +22,7 @@ def made(acme):
 def as_read(served, endpoint_id):
     with served.registry() as opened:
         ring = keyring.KeyRing.from_settings(served.config.keys)
-        return snapshot.read_endpoint(opened, ring, guard.Guard(), endpoint_id).endpoints.get(endpoint_id)
+        return registry_reader.read_endpoint(opened, ring, guard.Guard(), endpoint_id).endpoints.get(endpoint_id)
 
 
 def test_an_endpoint_is_made_for_the_customer_that_asks_and_shows_its_secret_once(acme, served):

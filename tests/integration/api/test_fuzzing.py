@@ -17,8 +17,8 @@ from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from subscriptions_db.api import openapi
-from subscriptions_db.api.table import ROUTES
+from subscriptions_db.api.server import openapi
+from subscriptions_db.api.server.table import ROUTES
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration

@@ -8,11 +8,11 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
-from subscriptions_db.api import admission, openapi, store
-from subscriptions_db.api.principals import Principal, Scope
-from subscriptions_db.api.routes import Whose
-from subscriptions_db.api.table import ROUTES
-from subscriptions_db.archive import cursor
+from subscriptions_db.api.contract.principals import Principal, Scope
+from subscriptions_db.api.contract.routes import Whose
+from subscriptions_db.api.server import admission, openapi, transactions
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.archive.search import cursor
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -282,7 +282,7 @@ def test_a_customer_that_asks_after_another_on_the_same_connection_sees_its_own(
 def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error(served, fails):
     config = served.config.model_copy(update={"api": served.config.api.model_copy(update={"max_connections": 1})})
     acme, other = (Principal(name, name, Scope.CUSTOMER_ADMIN) for name in ("acme", "other"))
-    with store.Store(config) as opened:
+    with transactions.Store(config) as opened:
         with opened.transaction(other) as connection:
             used = connection.info.backend_pid
         with pytest.raises((ZeroDivisionError, errors.RegistrationError)), opened.transaction(acme) as connection:  # noqa: PT012
@@ -294,7 +294,7 @@ def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error
 
 
 def test_while_postgres_is_away_no_route_says_anything_else(own_postgres, monkeypatch):
-    monkeypatch.setattr(store, "WAIT_S", 0.05)
+    monkeypatch.setattr(transactions, "WAIT_S", 0.05)
     monkeypatch.setattr(admission, "KNOWN_FOR_S", 3600)
     with world.served(own_postgres, max_poll_s=1) as served:
         operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))

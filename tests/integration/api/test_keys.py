@@ -7,8 +7,8 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
-from subscriptions_db.api import keys
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
 from tests.integration.api.world import DOCUMENT
 
 pytestmark = pytest.mark.integration

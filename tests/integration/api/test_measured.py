@@ -7,10 +7,10 @@ import prometheus_client
 import psycopg
 import pytest
 
-from delivery import settings
+from delivery.config import settings
 from fanout.local import kafka
-from subscriptions_db.api import store
-from subscriptions_db.api.principals import Principal, Scope
+from subscriptions_db.api.contract.principals import Principal, Scope
+from subscriptions_db.api.server import transactions
 from tests.integration.api import world
 from tests.integration.api.world import Client, in_background, lease
 
@@ -59,7 +59,7 @@ def test_a_poll_is_counted_while_it_waits(served, poller):
 
 
 def test_a_connection_is_in_use_while_somebody_has_it(served):
-    with store.Store(served.config) as opened:
+    with transactions.Store(served.config) as opened:
         assert sample("fanout_api_connections_in_use") == 0
         with opened.transaction(Principal("fk_1", None, Scope.OPERATOR)):
             assert sample("fanout_api_connections_in_use") == 1

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from subscriptions_db.api import admission, keys, polls
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.server import admission, long_polls
 from tests.integration.api import world
 from tests.integration.api.world import ids, in_background, lease, write
 
@@ -23,7 +24,7 @@ def served(postgres):
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr(polls, "ASK_EVERY_S", 0.02)
+    monkeypatch.setattr(long_polls, "ASK_EVERY_S", 0.02)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Waits:
 
 @pytest.fixture
 def waits(monkeypatch):
-    made, wait = Waits(), polls.Polls.wait
+    made, wait = Waits(), long_polls.Polls.wait
 
     async def noted(*asked):
         made.begun.release()
@@ -45,7 +46,7 @@ def waits(monkeypatch):
         finally:
             made.ended.release()
 
-    monkeypatch.setattr(polls.Polls, "wait", noted)
+    monkeypatch.setattr(long_polls.Polls, "wait", noted)
     return made
 
 

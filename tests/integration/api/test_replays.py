@@ -5,9 +5,9 @@ import datetime as dt
 
 import pytest
 
-from subscriptions_db.archive import writer
-from tests import archive
+from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +86,7 @@ def later(minutes):
 
 
 def test_a_customer_has_so_many_replays_under_way(acme, monkeypatch):
-    monkeypatch.setattr("subscriptions_db.api.replays.MAX_UNDER_WAY", 1)
+    monkeypatch.setattr("subscriptions_db.api.deliveries.replays.MAX_UNDER_WAY", 1)
     assert acme.post(ONE).status == 201
     assert "the most there may be" in acme.post(REPLAYS, DAY).json["detail"]
 

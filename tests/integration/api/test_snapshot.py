@@ -8,13 +8,16 @@ import zlib
 
 import pytest
 
-from delivery import settings
-from delivery.webhooks import guard
-from delivery.webhooks.snapshot import updated
-from subscriptions_db import connect, keyring, sealed, snapshot
-from subscriptions_db.api import following, keys, store
-from subscriptions_db.api.principals import Scope
-from subscriptions_db.api.table import ROUTES
+from delivery.config import settings
+from delivery.webhooks.http import guard
+from delivery.webhooks.routing.registry_snapshot import updated
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.server import snapshot_feed, transactions
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.postgres import connect
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader, sealed_document
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -60,7 +63,7 @@ def told(reader, path=PATH, **headers):
 
 def straight(served, ring):
     with served.registry() as opened:
-        return snapshot.read_full(opened, ring, GUARD)
+        return registry_reader.read_full(opened, ring, GUARD)
 
 
 def change(served, statement="update tenants set name = name || 'x'"):
@@ -71,7 +74,7 @@ def change(served, statement="update tenants set name = name || 'x'"):
 @pytest.mark.parametrize("seed", range(3))
 def test_from_nothing_and_since_each_revision_it_comes_to_what_the_driver_reads(served, reader, seed):
     ring = keyring.KeyRing.from_settings(served.config.keys)
-    known = [sealed.whole(told(reader), ring, GUARD)]
+    known = [sealed_document.whole(told(reader), ring, GUARD)]
     assert known[0] == straight(served, ring)
     for statement in random.Random(seed).sample(CHANGES, k=7):
         try:
@@ -79,11 +82,11 @@ def test_from_nothing_and_since_each_revision_it_comes_to_what_the_driver_reads(
         except connect.psycopg.errors.IntegrityError:
             continue  # an earlier step took away what this one refers to
         now = straight(served, ring)
-        assert sealed.whole(told(reader), ring, GUARD) == now
+        assert sealed_document.whole(told(reader), ring, GUARD) == now
         for before in known:
             document = told(reader, f"{PATH}?since={before.revision}")
             assert document["since"] == before.revision
-            assert updated(before, sealed.changes(document, ring, GUARD)) == now
+            assert updated(before, sealed_document.changes(document, ring, GUARD)) == now
         known.append(now)
 
 
@@ -94,7 +97,7 @@ def test_its_secrets_are_as_sealed_as_in_postgres(served, reader):
         kept = {bytes(row["sealed"]) for row in opened.execute("select sealed from secrets")}
     assert {base64.b64decode(row["sealed"]) for row in json.loads(text)["secrets"]} == kept
     other_ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
-    found = sealed.whole(json.loads(text), other_ring, GUARD)
+    found = sealed_document.whole(json.loads(text), other_ring, GUARD)
     assert all(endpoint.fault and not endpoint.signing_keys for endpoint in found.endpoints.values())
 
 
@@ -144,9 +147,9 @@ def test_who_waits_is_told_of_a_change_and_else_that_there_is_none(served, reade
 
 def test_all_that_wait_are_told_by_one_read_and_asked_for_by_one_question(served, reader, monkeypatch):
     read, asked = [], []
-    monkeypatch.setattr(sealed, "read", lambda *of, real=sealed.read: read.append(of[1]) or real(*of))
+    monkeypatch.setattr(sealed_document, "read", lambda *of, real=sealed_document.read: read.append(of[1]) or real(*of))
     monkeypatch.setattr(
-        following.Followers, "_newest", lambda self, real=following.Followers._newest: asked.append(1) or real(self)
+        snapshot_feed.Followers, "_newest", lambda self, real=snapshot_feed.Followers._newest: asked.append(1) or real(self)
     )
     revision = told(reader)["revision"]
     read.clear()
@@ -156,7 +159,7 @@ def test_all_that_wait_are_told_by_one_read_and_asked_for_by_one_question(served
     change(served)
     assert {poll()["revision"] for poll in polls} == {straight(served, ring_of(served)).revision}
     assert read == [revision]
-    assert len(asked) - before <= (time.monotonic() - began) / following.ASK_EVERY_S + 1
+    assert len(asked) - before <= (time.monotonic() - began) / snapshot_feed.ASK_EVERY_S + 1
 
 
 def ring_of(served):
@@ -212,7 +215,7 @@ def test_while_postgres_is_away_who_waits_is_told_so_and_not_that_nothing_change
 
     poll = world.in_background(lambda: reader.get(f"{PATH}?wait_s=10", if_none_match=tag))
     waited_for(served)
-    monkeypatch.setattr(store.Store, "transaction", away)
+    monkeypatch.setattr(transactions.Store, "transaction", away)
     answer = poll()
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert reader.get(PATH).status == 503

@@ -9,9 +9,11 @@ import threading
 
 import pytest
 
-from delivery import errors, service_settings, settings
-from subscriptions_db import connect, keyring, migrate
-from subscriptions_db.api import serving
+from delivery import errors
+from delivery.config import service_settings, settings
+from subscriptions_db.api.server import run
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -26,7 +28,7 @@ def start(config):
     """Serve, and end."""
 
     async def serve():
-        async with serving.serving(config, threading.Event()):
+        async with run.serving(config, threading.Event()):
             pass
 
     asyncio.run(serve())
@@ -49,7 +51,7 @@ def test_the_command_ends_with_one_line_that_says_so(served):
         "FANOUT_KEYS_RING": f"k1={keyring.generate()}",
         "FANOUT_API_PORT": "0",
     }
-    command = [sys.executable, "-m", "fanout.cli", "serve"]
+    command = [sys.executable, "-m", "fanout.cli.main", "serve"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("fanout: setting keys.ring does not fit the registry: ")

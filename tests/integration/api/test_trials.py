@@ -7,8 +7,8 @@ import time
 import orjson
 import pytest
 
-from delivery import settings
-from fanout import receiver
+from delivery.config import settings
+from fanout.local import receiver
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration

@@ -9,12 +9,14 @@ import threading
 import pytest
 from aiohttp import web
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.model import EndpointStatus
-from delivery.webhooks import guard
-from delivery.webhooks.validation import Reply, State
-from fanout import registering
-from subscriptions_db import keyring, snapshot
+from delivery.webhooks.http import guard
+from delivery.webhooks.sending.handshake import Reply, State
+from fanout.admin import registry_commands
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -91,7 +93,7 @@ def as_read(served, endpoint):
     """What the job has of an endpoint: status, limit, and as whom it sends."""
     with served.registry() as opened:
         ring = keyring.KeyRing.from_settings(served.config.keys)
-        read = snapshot.read_endpoint(opened, ring, guard.Guard(**OPENED), endpoint["id"]).endpoints[endpoint["id"]]
+        read = registry_reader.read_endpoint(opened, ring, guard.Guard(**OPENED), endpoint["id"]).endpoints[endpoint["id"]]
     assert read.fault is None
     return read.status, read.max_per_second, read.origin
 
@@ -335,16 +337,16 @@ def test_who_tries_tokens_is_slowed_down(postgres):
 
 def test_the_command_asks_as_the_api_does(served, receiver, made):
     receiver.answer = PERMITTED
-    assert registering.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
+    assert registry_commands.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
     told = served.audit(made["id"])[-1]
     assert (told["key_id"], told["action"], told["customer_id"]) == ("command", "validate", "acme")
     assert (told["after"]["state"], told["after"]["permitted_per_minute"]) == ("permitted", 120)
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
     closed = served.config.model_copy(update={"delivery": settings.Delivery(webhook_origin=ORIGIN)})
     with pytest.raises(errors.RegistrationError, match="cannot be used"):
-        registering.validate(closed, made["id"])
+        registry_commands.validate(closed, made["id"])
     with pytest.raises(errors.RegistrationError, match="there is no such endpoint"):
-        registering.validate(served.config, "nobodys")
+        registry_commands.validate(served.config, "nobodys")
     assert len(receiver.asked) == 1
 
 

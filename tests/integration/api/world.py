@@ -16,15 +16,20 @@ from typing import Any
 
 import uvloop
 
-from delivery import service_settings, settings
-from delivery.webhooks import guard
-from subscriptions_db import apply, connect, keyring, manifest, migrate
-from subscriptions_db.api import keys, serving
-from subscriptions_db.api.principals import Scope
-from subscriptions_db.archive import consumers, writer
-from subscriptions_db.archive.cursor import Moment
-from subscriptions_db.archive.selection import Selection
-from tests import archive
+from delivery.config import service_settings, settings
+from delivery.webhooks.http import guard
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.server import run
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.search import consumers
+from subscriptions_db.archive.search.cursor import Moment
+from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from tests.support import archive
 
 DOCUMENT = {
     "tenants": [{"id": "t1"}, {"id": "t2", "sub_tenants": [100]}],
@@ -203,7 +208,7 @@ def running(config: settings.Settings) -> Iterator[int]:
 
     async def serve() -> None:
         nonlocal port
-        async with serving.serving(config, threading.Event()) as port:
+        async with run.serving(config, threading.Event()) as port:
             ready.set()
             await stop.wait()
 

@@ -5,10 +5,10 @@ import contextlib
 
 import pytest
 
-from delivery import settings
-from subscriptions_db import connect, migrate
-from subscriptions_db.archive import writer
-from tests import archive
+from delivery.config import settings
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.postgres import connect, migrate
+from tests.support import archive
 
 
 @pytest.fixture

@@ -15,19 +15,25 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from delivery import errors, kafka_options, metrics, settings
+from delivery import errors
+from delivery.config import kafka_clients, settings
 from delivery.model import OutcomeKind
-from delivery.stages import topics
-from delivery.webhooks import parcel, segment
+from delivery.observability import metrics
+from delivery.stages.kafka import topics
+from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records
-from fanout import archive_source, archiving, dead_letters, handing, publishing, redriving, scanning
-from fanout import letters as topic_letters
+from delivery.webhooks.retries import retry_messages
+from fanout.archiver import process, source
+from fanout.kafka import publishing, topic_scanner
 from fanout.local import stack
-from subscriptions_db import connect, migrate
-from subscriptions_db.archive import attempts, days, deliveries, letters, writer
-from subscriptions_db.archive import redriving as archive_turns
-from subscriptions_db.archive.selection import Selection
-from tests import archive, builders
+from fanout.redrive import dead_letters, enqueue, redrive_plan
+from fanout.redrive import selection as topic_letters
+from subscriptions_db.archive.ingest import partitions, writer
+from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
+from subscriptions_db.archive.search import redrive_requests as archive_turns
+from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.postgres import connect, migrate
+from tests.support import archive, builders
 
 pytestmark = pytest.mark.integration
 
@@ -84,11 +90,11 @@ class Platform:
 
     def archive_once(self, **overrides):
         config = settings.Settings.model_validate(self.document | overrides)
-        archiving.run(config, stop=self.stop, once=True)
+        process.run(config, stop=self.stop, once=True)
 
     def letters(self, customer="c1"):
         with self.connected() as connection:
-            return letters.browse(connection, customer, Selection(), after=0, limit=1000).letters
+            return archived_dead_letters.browse(connection, customer, Selection(), after=0, limit=1000).letters
 
     def archived(self):
         with self.connected() as connection:
@@ -99,7 +105,7 @@ class Platform:
 
     @contextlib.contextmanager
     def archiving(self):
-        thread = threading.Thread(target=archiving.run, args=(self.config,), kwargs={"stop": self.stop})
+        thread = threading.Thread(target=process.run, args=(self.config,), kwargs={"stop": self.stop})
         thread.start()
         try:
             yield
@@ -115,7 +121,7 @@ class Platform:
             lines += [f"[{area}]", *(f"{name} = {stack.toml(value)}" for name, value in fields.items())]
         path.write_text("\n".join(lines))
         return subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli", "--config", str(path), "archive"],
+            [sys.executable, "-m", "fanout.cli.main", "--config", str(path), "archive"],
             stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
 
@@ -131,11 +137,11 @@ def left_out(reason):
 
 def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
     """It said nothing, from its start to its end, and looked as if it hung."""
-    caplog.set_level("INFO", archiving.__name__)
+    caplog.set_level("INFO", process.__name__)
     platform.publish_letters("e1", "e2")
     platform.archive_once()
     topics = platform.config.delivery
-    assert [record.getMessage() for record in caplog.records if record.name == archiving.__name__] == [
+    assert [record.getMessage() for record in caplog.records if record.name == process.__name__] == [
         f"archiving {topics.dead_letter_topic}, {topics.attempts_topic} into Postgres",
         "archived dead letters: 2, attempts: 0",
         "stopped in order: all that was read is archived, dead letters: 2, attempts: 0",
@@ -144,7 +150,7 @@ def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
 
 def test_letters_and_attempts_are_archived_once_however_often_it_is_started(platform):
     written = platform.publish_letters("e1", "e2")
-    now = archiving._now()
+    now = process._now()
     platform.publish_attempts(archive.outcome(at=now), archive.outcome(at=now))
     platform.archive_once()
     platform.publish_letters("e3")
@@ -167,7 +173,7 @@ def test_it_tells_when_kafka_appended_what_was_archived_last(platform):
 
 
 def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
-    platform.publish_attempts(archive.outcome(at=archiving._now()))
+    platform.publish_attempts(archive.outcome(at=process._now()))
     platform.archive_once(archive={"attempts": False})
     with platform.connected() as connection:
         assert attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts == []
@@ -177,12 +183,12 @@ def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
 
 
 def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform):
-    began = archiving._now() - dt.timedelta(milliseconds=1)
+    began = process._now() - dt.timedelta(milliseconds=1)
     platform.publish_attempts(
         archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused", event_id="e1"),
         archive.without_attempt(OutcomeKind.POSTPONED, "endpoint_paused", event_id="e2"),
     )
-    ended = archiving._now()
+    ended = process._now()
     for _ in range(2):
         platform.archive_once()
     with platform.connected() as connection:
@@ -210,12 +216,12 @@ def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplo
 
 
 def test_it_goes_on_with_what_comes_and_finds_new_partitions(platform, monkeypatch):
-    monkeypatch.setattr(archive_source, "LOOK_FOR_PARTITIONS_S", 0.1)
+    monkeypatch.setattr(source, "LOOK_FOR_PARTITIONS_S", 0.1)
     topic = platform.config.delivery.dead_letter_topic
     with platform.archiving():
         platform.publish_letters("e1")
         assert_eventually(platform.event_ids, lambda found: found == ["e1"])
-        admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+        admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
         for added in admin.create_partitions([NewPartitions(topic, 8)]).values():
             added.result(10)
         assert_eventually(lambda: len(admin.list_topics(topic).topics[topic].partitions), lambda count: count == 8)
@@ -270,7 +276,7 @@ def test_what_kafka_dropped_before_it_was_archived_is_said_to_be_lost(platform, 
     platform.publish_letters("e2", "e3", "e4")
     topic = platform.config.delivery.dead_letter_topic
     [at] = [one["letter_partition"] for one in platform_places(platform)]
-    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
     for deleted in admin.delete_records([TopicPartition(topic, at, 3)]).values():
         deleted.result(10)
     platform.archive_once()
@@ -288,7 +294,7 @@ def test_a_topic_that_was_made_anew_is_archived_from_its_beginning(platform, cap
     platform.publish_letters("e1", "e2", "e3")
     platform.archive_once()
     topic = platform.config.delivery.dead_letter_topic
-    admin = AdminClient(kafka_options.for_librdkafka(platform.config.kafka))
+    admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
     for deleted in admin.delete_topics([topic]).values():
         deleted.result(10)
     assert_eventually(lambda: topic in admin.list_topics().topics, lambda exists: not exists)
@@ -304,23 +310,23 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     platform.archive_once()
     first, second, _ = [one.position for one in platform.letters()]
     with platform.connected() as connection:
-        letters.redrive(connection, "c1", [first, second], now=archive.NOW)
+        archived_dead_letters.redrive(connection, "c1", [first, second], now=archive.NOW)
     platform.archive_once()
     read = []
-    with contextlib.closing(scanning.Scanner(platform.config.kafka)) as scanner:
+    with contextlib.closing(topic_scanner.Scanner(platform.config.kafka)) as scanner:
         scanner.read(scanner.extents([platform.config.delivery.retries_topic]), "retries", read.append)
     [record] = read
-    assert [name for name, _ in scanning.headers(record)] == [redriving.NOTE]
-    postponed = parcel.message(record.value())
+    assert [name for name, _ in topic_scanner.headers(record)] == [redrive_plan.NOTE]
+    postponed = retry_messages.message(record.value())
     events = [segment.unpacked(one.packed[0]) for one in postponed.parcels]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
-    told = redriving.Redriven()
-    told.take(log_records.decode(dict(scanning.headers(record))[redriving.NOTE]))
+    told = redrive_plan.Redriven()
+    told.take(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))
     assert [told.has(dead_letter_records.decode(one)) for one in written] == [True, True, False]
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:
         assert writer.offsets(connection)
-        assert letters.get(connection, "c1", first).state is letters.State.REDRIVEN
+        assert archived_dead_letters.get(connection, "c1", first).state is archived_dead_letters.State.REDRIVEN
 
 
 def test_what_the_command_redrives_waits_no_longer(platform):
@@ -338,9 +344,9 @@ def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platf
     platform.archive_once()
     [asked] = [one.position for one in platform.letters()]
     with platform.connected() as connection:
-        letters.redrive(connection, "c1", [asked], now=archive.NOW)
+        archived_dead_letters.redrive(connection, "c1", [asked], now=archive.NOW)
     with monkeypatch.context() as refusing:
-        refusing.setattr(handing.Handing, "finish", refuse)
+        refusing.setattr(enqueue.Handing, "finish", refuse)
         with platform.archiving():
             assert_eventually(lambda: caplog.text, lambda text: "redrives and replays wait" in text)
             platform.publish_letters("e2")
@@ -348,7 +354,7 @@ def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platf
     platform.stop.clear()
     platform.archive_once()
     with platform.connected() as connection:
-        assert letters.get(connection, "c1", asked).state is letters.State.REDRIVEN
+        assert archived_dead_letters.get(connection, "c1", asked).state is archived_dead_letters.State.REDRIVEN
 
 
 def refuse(_):
@@ -360,7 +366,7 @@ def test_all_that_was_asked_for_is_redriven_before_once_ends(platform, monkeypat
     platform.publish_letters(*(f"e{n}" for n in range(5)))
     platform.archive_once()
     with platform.connected() as connection:
-        letters.redrive(connection, "c1", [one.position for one in platform.letters()], now=archive.NOW)
+        archived_dead_letters.redrive(connection, "c1", [one.position for one in platform.letters()], now=archive.NOW)
     platform.archive_once()
     with platform.connected() as connection:
         states = connection.execute("select distinct state from dead_letters").fetchall()
@@ -376,11 +382,11 @@ def test_with_once_what_is_away_is_raised(platform):
 
 @pytest.mark.parametrize(("kind", "kept_for"), [("dead_letters", "retention_days"), ("attempts", "attempts_retention_days")])
 def test_who_archives_drops_the_days_that_were_kept_long_enough(platform, kind, kept_for):
-    today = days.of(archiving._now())
-    past = days.oldest(today, getattr(platform.config.archive, kept_for) + 1)
+    today = partitions.of(process._now())
+    past = partitions.oldest(today, getattr(platform.config.archive, kept_for) + 1)
     with platform.connected() as connection:
-        assert days.make(connection, kind, past)
+        assert partitions.make(connection, kind, past)
     platform.archive_once()
     with platform.connected() as connection:
-        assert days.make(connection, kind, past), "it is gone, and could be made anew"
-        assert not days.make(connection, kind, today), "it is there"
+        assert partitions.make(connection, kind, past), "it is gone, and could be made anew"
+        assert not partitions.make(connection, kind, today), "it is there"

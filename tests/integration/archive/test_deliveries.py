@@ -5,11 +5,12 @@ import datetime as dt
 import pytest
 
 from delivery.model import OutcomeKind
-from subscriptions_db import migrate
-from subscriptions_db.archive import attempts, deliveries, letters, writer
-from subscriptions_db.archive.deliveries import Asked, Status
-from subscriptions_db.archive.letters import State
-from tests import archive
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
+from subscriptions_db.archive.search.archived_dead_letters import State
+from subscriptions_db.archive.search.deliveries import Asked, Status
+from subscriptions_db.postgres import migrate
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
@@ -100,9 +101,9 @@ def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, exp
 def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(connection, keep, found):
     keep(archive.outcome(event_id="e1"))
     [only] = found()
-    [letter] = letters.browse(connection, "c1", letters.Selection(), after=0, limit=10).letters
+    [letter] = archived_dead_letters.browse(connection, "c1", archived_dead_letters.Selection(), after=0, limit=10).letters
     assert (only.dead_letter, only.dead_letter_state) == (letter.position, State.WAITING)
-    letters.redrive(connection, "c1", [letter.position], now=archive.NOW)
+    archived_dead_letters.redrive(connection, "c1", [letter.position], now=archive.NOW)
     assert found()[0].dead_letter_state is State.REDRIVING
 
 

@@ -8,14 +8,18 @@ import uuid
 import orjson
 import pytest
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.model import OutcomeKind
-from delivery.stages import topics
-from fanout import archiving, publishing, scanning
-from subscriptions_db import connect, disabling, migrate
-from subscriptions_db.archive import telling, writer
-from subscriptions_db.archive.conditions import Kind, Policy, Seen, Sign
-from tests import archive
+from delivery.stages.kafka import topics
+from fanout.archiver import process
+from fanout.kafka import publishing, topic_scanner
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.notifications import outbox
+from subscriptions_db.archive.notifications.endpoint_health import Kind, Policy, Seen, Sign
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import endpoint_status
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
@@ -60,14 +64,16 @@ class Platform:
 
     def archive_once(self, **overrides):
         config = settings.Settings.model_validate(self.document | overrides)
-        archiving.run(config, stop=threading.Event(), once=True)
+        process.run(config, stop=threading.Event(), once=True)
 
     def told(self):
         """The events of the topic: type, customer, endpoint; and whole, as headers and data."""
         read = []
-        with contextlib.closing(scanning.Scanner(self.config.kafka)) as scanner:
+        with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([self.topic]), "operational events", read.append)
-        return [({name: value.decode() for name, value in scanning.headers(one)}, orjson.loads(one.value())) for one in read]
+        return [
+            ({name: value.decode() for name, value in topic_scanner.headers(one)}, orjson.loads(one.value())) for one in read
+        ]
 
     def kinds(self):
         return sorted((headers["ce_type"], headers["ce_subtenantid"], data["endpoint_id"]) for headers, data in self.told())
@@ -79,12 +85,12 @@ def platform(kafka, database):
 
 
 def test_what_happens_to_endpoints_is_told_once_however_often_the_archive_is_started(platform):
-    now = archiving._now()
+    now = process._now()
     postponed = archive.outcome(endpoint="ep2", customer="c2")._replace(kind=OutcomeKind.POSTPONED, attempts=())
     platform.publish(platform.config.delivery.attempts_topic, *archive.attempts(*[postponed] * 3))
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter(), archive.letter(event_id="e2"))
     with platform.connected() as connection:
-        disabling.disable(connection, "ep1", "gone")
+        endpoint_status.disable(connection, "ep1", "gone")
     for _ in range(3):
         platform.archive_once()
     assert platform.kinds() == [
@@ -100,8 +106,8 @@ def test_what_happens_to_endpoints_is_told_once_however_often_the_archive_is_sta
 
 def test_an_endpoint_fails_and_recovers_by_the_times_of_the_log(platform, monkeypatch):
     times = iter([archive.NOW + dt.timedelta(seconds=at_s) for at_s in (0, 1, 2, 3, 61, 62, 63)])
-    monkeypatch.setattr(archiving, "_written_at", lambda *_: next(times))
-    [failed] = archive.attempts(archive.outcome(at=archiving._now()))
+    monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
+    [failed] = archive.attempts(archive.outcome(at=process._now()))
     accepted = failed.replace(b'"server_error"', b"null")
     log = platform.config.delivery.attempts_topic
     platform.publish(log, *[failed] * 4)
@@ -120,8 +126,8 @@ def test_an_endpoint_fails_and_recovers_by_the_times_of_the_log(platform, monkey
 def test_an_endpoint_that_does_not_take_what_is_told_of_it_is_not_told_more(platform, monkeypatch):
     """The deliveries of operational events fail, are postponed and are given up, again and again."""
     times = iter([archive.NOW + dt.timedelta(seconds=10 * at) for at in range(1000)])
-    monkeypatch.setattr(archiving, "_written_at", lambda *_: next(times))
-    own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=archiving._now())
+    monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
+    own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=process._now())
     given_up = archive.letter(tenant_id="fanout", event_type="fanout.endpoint.failing")
     for _ in range(3):
         platform.publish(
@@ -164,9 +170,9 @@ def test_a_record_that_is_archived_again_counts_once(connection):
     taken.seen.extend(FAILING)
     for _ in range(3):
         writer.write(connection, [taken], archive.KEPT, now=archive.NOW, policy=POLICY)
-    with telling.turn(connection) as waiting:
+    with outbox.turn(connection) as waiting:
         assert [one.kind for one in waiting] == [Kind.FAILING]
-    with telling.turn(connection) as waiting:
+    with outbox.turn(connection) as waiting:
         assert waiting == []
 
 
@@ -176,52 +182,52 @@ def test_what_dies_before_the_commit_has_told_nothing_and_is_told_after(connecti
 
     dying = opened()
     with contextlib.suppress(Killed), dying.transaction():
-        telling.take(dying, FAILING, POLICY)
+        outbox.take(dying, FAILING, POLICY)
         raise Killed
-    with telling.turn(connection) as waiting:
+    with outbox.turn(connection) as waiting:
         assert waiting == []
-    telling.take(connection, FAILING, POLICY)
-    with contextlib.suppress(Killed), telling.turn(connection) as waiting:
+    outbox.take(connection, FAILING, POLICY)
+    with contextlib.suppress(Killed), outbox.turn(connection) as waiting:
         [first] = waiting
         raise Killed
-    with telling.turn(connection) as waiting:
+    with outbox.turn(connection) as waiting:
         assert waiting == [first]
 
 
 def test_an_endpoint_that_is_well_takes_no_row(connection):
-    telling.take(connection, [Seen("ep1", "c1", Sign.ACCEPTED, archive.NOW, 1000)], POLICY)
+    outbox.take(connection, [Seen("ep1", "c1", Sign.ACCEPTED, archive.NOW, 1000)], POLICY)
     assert connection.execute("select from endpoint_conditions").fetchall() == []
 
 
 def test_what_comes_in_the_quiet_time_is_told_after_it(connection):
     letters = [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW, reason="timeout")]
     for _ in range(3):
-        telling.take(connection, letters, POLICY)
+        outbox.take(connection, letters, POLICY)
     for at_s in (0, 3599, 3600, 3601):
-        telling.look(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
-    with telling.turn(connection) as waiting:
+        outbox.look(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
+    with outbox.turn(connection) as waiting:
         assert [one.data["letters"] for one in waiting] == [1, 2]
 
 
 def test_what_was_disabled_long_ago_is_not_told_and_who_is_deleted_is_forgotten(connection):
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
-    disabling.disable(connection, "ep1", "gone")
+    endpoint_status.disable(connection, "ep1", "gone")
     now = dt.datetime.now(dt.UTC)
-    telling.look(connection, POLICY, now=now + dt.timedelta(days=2))
-    with telling.turn(connection) as waiting:
+    outbox.look(connection, POLICY, now=now + dt.timedelta(days=2))
+    with outbox.turn(connection) as waiting:
         assert waiting == []
     for _ in range(2):
-        telling.look(connection, POLICY, now=now)
-    with telling.turn(connection) as waiting:
+        outbox.look(connection, POLICY, now=now)
+    with outbox.turn(connection) as waiting:
         assert [(one.kind, one.data["reason"]) for one in waiting] == [(Kind.DISABLED, "gone")]
-    disabling.enable(connection, "ep1")
-    disabling.disable(connection, "ep1", "again")
+    endpoint_status.enable(connection, "ep1")
+    endpoint_status.disable(connection, "ep1", "again")
     for after_s in (10, 3600, 3601):
-        telling.look(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
-    with telling.turn(connection) as waiting:
+        outbox.look(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
+    with outbox.turn(connection) as waiting:
         assert [one.data["reason"] for one in waiting] == ["again"]
-    telling.forget(connection)
+    outbox.forget(connection)
     assert len(connection.execute("select from endpoint_conditions").fetchall()) == 1
     connection.execute("delete from endpoints")
-    telling.forget(connection)
+    outbox.forget(connection)
     assert connection.execute("select from endpoint_conditions").fetchall() == []

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from delivery import errors
-from subscriptions_db.archive import consumers, cursor, letters, redriving
-from subscriptions_db.archive.letters import State
-from subscriptions_db.archive.selection import Selection
-from tests import archive
+from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, redrive_requests
+from subscriptions_db.archive.search.archived_dead_letters import State
+from subscriptions_db.archive.search.selection import Selection
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 EVERYTHING = Selection()
@@ -54,7 +54,7 @@ def positions(given):
 def all_of(connection, selection=EVERYTHING, limit=3):
     found, at = [], 0
     while True:
-        page = letters.browse(connection, "c1", selection, after=at, limit=limit)
+        page = archived_dead_letters.browse(connection, "c1", selection, after=at, limit=limit)
         found += page.letters
         at = cursor.position_of(cursor.of_position(page.until))
         if not page.has_more:
@@ -82,7 +82,7 @@ def test_letters_are_found_by_what_is_asked_for(connection, write, monkeypatch):
         )  # fmt: skip
     write(customer="c2")
     for looked_at in (5000, 2):
-        monkeypatch.setattr(letters, "MAX_LOOKED_AT", looked_at)
+        monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", looked_at)
         for selection, wanted in ASKED_FOR:
             found = [orjson.loads(one.letter)["event_id"] for one in all_of(connection, selection)]
             assert found == [f"e{n}" for n in wanted], selection
@@ -150,7 +150,7 @@ def test_seeking_goes_both_ways(connection, write, pollers):
 
 
 def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monkeypatch):
-    monkeypatch.setattr(letters, "MAX_LOOKED_AT", 4)
+    monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 4)
     pollers = Pollers(connection, selection=Selection(event_type="order.*"))
     for n in range(20):
         write(event_type="order.created" if n % 10 == 9 else "user.created")
@@ -184,14 +184,14 @@ def test_who_acknowledges_nothing_gets_no_more_and_no_more(write, pollers, monke
 def test_what_is_discarded_or_redriven_is_given_to_nobody(connection, write, pollers):
     write(5)
     first, second, third, fourth, fifth = positions(pollers.poll(lease_s=10))
-    assert letters.discard(connection, "c1", [first, second, 999], now=NOW) == [first, second]
-    assert letters.redrive(connection, "c1", [second, third], now=NOW) == [second, third]
-    assert letters.discard(connection, "c1", [second, third], now=NOW) == []
-    assert letters.redrive(connection, "c2", [fourth], now=NOW) == []
+    assert archived_dead_letters.discard(connection, "c1", [first, second, 999], now=NOW) == [first, second]
+    assert archived_dead_letters.redrive(connection, "c1", [second, third], now=NOW) == [second, third]
+    assert archived_dead_letters.discard(connection, "c1", [second, third], now=NOW) == []
+    assert archived_dead_letters.redrive(connection, "c2", [fourth], now=NOW) == []
     assert positions(pollers.poll(10)) == [fourth, fifth]
     assert [one.position for one in all_of(connection)] == [fourth, fifth]
-    assert letters.get(connection, "c1", first).state is State.DISCARDED
-    assert letters.get(connection, "c2", first) is None
+    assert archived_dead_letters.get(connection, "c1", first).state is State.DISCARDED
+    assert archived_dead_letters.get(connection, "c2", first) is None
     [known] = consumers.consumers(connection, "c1")
     assert known.unacknowledged == 2
 
@@ -201,7 +201,7 @@ def test_many_letters_are_marked_by_what_is_asked_for(connection, write):
     write(3, endpoint="ep3")
     at, counts, more = 0, [], True
     while more:
-        marked = letters.mark_all(
+        marked = archived_dead_letters.mark_all(
             connection, "c1", Selection(endpoint_id="ep2"), State.REDRIVING, after=at, limit=3, now=NOW
         )  # fmt: skip
         at, more = marked.until, marked.has_more
@@ -215,27 +215,27 @@ def test_a_redrive_that_dies_before_its_commit_is_made_again(connection, opened,
         pass
 
     write(3)
-    asked = letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
-    with contextlib.suppress(Killed), redriving.turn(opened(), now=NOW) as turn:
+    asked = archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    with contextlib.suppress(Killed), redrive_requests.turn(opened(), now=NOW) as turn:
         assert len(turn) == 3
-        with redriving.turn(connection, now=NOW) as meanwhile:
+        with redrive_requests.turn(connection, now=NOW) as meanwhile:
             assert meanwhile == []  # another process has them
         raise Killed
-    with redriving.turn(connection, now=NOW) as turn:
+    with redrive_requests.turn(connection, now=NOW) as turn:
         assert [orjson.loads(one.written)["webhook_id"] for one in turn]
         assert [(one.topic, one.partition, one.offset) for one in turn] == [("dead-letters", 0, n) for n in range(3)]
-    with redriving.turn(connection, now=NOW) as turn:
+    with redrive_requests.turn(connection, now=NOW) as turn:
         assert turn == []
-    assert {letters.get(connection, "c1", position).state for position in asked} == {State.REDRIVEN}
+    assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {State.REDRIVEN}
 
 
 def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch):
-    monkeypatch.setattr(redriving, "MAX_BYTES", 5000)
+    monkeypatch.setattr(redrive_requests, "MAX_BYTES", 5000)
     write(4, data=b"x" * 3000)
-    letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
     turns = []
     while True:
-        with redriving.turn(connection, now=NOW) as turn:
+        with redrive_requests.turn(connection, now=NOW) as turn:
             turns.append(len(turn))
         if not turn:
             break

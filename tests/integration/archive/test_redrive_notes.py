@@ -8,12 +8,13 @@ import pytest
 
 from delivery import errors
 from delivery.webhooks.results import dead_letter_records, log_records
-from fanout import redriving
-from subscriptions_db.archive import days, letters, notes, rows, writer
-from subscriptions_db.archive import redriving as turns
-from subscriptions_db.archive.letters import State
-from subscriptions_db.archive.rows import Taken
-from tests import archive
+from fanout.redrive import redrive_plan
+from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
+from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.search import archived_dead_letters
+from subscriptions_db.archive.search import redrive_requests as turns
+from subscriptions_db.archive.search.archived_dead_letters import State
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 LATER = archive.NOW + dt.timedelta(hours=1)
@@ -26,8 +27,10 @@ def taken(offset, written, *, partition=0):
 def note(*written, offset=0):
     """What the attempts topic has when `fanout dead-letters redrive` handed these letters over."""
     requests = [[dead_letter_records.decode(one)] for one in written]
-    [record] = redriving.records(requests, now_ms=0)
-    return Taken(topic="attempts", partition=0, offset=offset, redriven=rows.redriven_rows(log_records.decode(record.note)))
+    [record] = redrive_plan.records(requests, now_ms=0)
+    return Taken(
+        topic="attempts", partition=0, offset=offset, redriven=archived_rows.redriven_rows(log_records.decode(record.note))
+    )
 
 
 def write(connection, *records, now=archive.NOW):
@@ -60,7 +63,7 @@ def test_the_audit_log_says_how_many_letters_a_command_redrove_and_nothing_of_wh
     e3 = archive.letter(event_id="e3")
     write(connection, taken(0, E1), taken(1, E2), taken(2, e3))
     [position] = [row["position"] for row in connection.execute("select min(position) as position from dead_letters")]
-    letters.redrive(connection, "c1", [position], now=archive.NOW)
+    archived_dead_letters.redrive(connection, "c1", [position], now=archive.NOW)
     connection.execute("update dead_letters set state = 'redriven' where state = 'redriving'")
     write(connection, note(E1, E2, e3))
     noted = connection.execute("select key_id, customer_id, action, entity, entity_id, after from audit_log").fetchall()
@@ -96,13 +99,13 @@ def test_a_note_is_of_one_customers_endpoint(connection):
     assert [state for _, state in states(connection)] == ["redriven", "waiting", "waiting"]
 
 
-@pytest.mark.parametrize("mark", [letters.discard, letters.redrive])
+@pytest.mark.parametrize("mark", [archived_dead_letters.discard, archived_dead_letters.redrive])
 def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, mark):
     write(connection, taken(0, E1))
     [row] = connection.execute("select position from dead_letters").fetchall()
     assert mark(connection, "c1", [row["position"]], now=archive.NOW)
     write(connection, note(E1))
-    assert letters.get(connection, "c1", row["position"]).state is State.REDRIVEN
+    assert archived_dead_letters.get(connection, "c1", row["position"]).state is State.REDRIVEN
     with turns.turn(connection, now=LATER) as turn:
         assert turn == []  # so nobody hands it over a second time
 
@@ -110,11 +113,11 @@ def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, 
 def test_the_note_of_the_archives_own_redrive_changes_nothing(connection):
     write(connection, taken(0, E1))
     [row] = connection.execute("select position from dead_letters").fetchall()
-    letters.redrive(connection, "c1", [row["position"]], now=archive.NOW)
+    archived_dead_letters.redrive(connection, "c1", [row["position"]], now=archive.NOW)
     with turns.turn(connection, now=archive.NOW):
         pass
     write(connection, note(E1), now=LATER)
-    found = letters.get(connection, "c1", row["position"])
+    found = archived_dead_letters.get(connection, "c1", row["position"])
     assert (found.state, found.state_since, count_notes(connection)) == (State.REDRIVEN, archive.NOW, 0)
 
 
@@ -154,7 +157,7 @@ def test_two_processes_of_which_one_has_the_letter_and_the_other_its_note_do_not
 
 def test_a_note_whose_letter_never_comes_is_kept_as_long_as_letters_are(connection):
     write(connection, note(E1))
-    notes.forget(connection, days.of(archive.NOW))
+    redrive_notes.forget(connection, partitions.of(archive.NOW))
     assert count_notes(connection) == 1
-    notes.forget(connection, days.of(archive.NOW) + dt.timedelta(days=1))
+    redrive_notes.forget(connection, partitions.of(archive.NOW) + dt.timedelta(days=1))
     assert count_notes(connection) == 0

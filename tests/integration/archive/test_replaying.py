@@ -6,14 +6,21 @@ import uuid
 import orjson
 import pytest
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.model import EndpointStatus
-from delivery.stages import topics
-from delivery.webhooks import guard, parcel, segment
-from fanout import archive_replaying, publishing, scanning
-from subscriptions_db import apply, disabling, keyring, manifest, migrate
-from subscriptions_db.replays import asking, progress
-from subscriptions_db.replays.asking import Range, State
+from delivery.stages.kafka import topics
+from delivery.webhooks.batching import segment
+from delivery.webhooks.http import guard
+from delivery.webhooks.retries import retry_messages
+from fanout.archiver import replay_step
+from fanout.kafka import publishing, topic_scanner
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import migrate
+from subscriptions_db.registration import apply, endpoint_status
+from subscriptions_db.replays import progress, requests
+from subscriptions_db.replays.requests import Range, State
+from subscriptions_db.secrets import keyring
 
 pytestmark = pytest.mark.integration
 
@@ -56,10 +63,10 @@ class World:
 
     def ask(self, endpoint="ep1", **fields):
         wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
-        return asking.ask(self.connection, "c1", endpoint, Range(**wanted)).replay_id
+        return requests.ask(self.connection, "c1", endpoint, Range(**wanted)).replay_id
 
     def replayer(self, **archive):
-        return archive_replaying.Replayer(settings.Settings.model_validate(self.document | {"archive": archive}))
+        return replay_step.Replayer(settings.Settings.model_validate(self.document | {"archive": archive}))
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)
@@ -68,16 +75,16 @@ class World:
         replayer.close()
 
     def replay(self, replay_id):
-        return asking.get(self.connection, "c1", replay_id)
+        return requests.get(self.connection, "c1", replay_id)
 
     def handed_over(self):
         """The ids of the events that were handed over, with their endpoint and mark."""
-        scanner, found = scanning.Scanner(self.config.kafka), []
+        scanner, found = topic_scanner.Scanner(self.config.kafka), []
         scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
         scanner.close()
         return [
             (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
-            for message in (parcel.message(record.value()) for record in found)
+            for message in (retry_messages.message(record.value()) for record in found)
             for one in message.parcels
         ]
 
@@ -92,7 +99,7 @@ def world(kafka, opened):
 
 
 def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_than_may(world, monkeypatch):
-    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 2)
+    monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
     world.publish(*range(7))
     replay = world.ask()
     world.carry_out(replay_max_pending=4)
@@ -107,7 +114,7 @@ def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_t
 
 
 def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monkeypatch):
-    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 2)
+    monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
     world.publish(*range(4))
     replay = world.ask()
     reach, pieces = progress.reach, iter(range(10))
@@ -129,11 +136,11 @@ def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monke
 def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
     world.publish(1)
     paused, other = world.ask(), world.ask("ep2")
-    disabling.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
+    endpoint_status.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
     world.carry_out()
     assert world.handed_over() == [("ep2", "e1", other)]
     assert world.replay(paused).state is State.RUNNING
-    disabling.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
+    endpoint_status.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
     world.carry_out()
     assert world.replay(paused).state is State.DONE
 
@@ -154,11 +161,11 @@ def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked
 
 
 def test_a_replay_that_is_cancelled_goes_no_further_and_another_may_be_asked_for(world, monkeypatch):
-    monkeypatch.setattr(archive_replaying, "MAX_RECORDS", 1)
+    monkeypatch.setattr(replay_step, "MAX_RECORDS", 1)
     world.publish(*range(3))
     replay = world.ask()
     world.carry_out(replay_max_pending=1)
-    assert asking.cancel(world.connection, "c1", replay, now=dt.datetime.now(dt.UTC))
+    assert requests.cancel(world.connection, "c1", replay, now=dt.datetime.now(dt.UTC))
     progress.add_ended(world.connection, [progress.Ended(replay, delivered=1)])
     world.carry_out()
     told = world.replay(replay)
@@ -174,6 +181,6 @@ def test_a_replay_whose_attempts_nobody_counts_has_failed(world):
 
 def test_replays_that_ended_are_forgotten_with_the_letters_of_their_time(world):
     ended, running = world.ask(), world.ask("ep2")
-    asking.cancel(world.connection, "c1", ended, now=LONG_AGO)
+    requests.cancel(world.connection, "c1", ended, now=LONG_AGO)
     assert progress.forget(world.connection, before=LONG_AGO + dt.timedelta(days=1)) == 1
     assert (world.replay(ended), world.replay(running).state) == (None, State.WAITING)

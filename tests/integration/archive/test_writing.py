@@ -16,13 +16,17 @@ from psycopg import sql
 
 from delivery import errors
 from delivery.model import EndpointId
-from subscriptions_db import migrate, registry, snapshot
-from subscriptions_db.archive import attempts, days, letters, notes, redriving, rows, telling, writer
-from subscriptions_db.archive.conditions import Policy, Seen, Sign
-from subscriptions_db.archive.rows import Taken
-from subscriptions_db.archive.selection import Selection
-from subscriptions_db.replays import asking, progress
-from tests import archive
+from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
+from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.notifications import outbox
+from subscriptions_db.archive.notifications.endpoint_health import Policy, Seen, Sign
+from subscriptions_db.archive.search import archived_dead_letters, attempts, redrive_requests
+from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.postgres import migrate
+from subscriptions_db.registration import registered_rows
+from subscriptions_db.replays import progress, requests
+from subscriptions_db.snapshot import registry_reader
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 EVERYTHING = Selection()
@@ -31,7 +35,7 @@ WAITING = "select count(*) as n from pg_stat_activity where datname = current_da
 
 
 def browse(connection, customer="c1", selection=EVERYTHING, after=0, limit=1000):
-    return letters.browse(connection, customer, selection, after=after, limit=limit)
+    return archived_dead_letters.browse(connection, customer, selection, after=after, limit=limit)
 
 
 def test_a_letter_comes_back_byte_for_byte(connection):
@@ -44,7 +48,7 @@ def test_a_letter_comes_back_byte_for_byte(connection):
         assert found.payload == payload
         assert orjson.loads(found.written()) == orjson.loads(written)
         assert base64.b64decode(found.document()["payload_base64"]) == payload
-        assert letters.get(connection, "c1", found.position) == found
+        assert archived_dead_letters.get(connection, "c1", found.position) == found
 
 
 def test_what_was_committed_is_not_written_again_by_who_did_not_learn_of_it(connection):
@@ -115,7 +119,7 @@ def test_the_longest_names_fit_into_the_indexes(connection):
 def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, opened, in_background):
     """The slow writer has its positions first; a second one has to wait until these are to be seen."""
     slow, fast = opened(), opened()
-    days.make(connection, "dead_letters", archive.NOW.date())
+    partitions.make(connection, "dead_letters", archive.NOW.date())
     with slow.transaction():
         writer.write(slow, [archive.taken_letter(0, event_type="slow")], archive.KEPT, now=archive.NOW)
         late = in_background(
@@ -140,13 +144,13 @@ def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(co
 
 def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write):
     today = archive.NOW.date()
-    for day in days.coming(today):
-        assert days.make(connection, "dead_letters", day)
-        assert not days.make(connection, "dead_letters", day)
+    for day in partitions.coming(today):
+        assert partitions.make(connection, "dead_letters", day)
+        assert not partitions.make(connection, "dead_letters", day)
     write(1)
     write(1, now=archive.NOW + dt.timedelta(days=1))
     later = today + dt.timedelta(days=31)
-    assert days.drop(connection, "dead_letters", days.oldest(later, 30)) == ["dead_letters_20260510"]
+    assert partitions.drop(connection, "dead_letters", partitions.oldest(later, 30)) == ["dead_letters_20260510"]
     assert len(browse(connection).letters) == 1
 
 
@@ -155,10 +159,10 @@ def test_to_make_a_day_waits_for_no_reader_and_to_drop_one_gives_way(connection,
     reader = opened()
     with reader.transaction():
         assert len(browse(reader).letters) == 1
-        assert days.make(connection, "dead_letters", archive.NOW.date() + dt.timedelta(days=1))
-        assert days.drop(connection, "dead_letters", dt.date(2100, 1, 1)) == []
+        assert partitions.make(connection, "dead_letters", archive.NOW.date() + dt.timedelta(days=1))
+        assert partitions.drop(connection, "dead_letters", dt.date(2100, 1, 1)) == []
         assert len(browse(connection).letters) == 1
-    assert len(days.drop(connection, "dead_letters", dt.date(2100, 1, 1))) == 2
+    assert len(partitions.drop(connection, "dead_letters", dt.date(2100, 1, 1))) == 2
 
 
 def test_attempts_are_found_by_what_is_asked_for_the_newest_first(connection):
@@ -273,8 +277,8 @@ def test_a_customer_can_change_no_letter_but_what_has_become_of_it(connection, w
 def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, in_background):
     first, second = opened(), opened()
     with first.transaction():
-        assert days.make(first, "attempts", archive.NOW.date())
-        late = in_background(lambda: days.make(second, "attempts", archive.NOW.date()))
+        assert partitions.make(first, "attempts", archive.NOW.date())
+        late = in_background(lambda: partitions.make(second, "attempts", archive.NOW.date()))
         while not connection.execute(WAITING).fetchone()["n"]:
             assert not late.done()
     assert late.result(30) is False
@@ -282,14 +286,14 @@ def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, i
 
 def carry_out_replays(connection):
     """All that `fanout archive` does with replays in Postgres."""
-    assert snapshot.read_routes(connection, EndpointId("ep1")).endpoints == {}
-    assert registry.revision(connection) >= 0
+    assert registry_reader.read_routes(connection, EndpointId("ep1")).endpoints == {}
+    assert registered_rows.revision(connection) >= 0
     [replay] = progress.under_way(connection, after=0, max_pending=1)
     with progress.held(connection, replay) as held:
         progress.begin(connection, held, [progress.Place("orders", 0, 3, 9)], is_whole=True, now=archive.NOW)
         reached = progress.place(connection, held)._replace(next_offset=9)
         progress.reach(connection, held, reached, is_lost=False, records=6, handed_over=0)
-        progress.end(connection, held, asking.State.DONE, now=archive.NOW)
+        progress.end(connection, held, requests.State.DONE, now=archive.NOW)
     progress.add_ended(connection, [progress.Ended(replay.replay_id, skipped=1)])
     assert progress.forget(connection, before=archive.NOW + dt.timedelta(days=1)) == 1
 
@@ -298,28 +302,30 @@ def test_the_documented_rights_are_enough_to_archive(connection):
     """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
     [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
-    asking.ask(connection, "c1", "ep1", asking.Range(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))
+    requests.ask(connection, "c1", "ep1", requests.Range(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))
     role = f"archive_{uuid.uuid4().hex[:8]}"
     connection.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
     for grant in grants.replace("fanout_archive", role).split(";")[:-1]:
         connection.execute(grant)
     connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
     migrate.require_current(connection)
-    redriven = [rows.RedrivenRow(customer_id="c1", endpoint_id="ep1", webhook_id="msg_1", dead_lettered_at=archive.NOW)]
+    redriven = [
+        archived_rows.RedrivenRow(customer_id="c1", endpoint_id="ep1", webhook_id="msg_1", dead_lettered_at=archive.NOW)
+    ]
     told = dataclasses.replace(archive.taken_attempts(0, archive.outcome()), redriven=redriven)
     written = writer.write(connection, [archive.taken_letter(0), told], archive.KEPT, now=archive.NOW)
     assert (written.letters, written.attempts) == (1, 1)
-    notes.forget(connection, dt.date(2100, 1, 1))
+    redrive_notes.forget(connection, dt.date(2100, 1, 1))
     [found] = browse(connection).letters
-    assert letters.redrive(connection, "c1", [found.position], now=archive.NOW)
-    with redriving.turn(connection, now=archive.NOW) as turn:
+    assert archived_dead_letters.redrive(connection, "c1", [found.position], now=archive.NOW)
+    with redrive_requests.turn(connection, now=archive.NOW) as turn:
         assert len(turn) == 1
-    telling.take(connection, [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW)], POLICY)
-    telling.look(connection, POLICY, now=archive.NOW)
-    telling.forget(connection)
-    with telling.turn(connection) as waiting:
+    outbox.take(connection, [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW)], POLICY)
+    outbox.look(connection, POLICY, now=archive.NOW)
+    outbox.forget(connection)
+    with outbox.turn(connection) as waiting:
         assert len(waiting) == 1
-    assert days.drop(connection, "attempts", dt.date(2100, 1, 1))
+    assert partitions.drop(connection, "attempts", dt.date(2100, 1, 1))
     carry_out_replays(connection)
     connection.execute("reset role")
     connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))

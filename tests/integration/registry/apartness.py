@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subscriptions_db import connect
+from subscriptions_db.postgres import connect
 
 CUSTOMERS, OPERATORS = "fanout_api", "fanout_operator"
 OF_ITS_CUSTOMER = "((customer_id)::text = current_setting('fanout.customer_id'::text, true))"

@@ -4,8 +4,9 @@ import concurrent.futures
 
 import pytest
 
-from delivery import settings
-from subscriptions_db import connect, keyring, migrate
+from delivery.config import settings
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.secrets import keyring
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from delivery.model import (
     Tls,
 )
 from delivery.secret import Secret
-from delivery.webhooks import guard
-from subscriptions_db import apply, manifest
-from tests import builders, certificates
+from delivery.webhooks.http import guard
+from subscriptions_db.manifest import manifest
+from subscriptions_db.registration import apply
+from tests.support import builders, certificates
 
 GUARD = guard.Guard()
 SIGNING = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="

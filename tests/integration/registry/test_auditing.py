@@ -5,11 +5,13 @@ import json
 
 import pytest
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from delivery.model import SignatureScheme
-from subscriptions_db import apply, disabling, keyring, rotation
-from subscriptions_db.api import keys
-from subscriptions_db.api.principals import Scope
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.registration import apply, endpoint_status, rotation
+from subscriptions_db.secrets import keyring
 from tests.integration.registry.documents import DOCUMENT, SIGNING, UNREADABLE, WHOLE, applied
 
 pytestmark = pytest.mark.integration
@@ -109,8 +111,8 @@ def test_what_has_a_nul_is_replaced_and_noted_all_the_same(registered, ring, not
 def test_who_rotates_a_secret_or_sets_a_status_by_hand_is_noted(registered, ring, noted):
     rotation.rotate(registered, ring, "ep1", scheme=SignatureScheme.ED25519, overlap=dt.timedelta(hours=1))
     for _ in range(2):
-        disabling.disable(registered, "ep1", "moving")
-    disabling.enable(registered, "ep1")
+        endpoint_status.disable(registered, "ep1", "moving")
+    endpoint_status.enable(registered, "ep1")
     entries = noted()
     assert [(entry["key_id"], *told) for entry, told in zip(entries, said(entries), strict=True)] == [
         ("command", "rotate_secret", "endpoint", "ep1", "c1"), *2 * [("command", "update", "endpoint", "ep1", "c1")],

@@ -6,9 +6,11 @@ import uuid
 import pytest
 from psycopg import sql
 
-from delivery import errors, settings
-from delivery.stages import disabling as stages_disabling
-from subscriptions_db import connect, disabling, migrate, registry
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.registry import endpoint_disabler as stages_disabling
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import endpoint_status, registered_rows
 from tests.integration.registry.documents import DOCUMENT, applied
 
 pytestmark = pytest.mark.integration
@@ -20,19 +22,22 @@ def rows(connection, ring):
     applied(connection, ring, DOCUMENT)
 
     def read():
-        return {key: (row["status"], row["disabled_reason"]) for key, row in registry.document(connection)["endpoint"].items()}
+        return {
+            key: (row["status"], row["disabled_reason"])
+            for key, row in registered_rows.document(connection)["endpoint"].items()
+        }
 
     return read
 
 
 def test_the_job_disables_what_is_active_and_leaves_the_rest(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep2'")
-    assert disabling.disable_active(connection, ["ep2", "ep1", "unknown"], "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, ["ep2", "ep1", "unknown"], "gone") == ["ep1"]
     assert rows() == {"ep1": ("disabled", "gone"), "ep2": ("paused", None)}
-    before = registry.revision(connection)
-    assert disabling.disable_active(connection, ["ep1", "ep2"], "failing") == []
+    before = registered_rows.revision(connection)
+    assert endpoint_status.disable_active(connection, ["ep1", "ep2"], "failing") == []
     assert rows()["ep1"] == ("disabled", "gone")
-    assert registry.revision(connection) == before
+    assert registered_rows.revision(connection) == before
 
 
 @pytest.mark.usefixtures("rows")
@@ -41,38 +46,38 @@ def test_one_that_became_active_since_is_not_disabled_for_what_was_before(connec
     connection.execute("update endpoints set status = %s", [since])
     connection.execute("update endpoints set status = 'active' where endpoint_id = 'ep1'")
     connection.execute("update endpoints set url = url || '?moved'")  # not since that
-    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == []
+    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == []
     connection.execute("update endpoints set active_since = now() - interval '61 s'")
-    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
 
 
 def test_one_of_which_is_not_known_since_when_it_is_active_has_been_for_long(connection, rows):
     connection.execute("update endpoints set active_since = null")
-    assert disabling.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
     assert rows()["ep1"] == ("disabled", "failing")
 
 
 def test_the_operator_disables_and_enables_whatever_the_status_is(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep1'")
-    disabling.disable(connection, "ep1", "asked for by the customer")
+    endpoint_status.disable(connection, "ep1", "asked for by the customer")
     assert rows()["ep1"] == ("disabled", "asked for by the customer")
-    disabling.enable(connection, "ep1")
+    endpoint_status.enable(connection, "ep1")
     assert rows()["ep1"] == ("active", None)
 
 
 @pytest.mark.usefixtures("rows")
 def test_what_is_said_twice_changes_nothing_the_second_time(connection):
-    for do in (lambda: disabling.disable(connection, "ep1", "x"), lambda: disabling.enable(connection, "ep1")):
+    for do in (lambda: endpoint_status.disable(connection, "ep1", "x"), lambda: endpoint_status.enable(connection, "ep1")):
         do()
-        before = registry.revision(connection)
+        before = registered_rows.revision(connection)
         do()
-        assert registry.revision(connection) == before
+        assert registered_rows.revision(connection) == before
 
 
 @pytest.mark.usefixtures("rows")
 def test_an_endpoint_that_there_is_not_is_named(connection):
     with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
-        disabling.enable(connection, "nobody")
+        endpoint_status.enable(connection, "nobody")
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def role(connection):
 
 def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
     connection.execute(sql.SQL("set role {}").format(role))
-    assert disabling.disable_active(connection, ["ep1"], "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, ["ep1"], "gone") == ["ep1"]
     with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
         connection.execute("update endpoints set url = 'https://example.com/theirs'")
     connection.execute("reset role")
@@ -99,8 +104,8 @@ def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
 def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_that(connection, rows, role):
     connection.execute("delete from audit_log")
     connection.execute(sql.SQL("set role {}").format(role))
-    assert disabling.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
-    assert disabling.disable_active(connection, ["ep1"], "failing") == []
+    assert endpoint_status.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, ["ep1"], "failing") == []
     with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
         connection.execute(
             "insert into audit_log (key_id, action, entity, entity_id) values ('job', 'update', 'endpoint', 'ep2')"
@@ -118,9 +123,9 @@ def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_tha
 def test_what_the_job_could_not_disable_is_not_noted(connection):
     connection.execute("delete from audit_log")
     with connection.transaction(force_rollback=True):
-        disabling.disable_active(connection, ["ep1"], "gone")
+        endpoint_status.disable_active(connection, ["ep1"], "gone")
     connection.execute("update endpoints set status = 'disabled' where endpoint_id = 'ep2'")  # somebody else, meanwhile
-    assert disabling.disable_active(connection, ["ep2"], "gone") == []
+    assert endpoint_status.disable_active(connection, ["ep2"], "gone") == []
     assert connection.execute("select * from audit_log").fetchall() == []
 
 

@@ -7,12 +7,16 @@ import threading
 import pytest
 from psycopg import conninfo
 
-from delivery import errors, settings
-from delivery.stages import lookup, snapshot
-from delivery.webhooks import guard
-from subscriptions_db import apply, connect, keyring, manifest
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.registry import lookup_source, registry_follower
+from delivery.webhooks.http import guard
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
 from tests.e2e.conftest import assert_eventually
-from tests.relay import Relay
+from tests.support.relay import Relay
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +35,7 @@ def config(url, keys):
 @contextlib.contextmanager
 def following(config):
     stop = threading.Event()
-    follower = snapshot.Follower(config, stop=stop)
+    follower = registry_follower.Follower(config, stop=stop)
     follower.start()
     yield follower
     stop.set()
@@ -101,7 +105,7 @@ def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start(datab
     with following(wrong) as follower, pytest.raises(errors.SettingsError, match="sealed with key k1"):
         follower.current()
     with pytest.raises(errors.SettingsError, match="sealed with key k1"):
-        lookup.Lookups(wrong, stop=threading.Event()).source(None, "direct")
+        lookup_source.Lookups(wrong, stop=threading.Event()).source(None, "direct")
 
 
 def test_a_single_secret_that_does_not_open_keeps_nobody_from_starting(connection, database, ring_key):

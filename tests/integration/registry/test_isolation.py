@@ -6,9 +6,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from delivery import settings
-from subscriptions_db import connect, migrate, registry, snapshot
-from subscriptions_db.archive import days
+from delivery.config import settings
+from subscriptions_db.archive.ingest import partitions
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import registered_rows
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry import apartness
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied
 
@@ -68,7 +70,7 @@ def counted(connection, tables):
 
 def test_no_table_of_customers_is_without_forced_row_level_security_and_a_policy(connection):
     for kind in ("dead_letters", "attempts"):
-        days.make(connection, kind, dt.date(2026, 5, 10))
+        partitions.make(connection, kind, dt.date(2026, 5, 10))
     assert apartness.faults(connection) == []
     assert apartness.of_customers(connection) >= {
         "customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "api_keys", "audit_log", "replay_places",
@@ -281,12 +283,15 @@ def test_an_owner_who_is_no_superuser_registers_and_reads_as_before(owner, ring)
     applied(owner, ring, DOCUMENT)
     applied(owner, ring, OF_C2)
     assert applied(owner, ring, OF_C2).changes == ()
-    read = snapshot.read_full(owner, ring, GUARD)
+    read = registry_reader.read_full(owner, ring, GUARD)
     assert (len(read.endpoints), len(read.subscriptions), read.quarantined()) == (3, 3, {})
-    assert snapshot.read_candidates(owner, ring, GUARD, event_type="order", tenant_id="1").subscriptions.keys() == {"s2", "s9"}
-    assert registry.revision(owner) > 0
+    assert registry_reader.read_candidates(owner, ring, GUARD, event_type="order", tenant_id="1").subscriptions.keys() == {
+        "s2",
+        "s9",
+    }
+    assert registered_rows.revision(owner) > 0
     owner.execute("delete from customers where customer_id = 'c2'")
-    assert snapshot.read_full(owner, ring, GUARD).subscriptions.keys() == {"s1", "s2"}
+    assert registry_reader.read_full(owner, ring, GUARD).subscriptions.keys() == {"s1", "s2"}
 
 
 def test_a_login_with_read_rights_alone_reads_all_as_before(two):

@@ -3,7 +3,8 @@
 import pytest
 
 from delivery import errors
-from subscriptions_db import lint, registry
+from subscriptions_db.manifest import lint
+from subscriptions_db.registration import registered_rows
 from tests.integration.registry.documents import DOCUMENT, applied
 
 pytestmark = pytest.mark.integration
@@ -38,14 +39,14 @@ def test_doubtful_subscriptions_are_registered_with_a_warning_each_time(connecti
     number = len(DOCUMENT["subscriptions"])
     for _ in range(2):
         assert_named(applied(connection, ring, WITH_DOUBTS).warnings, f"subscriptions[{number}]")
-    assert "s9" in registry.document(connection)["subscription"]
+    assert "s9" in registered_rows.document(connection)["subscription"]
 
 
 def test_strict_refuses_them_and_writes_nothing(connection, ring):
     with pytest.raises(errors.ManifestRefused) as refused:
         applied(connection, ring, WITH_DOUBTS, strict=True)
     assert_named(refused.value.found, f"subscriptions[{len(DOCUMENT['subscriptions'])}]")
-    assert registry.document(connection)["subscription"] == {}
+    assert registered_rows.document(connection)["subscription"] == {}
 
 
 def test_a_tenant_that_the_same_document_registers_is_not_doubtful(connection, ring):

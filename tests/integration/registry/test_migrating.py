@@ -4,12 +4,15 @@ import uuid
 
 import pytest
 
-from delivery import settings
+from delivery.config import settings
 from delivery.model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
-from delivery.webhooks import guard
-from subscriptions_db import connect, keyring, migrate, registry, snapshot
-from tests import builders
+from delivery.webhooks.http import guard
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import registered_rows
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 
@@ -66,7 +69,7 @@ def row_of_0001(ring, endpoint_id, purpose, secret):
 def test_what_was_registered_before_is_read_as_it_was(before, ring):
     log = before.execute("select revision, entity_id from revisions").fetchall()
     assert migrate.migrate(before) == [migration.name for migration in migrate.migrations()[1:]]
-    read = snapshot.read_full(before, ring, GUARD)
+    read = registry_reader.read_full(before, ring, GUARD)
     assert read.quarantined() == {}
     assert read.endpoints["ep1"] == builders.endpoint("ep1", url="https://example.com/1", retrying=Retrying())
     assert read.endpoints["ep2"].auth.secret == Secret(b"token")
@@ -74,12 +77,12 @@ def test_what_was_registered_before_is_read_as_it_was(before, ring):
     assert list(read.subscriptions) == ["s1"]
     # A reader of before has missed nothing, and a running one reads on.
     assert before.execute("select revision, entity_id from revisions").fetchall()[: len(log)] == log
-    assert snapshot.read_changes(before, ring, GUARD, since=log[-1]["revision"]) is not None
+    assert registry_reader.read_changes(before, ring, GUARD, since=log[-1]["revision"]) is not None
 
 
 def test_the_version_before_goes_on_registering_and_reading(before, ring):
     migrate.migrate(before)
-    since = snapshot.read_full(before, ring, GUARD).revision
+    since = registry_reader.read_full(before, ring, GUARD).revision
     with before.transaction():
         before.execute(PUT_ENDPOINT, {"id": "ep3", "url": "https://example.com/3"})
         before.execute(PUT_SECRET, row_of_0001(ring, "ep3", "signing", builders.KEY.secret))
@@ -87,16 +90,16 @@ def test_the_version_before_goes_on_registering_and_reading(before, ring):
     changed = {(row["entity"], row["entity_id"]) for row in before.execute(READ_CHANGES, {"since": since})}
     assert changed == {("endpoint", "ep1"), ("endpoint", "ep3")}
     assert len(before.execute(READ_SECRETS).fetchall()) == 4
-    read = snapshot.read_changes(before, ring, GUARD, since=since)
+    read = registry_reader.read_changes(before, ring, GUARD, since=since)
     assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3", retrying=Retrying())
 
 
 def test_an_endpoint_that_was_to_have_batches_of_a_kind_that_is_none_gets_the_nearest(before, ring):
     migrate.migrate(before, migrate.migrations()[:3])
     before.execute("update endpoints set mode = 'batch', content_mode = 'cloudevents_binary' where endpoint_id = 'ep1'")
-    since = registry.revision(before)
+    since = registered_rows.revision(before)
     migrate.migrate(before)
-    read = snapshot.read_changes(before, ring, GUARD, since=since).endpoints["ep1"]
+    read = registry_reader.read_changes(before, ring, GUARD, since=since).endpoints["ep1"]
     assert (read.content_mode, read.batching) == (ContentMode.CLOUDEVENTS_STRUCTURED, Batching())
 
 
@@ -104,5 +107,5 @@ def test_the_version_before_changes_nothing_that_it_does_not_know(before, ring):
     migrate.migrate(before)
     before.execute("update endpoints set headers = '{\"X-Team\": \"a\"}', max_in_flight = 3 where endpoint_id = 'ep1'")
     before.execute(PUT_ENDPOINT, {"id": "ep1", "url": "https://example.com/moved"})
-    read = snapshot.read_full(before, ring, GUARD).endpoints["ep1"]
+    read = registry_reader.read_full(before, ring, GUARD).endpoints["ep1"]
     assert (read.url, read.headers, read.max_in_flight) == ("https://example.com/moved", (("X-Team", "a"),), 3)

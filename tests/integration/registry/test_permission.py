@@ -5,7 +5,8 @@ import pytest
 
 from delivery import errors
 from delivery.model import EndpointStatus
-from subscriptions_db import disabling, registry, snapshot
+from subscriptions_db.registration import endpoint_status, registered_rows
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied
 
 pytestmark = pytest.mark.integration
@@ -28,15 +29,15 @@ def asking(connection, ring):
 
 
 def as_read(connection, ring):
-    endpoint = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"]
+    endpoint = registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"]
     return endpoint.status, endpoint.max_per_second, endpoint.origin
 
 
 def test_it_waits_until_it_is_permitted_and_a_running_job_hears_of_it(asking, ring):
     assert as_read(asking, ring) == WAITING
-    since = registry.revision(asking)
+    since = registered_rows.revision(asking)
     asking.execute(PERMIT)
-    endpoint = snapshot.read_changes(asking, ring, GUARD, since=since).endpoints["ep1"]
+    endpoint = registry_reader.read_changes(asking, ring, GUARD, since=since).endpoints["ep1"]
     assert (endpoint.status, endpoint.max_per_second, endpoint.origin) == PERMITTED == as_read(asking, ring)
 
 
@@ -48,11 +49,11 @@ def test_a_permission_makes_nothing_active(asking, ring, status):
 
 
 def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
-    disabling.disable(asking, "ep1", "moving")
+    endpoint_status.disable(asking, "ep1", "moving")
     with pytest.raises(errors.RegistrationError, match="waits for its receiver's permission"):
-        disabling.enable(asking, "ep1")
+        endpoint_status.enable(asking, "ep1")
     asking.execute(PERMIT)
-    disabling.enable(asking, "ep1")
+    endpoint_status.enable(asking, "ep1")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
 def test_another_url_or_none_to_ask_forgets_what_was_permitted_whoever_changes_it(asking, ring, statement):
     asking.execute(PERMIT)
     asking.execute(statement)
-    row = registry.document(asking)["endpoint"]["ep1"]
+    row = registered_rows.document(asking)["endpoint"]["ep1"]
     assert (row["permitted_origin"], row["permitted_per_minute"], row["permitted_at"]) == (None, None, None)
     assert as_read(asking, ring) == (WAITING if "url" in statement else (EndpointStatus.ACTIVE, 5, None))
 

@@ -12,14 +12,15 @@ from delivery.model import (
     TenantStatus,
 )
 from delivery.secret import Secret
-from delivery.webhooks import packing
-from delivery.webhooks.snapshot import updated
-from subscriptions_db import connect, snapshot
-from subscriptions_db.endpoint_secrets import Opened
-from subscriptions_db.sql import query
-from tests import addresses, certificates
+from delivery.webhooks.routing.registry_snapshot import updated
+from delivery.webhooks.state import pickling
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population
 from tests.integration.registry.documents import DOCUMENT, GUARD, SIGNING, UNREADABLE, applied
+from tests.support import addresses, certificates
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +33,7 @@ where endpoint_id = 'ep1'
 
 def test_it_says_what_was_registered(connection, ring):
     applied(connection, ring, DOCUMENT)
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert read.tenants == {"1": TenantStatus.ACTIVE, "2": TenantStatus.ACTIVE, "3": TenantStatus.SUSPENDED}
     one, two = read.subscriptions["s1"], read.subscriptions["s2"]
     assert (one.scope.everything, one.scope.without_tenants) == (True, {"2"})
@@ -49,7 +50,7 @@ def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, r
     newer = "whsec_" + "QUFB" * 8
     rotated = DOCUMENT["endpoints"][0] | {"signing_secrets": [newer, SIGNING]}
     applied(connection, ring, {"endpoints": [rotated]})
-    keys = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+    keys = registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
     assert [key.secret.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
 
 
@@ -57,13 +58,13 @@ def test_an_expired_signing_key_signs_no_more(connection, ring):
     applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
     connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
     fault = "has no signing secret that has not expired"
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
 def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set expires_at = '2100-01-01T00:00:00Z' where purpose = 'signing'")
-    [key] = snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+    [key] = registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
     assert key.expires_at_s == dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
 
 
@@ -96,7 +97,7 @@ def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connect
 def test_a_row_that_cannot_be_used_is_quarantined_and_the_others_are_served(connection, ring, statement, row, fault):
     applied(connection, ring, DOCUMENT)
     connection.execute(statement)
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert list(read.quarantined()) == [row]
     assert fault in read.quarantined()[row]
     assert "hunter2" not in str(read.quarantined())
@@ -111,7 +112,7 @@ def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words
         cursor.executemany(
             "update endpoints set url = %s where endpoint_id = %s", [(url, row_id) for row_id, url in urls.items()]
         )
-    quarantined = snapshot.read_full(connection, ring, GUARD).quarantined()
+    quarantined = registry_reader.read_full(connection, ring, GUARD).quarantined()
     assert quarantined.keys() == {f"endpoint {row_id}" for row_id in urls}
     assert set(quarantined.values()) == {"url: the address is not allowed: an endpoint is a public https address"}
 
@@ -121,7 +122,7 @@ def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(connection, ring,
     """It ended the read with a RecursionError or a ValueError: nobody was served."""
     applied(connection, ring, DOCUMENT)
     connection.execute("update filters set pattern = %s::jsonb", [pattern])
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert read.quarantined() == {"subscription s2": "filter: cannot be read as JSON"}
     assert pickle.loads(pickle.dumps(read)) == read
 
@@ -138,14 +139,14 @@ def test_a_sealed_secret_that_is_no_key_quarantines_its_endpoint(connection, rin
     applied(connection, ring, DOCUMENT)
     row = Opened(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
     connection.execute(query("put_secret"), row)
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
 def test_a_value_that_only_a_later_version_knows_spoils_its_row_alone(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("alter table endpoints drop constraint endpoints_auth_kind_check")
     connection.execute("update endpoints set auth_kind = 'kerberos', auth_username = null where endpoint_id = 'ep1'")
-    assert list(snapshot.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep1"]
+    assert list(registry_reader.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep1"]
 
 
 def test_endpoints_share_the_text_of_their_certificates(connection, ring):
@@ -153,7 +154,7 @@ def test_endpoints_share_the_text_of_their_certificates(connection, ring):
         endpoints = [{"id": f"ep{n}", "customer": "c1", "url": "https://example.com/", "tls": {"authorities": pem}}
                      for n, pem in enumerate(authorities)]  # fmt: skip
         applied(connection, ring, {"customers": [{"id": "c1"}], "endpoints": endpoints})
-        return len(pickle.dumps(snapshot.read_full(connection, ring, GUARD)))
+        return len(pickle.dumps(registry_reader.read_full(connection, ring, GUARD)))
 
     pem = certificates.issue("client").pem * 50
     assert pickled([pem, pem]) + len(pem) - pickled([pem, pem + "\n"]) < 100
@@ -163,7 +164,7 @@ def test_endpoints_share_the_text_of_their_certificates(connection, ring):
 def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(connection, ring, seed):
     rng = random.Random(seed)
     applied(connection, ring, DOCUMENT)
-    current = snapshot.read_full(connection, ring, GUARD)
+    current = registry_reader.read_full(connection, ring, GUARD)
     statements = [
         "update tenants set status = 'suspended' where tenant_id = '1'",
         "delete from tenants where tenant_id = '3'",
@@ -183,15 +184,15 @@ def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(connectio
             connection.execute(statement)
         except connect.psycopg.errors.IntegrityError:
             continue  # an earlier step took away what this one refers to
-        changes = snapshot.read_changes(connection, ring, GUARD, since=current.revision)
+        changes = registry_reader.read_changes(connection, ring, GUARD, since=current.revision)
         current = updated(current, changes)
-        assert current == snapshot.read_full(connection, ring, GUARD)
+        assert current == registry_reader.read_full(connection, ring, GUARD)
 
 
 def test_nothing_changed_is_an_empty_change(connection, ring):
     applied(connection, ring, DOCUMENT)
-    read = snapshot.read_full(connection, ring, GUARD)
-    changes = snapshot.read_changes(connection, ring, GUARD, since=read.revision)
+    read = registry_reader.read_full(connection, ring, GUARD)
+    changes = registry_reader.read_changes(connection, ring, GUARD, since=read.revision)
     assert (len(changes), changes.revision) == (0, read.revision)
 
 
@@ -199,14 +200,14 @@ def test_nothing_changed_is_an_empty_change(connection, ring):
 def test_a_log_that_does_not_reach_back_asks_for_a_full_read(connection, ring, since):
     applied(connection, ring, DOCUMENT)
     connection.execute("delete from revisions where revision < 5")
-    assert snapshot.read_changes(connection, ring, GUARD, since=since) is None
+    assert registry_reader.read_changes(connection, ring, GUARD, since=since) is None
 
 
 def test_a_hundred_thousand_subscriptions_are_small_enough_to_broadcast(connection, ring):
     """They take 4.8 MB, with 30,000 tenants, 10,000 endpoints and 500 event types."""
     population.load(connection, ring, 100_000, random.Random(1))
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert (len(read.subscriptions), len(read.endpoints), len(read.tenants)) == (100_000, 10_000, 30_000)
     assert read.quarantined() == {}
-    size = len(packing.packed(read))
+    size = len(pickling.packed(read))
     assert size < 8 * 1024 * 1024

@@ -5,9 +5,9 @@ import pytest
 from delivery import errors
 from delivery.model import Batching, DeliveryMode, EndpointStatus, Retrying
 from delivery.secret import Secret
-from subscriptions_db import apply, registry, snapshot
-from subscriptions_db.sql import query
-from tests import builders
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.registration import apply, registered_rows
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import (
     AS_READ,
     DOCUMENT,
@@ -18,6 +18,7 @@ from tests.integration.registry.documents import (
     WHOLE,
     applied,
 )
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 
@@ -50,9 +51,9 @@ def test_the_first_time_everything_is_made_and_a_missing_signing_secret_is_shown
 
 def test_the_second_time_nothing_changes(connection, ring):
     applied(connection, ring, DOCUMENT)
-    before = registry.revision(connection)
+    before = registered_rows.revision(connection)
     assert applied(connection, ring, DOCUMENT) == apply.Result(changes=())
-    assert registry.revision(connection) == before
+    assert registered_rows.revision(connection) == before
 
 
 def test_only_what_differs_is_changed_and_said(connection, ring):
@@ -66,15 +67,15 @@ def test_only_what_differs_is_changed_and_said(connection, ring):
 
 def test_event_types_are_registered_with_the_rest_and_make_no_revision(connection, ring):
     applied(connection, ring, DOCUMENT)
-    before = registry.revision(connection)
+    before = registered_rows.revision(connection)
     entry = {"id": "order", "json_schema": {"type": "object", "required": ["b", "a"]}, "examples": [{"b": 1, "a": 2}]}
     assert summary(applied(connection, ring, {"event_types": [entry]})) == [("create", "event_type", "order")]
     assert applied(connection, ring, DOCUMENT | {"event_types": [entry]}, prune=True).changes == ()
     [change] = applied(connection, ring, {"event_types": [entry | {"deprecated": True}]}).changes
     assert change.fields == (("deprecated", False, True),)
-    row = registry.document(connection)["event_type"]["order"]
+    row = registered_rows.document(connection)["event_type"]["order"]
     assert (row["json_schema"], row["examples"], row["deprecated"]) == (entry["json_schema"], entry["examples"], True)
-    assert registry.revision(connection) == before
+    assert registered_rows.revision(connection) == before
 
 
 def test_a_changed_secret_is_a_difference_that_does_not_show_it(connection, ring):
@@ -83,7 +84,7 @@ def test_a_changed_secret_is_a_difference_that_does_not_show_it(connection, ring
     result = applied(connection, ring, {"endpoints": [changed]})
     assert summary(result) == [("update", "endpoint", "ep1")]
     assert "tiger" not in str(result.changes)
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert read.endpoints["ep1"].auth.secret == Secret(b"tiger")
 
 
@@ -107,7 +108,7 @@ def test_a_reference_to_nothing_is_named_and_nothing_is_written(connection, ring
     broken = DOCUMENT | {"subscriptions": [DOCUMENT["subscriptions"][0] | {"endpoint": "nobody"}]}
     with pytest.raises(errors.RegistrationError, match=r"subscriptions\[0\].endpoint: there is no endpoint nobody"):
         applied(connection, ring, broken)
-    assert registry.revision(connection) == 0
+    assert registered_rows.revision(connection) == 0
 
 
 def test_an_endpoint_does_not_go_to_another_customer(connection, ring):
@@ -136,21 +137,21 @@ def test_a_signing_secret_that_is_missing_is_made(connection, ring):
     result = applied(connection, ring, DOCUMENT)
     assert summary(result) == [("update", "endpoint", "ep2")]
     assert list(result.new_secrets) == ["ep2"]
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
 
 
 def test_a_secret_that_does_not_open_stays_unless_the_document_has_another(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set key_id = 'lost'")
     assert summary(applied(connection, ring, DOCUMENT)) == [("update", "endpoint", "ep1")]
-    assert list(snapshot.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep2"]
+    assert list(registry_reader.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep2"]
 
 
 def test_when_all_signing_secrets_have_expired_a_new_one_is_made(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set expires_at = now() where purpose = 'signing'")
     assert list(applied(connection, ring, DOCUMENT).new_secrets) == ["ep2"]
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
     assert connection.execute("select from secrets where expires_at is not null").fetchone() is None
 
 
@@ -158,14 +159,14 @@ def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_i
     applied(connection, ring, DOCUMENT)
     result = applied(connection, ring, {"endpoints": [WHOLE]})
     changed = [name for name, *_ in result.changes[0].fields]
-    fields = registry.document(connection)["endpoint"]["whole"]
+    fields = registered_rows.document(connection)["endpoint"]["whole"]
     of_others = {"auth_username", "auth_header", "order_by", "disabled_reason", "disabled_at", "awaits_permission",
                  "permitted_origin", "permitted_per_minute", "permitted_at"}  # fmt: skip
     assert changed == [name for name in fields if name not in of_others]
     assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=(), awaiting_permission=("whole",))
-    shown = str(result) + str(result.changes) + str(registry.document(connection))
+    shown = str(result) + str(result.changes) + str(registered_rows.document(connection))
     assert not any(secret in shown for secret in ("hunter2", SIGNING, ED25519, "PRIVATE"))
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert (read.endpoints["whole"], read.quarantined()) == (AS_READ, {})
 
 
@@ -175,7 +176,7 @@ def test_what_a_document_leaves_out_is_as_if_it_had_never_been_said(connection, 
     plain = {"id": "whole", "customer": "c1", "url": WHOLE["url"], "signing_secrets": [SIGNING], "mode": "batch"}
     [change] = applied(connection, ring, {"endpoints": [plain]}).changes
     assert ("tls_key", "***", None) in change.fields
-    read = snapshot.read_full(connection, ring, GUARD).endpoints["whole"]
+    read = registry_reader.read_full(connection, ring, GUARD).endpoints["whole"]
     assert read == builders.endpoint(
         "whole", url=WHOLE["url"], mode=DeliveryMode.BATCH, batching=Batching(), retrying=Retrying()
     )
@@ -194,7 +195,7 @@ def test_a_secret_of_any_purpose_can_be_replaced(connection, ring, field):
 def test_no_retries_is_not_the_default_and_an_order_is_for_single_events(connection, ring):
     first = DOCUMENT["endpoints"][0] | {"retry": {"schedule_s": []}, "order_by": "customer.id"}
     applied(connection, ring, DOCUMENT | {"endpoints": [first, DOCUMENT["endpoints"][1]]})
-    read = snapshot.read_full(connection, ring, GUARD).endpoints
+    read = registry_reader.read_full(connection, ring, GUARD).endpoints
     assert (read["ep1"].retrying, read["ep1"].order_by) == (Retrying(schedule_s=()), "customer.id")
     assert (read["ep2"].retrying, read["ep2"].order_by) == (Retrying(), None)
     assert summary(applied(connection, ring, DOCUMENT | {"endpoints": [first]})) == []
@@ -211,10 +212,10 @@ def test_a_document_that_does_not_say_the_status_leaves_disabled_what_was_disabl
     assert (result.changes, result.still_disabled) == ((), {"ep1": "gone"})
     moved = DOCUMENT["endpoints"][0] | {"url": "https://example.com/moved"}
     assert [name for name, *_ in applied(connection, ring, {"endpoints": [moved]}).changes[0].fields] == ["url"]
-    row = registry.document(connection)["endpoint"]["ep1"]
+    row = registered_rows.document(connection)["endpoint"]["ep1"]
     assert (row["url"], row["status"], row["disabled_reason"]) == ("https://example.com/moved", "disabled", "gone")
     assert row["disabled_at"] is not None
-    assert snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].status is EndpointStatus.DISABLED
+    assert registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].status is EndpointStatus.DISABLED
 
 
 def test_a_document_that_says_active_enables_what_was_disabled(connection, ring):
@@ -222,7 +223,7 @@ def test_a_document_that_says_active_enables_what_was_disabled(connection, ring)
     connection.execute(DISABLE)
     result = applied(connection, ring, {"endpoints": [DOCUMENT["endpoints"][0] | {"status": "active"}]})
     assert (result.changes[0].fields, result.still_disabled) == ((("status", "disabled", "active"),), {})
-    row = registry.document(connection)["endpoint"]["ep1"]
+    row = registered_rows.document(connection)["endpoint"]["ep1"]
     assert (row["status"], row["disabled_reason"], row["disabled_at"]) == ("active", None, None)
 
 
@@ -239,7 +240,7 @@ def test_a_filter_that_no_parser_takes_is_replaced(connection, ring, pattern):
     connection.execute("update filters set pattern = %s::jsonb", [pattern])
     [change] = applied(connection, ring, DOCUMENT).changes
     assert change.fields[0][2] == {"data": {"a": [1]}}
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
 
 
 def test_text_that_postgres_cannot_hold_is_refused(connection, ring):

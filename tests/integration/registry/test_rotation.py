@@ -12,8 +12,11 @@ import standardwebhooks
 
 from delivery import errors
 from delivery.model import SignatureScheme
-from delivery.webhooks import guard, signing
-from subscriptions_db import apply, manifest, rotation, snapshot
+from delivery.webhooks.http import guard
+from delivery.webhooks.sending import signing
+from subscriptions_db.manifest import manifest
+from subscriptions_db.registration import apply, rotation
+from subscriptions_db.snapshot import registry_reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("first")]
 
@@ -40,7 +43,7 @@ def rotate(connection, ring):
 @pytest.fixture
 def keys(connection, ring):
     """The keys of `ep1` as the job reads them."""
-    return lambda: snapshot.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
+    return lambda: registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
 
 
 def verifies(text, keys, at):
@@ -85,11 +88,11 @@ def test_without_an_overlap_the_others_end_at_once(rotate, keys):
 
 
 def test_ten_rotations_in_a_row_leave_no_moment_without_a_secret_that_verifies(first, connection, ring, rotate):
-    current = snapshot.read_full(connection, ring, GUARD)
+    current = registry_reader.read_full(connection, ring, GUARD)
     known = first
     for _ in range(10):
         new = signing.to_text(rotate(overlap=dt.timedelta(seconds=30)).key)
-        changes = snapshot.read_changes(connection, ring, GUARD, since=current.revision)
+        changes = registry_reader.read_changes(connection, ring, GUARD, since=current.revision)
         sent_with = changes.endpoints["ep1"].signing_keys
         assert verifies(known, sent_with, time.time())
         assert verifies(new, sent_with, time.time())
@@ -111,7 +114,7 @@ def test_more_secrets_than_a_request_has_room_for_are_refused_and_nothing_change
 def test_a_secret_that_does_not_open_is_replaced(connection, ring, rotate):
     connection.execute("update secrets set key_id = 'lost'")
     rotate(overlap=dt.timedelta(0))
-    assert snapshot.read_full(connection, ring, GUARD).quarantined() == {}
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
 
 
 def test_an_endpoint_that_is_not_there_is_named(rotate):
@@ -133,7 +136,7 @@ class TestCommand:
         environment = os.environ | {"FANOUT_DATABASE_URL": database, "FANOUT_KEYS_RING": f"k1={ring_key}"}
 
         def call(*words):
-            command = [sys.executable, "-m", "fanout.cli", "endpoints", "rotate-secret", "ep1", *words]
+            command = [sys.executable, "-m", "fanout.cli.main", "endpoints", "rotate-secret", "ep1", *words]
             return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
         return call

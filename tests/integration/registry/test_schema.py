@@ -6,8 +6,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from delivery import errors, settings
-from subscriptions_db import connect, migrate
+from delivery import errors
+from delivery.config import settings
+from subscriptions_db.postgres import connect, migrate
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,11 @@ import base64
 import pytest
 from psycopg import sql
 
-from delivery import errors, settings
+from delivery import errors
+from delivery.config import settings
 from fanout.local import stack
-from subscriptions_db import keyring, snapshot
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import CLIENT, DOCUMENT, GUARD, WHOLE, applied
 
 pytestmark = pytest.mark.integration
@@ -40,24 +42,24 @@ def test_a_sealed_secret_moved_to_another_row_does_not_open(connection, ring):
         "update secrets set sealed = (select sealed from secrets where endpoint_id = 'ep2') "
         "where endpoint_id = 'ep1' and purpose = 'signing'"
     )
-    read = snapshot.read_full(connection, ring, GUARD)
+    read = registry_reader.read_full(connection, ring, GUARD)
     assert list(read.quarantined()) == ["endpoint ep1"]
 
 
 def test_a_secret_is_no_key_of_another_scheme(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
-    assert "does not open" in snapshot.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
+    assert "does not open" in registry_reader.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
 
 
 def test_after_a_rotation_the_old_key_is_needed_no_more(connection):
     old, new = stack.new_key(), stack.new_key()
     applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), DOCUMENT)
-    before = snapshot.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), GUARD)
+    before = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), GUARD)
     both = keyring.KeyRing.from_settings(settings.Keys(ring={"old": old, "new": new}, active="new"))
     assert keyring.rotate(connection, both) == 3
     assert keyring.rotate(connection, both) == 0
-    after = snapshot.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
+    after = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
     assert after.endpoints == before.endpoints
 
 

@@ -8,13 +8,18 @@ import random
 import psycopg
 import pytest
 
-from delivery import settings
+from delivery.config import settings
 from delivery.model import PLATFORM, Retrying, SkipReason, TenantStatus
-from delivery.webhooks import guard, lookup, matching, routing
+from delivery.webhooks.http import guard
+from delivery.webhooks.routing import lookup_registry, matching, registries
 from fanout.local import stack
-from subscriptions_db import apply, connect, keyring, manifest, migrate, snapshot
-from subscriptions_db.lookup import PostgresReader
-from tests import builders
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
+from subscriptions_db.snapshot.lookup import PostgresReader
+from tests.support import builders
 
 pytestmark = pytest.mark.integration
 
@@ -46,11 +51,11 @@ class Broadcast:
     def __init__(self, database):
         self.database = settings.Database(url=database)
         with connect.connect(self.database) as opened:
-            self.registry = routing.WholeRegistry("base", snapshot.read_full(opened, RING, GUARD))
+            self.registry = registries.WholeRegistry("base", registry_reader.read_full(opened, RING, GUARD))
 
     def catch_up(self):
         with connect.connect(self.database) as opened:
-            self.registry.advance(snapshot.read_changes(opened, RING, GUARD, since=self.registry.revision))
+            self.registry.advance(registry_reader.read_changes(opened, RING, GUARD, since=self.registry.revision))
 
     def close(self):
         pass
@@ -62,7 +67,7 @@ class LookUp:
     def __init__(self, database):
         self.clock = Clock()
         self.reader = PostgresReader(settings.Database(url=database), RING, GUARD)
-        self.registry = lookup.LookedUpRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
+        self.registry = lookup_registry.LookedUpRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
 
     def catch_up(self):
         self.clock.now += TTL_S

@@ -1,0 +1,98 @@
+"""Read the settings once, at the start, from TOML files and `FANOUT_…` environment variables.
+
+Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file
+that holds the value, so that a container's description shows no secret), then the files, then the defaults. A file that
+`--config` or `FANOUT_CONFIG` names is the only one. Without it they are `./fanout.toml` and `./.fanout/local.toml`, which
+`fanout up` writes. An unknown name is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from delivery import errors
+from delivery.config import settings
+
+LOCAL_FILE = Path(".fanout/local.toml")
+PREFIX = "FANOUT_"
+IN_A_FILE = "_file"
+
+
+def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
+    """Read and check the settings; raise SettingsError that names every wrong one together with the right one.
+
+    `config` is the file asked for on the command line; `root` is where the default files are looked for. A named file stands
+    alone: below it, what `fanout up` once wrote into the current folder would open the address guard for a production job.
+    """
+    named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
+    if named is not None and not named.is_file():
+        raise errors.SettingsError(f"there is no settings file {named}: name an existing one with --config or {PREFIX}CONFIG")
+    merged: dict[str, dict[str, Any]] = {}
+    for path in (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,):
+        if path.is_file():
+            _merge(merged, _parsed(path))
+    _merge(merged, _from_environment(environ))
+    try:
+        return settings.Settings.model_validate(merged)
+    except pydantic.ValidationError as exc:
+        # pydantic's own text would quote the rejected input, which may be a secret.
+        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_input=False))) from None
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as exc:
+        raise errors.SettingsError(f"{path} is not TOML: {exc}") from exc
+
+
+def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
+    for area, fields in layer.items():
+        if isinstance(fields, Mapping):
+            into.setdefault(area, {}).update(fields)
+        else:
+            into[area] = fields
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    layer: dict[str, dict[str, str]] = {}
+    known = settings.known_names()
+    for name, given in environ.items():
+        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
+            continue
+        area, _, field = name.removeprefix(PREFIX).lower().partition("_")
+        if not field.endswith(IN_A_FILE) or f"{area}.{field}" in known:
+            layer.setdefault(area, {})[field] = given
+            continue
+        if name.removesuffix(IN_A_FILE.upper()) in environ:
+            raise errors.SettingsError(f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them")
+        layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _held_by(Path(given), name)
+    return layer
+
+
+def _held_by(path: Path, name: str) -> str:
+    try:
+        value = path.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        told = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {told}") from None
+    if not value:
+        raise errors.SettingsError(f"{name} names {path}, which is empty")
+    return value
+
+
+def _explain(error: Any) -> str:
+    """Turn one pydantic error into a line that names the setting, the problem and the nearest right name."""
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] != "extra_forbidden":
+        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {error['msg'].removeprefix('Value error, ')}"
+    known = settings.known_names() if len(location) > 1 else list(settings.Settings.model_fields)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"setting {name} is not known; did you mean {nearest[0]}? `fanout config` lists all of them"

@@ -1,0 +1,114 @@
+"""Make, from the settings, the plain values that the executors are told.
+
+Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+from delivery.config import settings
+from delivery.webhooks.events import parsing
+from delivery.webhooks.http import guard
+from delivery.webhooks.lanes import worker_plan
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import health_hints, shard_scheduler
+from delivery.webhooks.scheduling import limits
+
+log = logging.getLogger(__name__)
+
+
+def of(config: settings.Settings) -> worker_plan.Plan:
+    """Return the plan of the direct lane."""
+    lane, known = config.delivery, config.snapshot
+    return worker_plan.Plan(
+        topics=topic_rows.Topics(
+            attempts=lane.attempts_topic,
+            dead_letters=lane.dead_letter_topic,
+            rejected=lane.rejected_topic,
+            retries=lane.retries_topic,
+        ),
+        guard=guard_of(lane),
+        layout=layout_of(config),
+        limits=limits.Limits(
+            max_in_flight=lane.max_in_flight,
+            max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
+            lane_deadline_s=lane.lane_deadline_s,
+            patience_s=lane.patience_s if lane.patience_s < lane.attempt_timeout_s else math.inf,
+            workers=config.spark.parallelism,
+            max_per_host=lane.max_connections_per_host,
+            max_per_second_per_host=lane.max_per_second_per_host,
+            unlimited_hosts=tuple(name.lower().rstrip(".") for name in lane.unlimited_hosts),
+        ),
+        quick_retry=retry_decision.QuickRetry(
+            max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s
+        ),
+        attempt_timeout_s=lane.attempt_timeout_s,
+        max_retry_after_s=lane.max_retry_after_s,
+        max_connections=lane.max_connections,
+        registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
+        tell_accepted_every_s=health_hints.told_every_s(config.retry.disable_after_s),
+    )
+
+
+def of_realtime(config: settings.Settings) -> worker_plan.Plan:
+    """Return the plan of the real-time lane.
+
+    A slice ends while the next one is at work (delivery.webhooks.lanes.realtime_lane). So each has half of what an endpoint
+    takes.
+    """
+    direct = of(config)
+    return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
+
+
+def layout_of(config: settings.Settings) -> parsing.Layout:
+    """Return the fields of an event that hold its id, type, tenant and time, by the settings."""
+    source = config.source
+    return parsing.Layout(
+        id_path=_path(source.id_field),
+        type_path=_path(source.type_field),
+        tenant_path=_path(source.tenant_field),
+        sub_tenant_path=_path(source.sub_tenant_field),
+        time_path=_path(source.time_field),
+        topic_prefix=source.topic_prefix,
+        max_bytes=source.max_event_bytes,
+        tenant_of_topic=source.tenant_of_topic,
+        operational_topic=config.operations.topic,
+    )
+
+
+def retry_policy(config: settings.Retry) -> shard_scheduler.Policy:
+    """Return what the shards of the retry lane decide by."""
+    return shard_scheduler.Policy(
+        probe_interval_s=config.probe_interval_s,
+        max_probe_interval_s=config.max_probe_interval_s,
+        max_turn=config.max_turn,
+        max_pending=config.max_pending,
+        disable_after_s=config.disable_after_s,
+    )
+
+
+def guard_of(lane: settings.Delivery) -> guard.Guard:
+    """Return the guard by which endpoints are registered, read and connected to."""
+    return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
+
+
+def warn_of_open_guard(lane: settings.Delivery) -> None:
+    """Log what the guard lets through for development. Each process calls it that sends to endpoints or takes their URLs."""
+    if opened := opened_for_development(lane):
+        log.warning("the address guard is OPEN for development: %s", opened)
+
+
+def opened_for_development(lane: settings.Delivery) -> str:
+    """Return what the guard lets through that production should not, as text for a person; empty when nothing."""
+    opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
+    opened += ["plain http"] if lane.allow_http else []
+    opened += [] if lane.allow_ports else ["any port"]
+    return ", ".join(opened)
+
+
+def _path(dotted: str) -> tuple[str, ...]:
+    return tuple(dotted.split("."))

@@ -1,0 +1,87 @@
+"""Serve `/metrics`, `/healthz` and `/readyz`, when `metrics.port` is set.
+
+Runs on the driver, in `fanout archive` and in `fanout serve`, on threads of its own: whatever happens here, their work goes on.
+"""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import prometheus_client
+from prometheus_client import exposition
+
+from delivery import errors
+from delivery.config import settings
+from delivery.observability import health, metrics
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
+    """Begin to serve; ends with the process. A port that is taken is found before anything else starts."""
+    metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
+    if not config.port:
+        return
+    try:
+        server = _Server((config.host, config.port), _Handler)
+    except OSError as exc:
+        raise errors.SettingsError(
+            f"setting metrics.port: cannot serve on {config.host}:{config.port} ({exc.strerror}); choose another"
+        ) from exc
+    server.config, server.watches = config, watches
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    config: settings.Metrics
+    watches: Mapping[str, health.Watch]
+
+    def handle_error(self, *_: Any) -> None:
+        log.debug("a scrape or probe broke off", exc_info=True)  # noqa: LOG014  # called while it is being handled
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10
+    """Seconds; a client that says nothing keeps no thread."""
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                encode, content_type = exposition.choose_encoder(self.headers.get("accept", ""))
+                self._answer(HTTPStatus.OK, content_type, encode(prometheus_client.REGISTRY))
+            case "/healthz":
+                stalled_after_s = self.server.config.stalled_after_s
+                self._answer_verdict(lambda facts: health.liveness(facts, stalled_after_s))
+            case "/readyz":
+                self._answer_verdict(health.readiness)
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics /healthz /readyz\n")
+
+    def _answer_verdict(self, judge: Callable[[health.Facts], health.Verdict]) -> None:
+        lanes = {lane: watch.facts() for lane, watch in self.server.watches.items()}
+        verdicts = {lane: judge(facts) for lane, facts in lanes.items()}
+        verdict = health.of_lanes(verdicts)
+        told = {
+            lane: {"ok": verdicts[lane].ok, "reason": verdicts[lane].reason, "phase": facts.phase, "lag": facts.lag}
+            for lane, facts in lanes.items()
+        }
+        document = {"ok": verdict.ok, "reason": verdict.reason, "lanes": told}
+        status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, "application/json", orjson.dumps(document) + b"\n")
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+        log.debug(format, *args)

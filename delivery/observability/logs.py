@@ -1,0 +1,66 @@
+"""Set up logging: lines for people or JSON for machines, on standard error.
+
+Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow
+the text. Foreign text in them has no control character left: no line can be forged, and no terminal moved.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import sys
+from typing import Any
+
+import orjson
+
+from delivery.observability import safe_text
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, times in UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "at": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        entry |= _extra(record)
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return safe_text.json(_json(entry))
+
+
+class TextFormatter(logging.Formatter):
+    """One line for a person, with the fields behind it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        return safe_text.line(" ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in _extra(record).items())]))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
+        return safe_text.text(super().formatException(ei))
+
+
+def _json(entry: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(entry, default=str).decode()
+    except TypeError:  # text with a lone surrogate, which has no UTF-8
+        return orjson.dumps({key: safe_text.text(str(value)) for key, value in entry.items()}).decode()
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
+def configure(level: str, form: str) -> None:
+    """Send the logs from `level` on to standard error; `form` is `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("py4j").setLevel(logging.WARNING)

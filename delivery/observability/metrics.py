@@ -1,0 +1,230 @@
+"""Every metric, with its meaning. Labels come from closed sets only, and from the operator's topics: never from tenants.
+
+Runs on the driver, for all workers: theirs arrive as tallies (docs/adr/0008); and in `fanout archive` and `fanout serve`.
+docs/metrics.md is generated from this file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter as Count
+from collections.abc import Iterator, Mapping
+
+import prometheus_client
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from delivery.model import OutcomeKind
+from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Tally
+
+
+class _MergedHistogram(Collector):
+    """A histogram that is fed with counts of buckets; prometheus_client's own takes one observation at a time."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._by_lane: Mapping[str, tuple[Count[float], float]] = {}
+        prometheus_client.REGISTRY.register(self)
+
+    def add(self, lane: str, counts: Count[float], sum_: float) -> None:
+        before, sum_before = self._by_lane.get(lane, (Count(), 0.0))
+        # A new mapping, so that a scrape on another thread sees all of it or nothing.
+        self._by_lane = {**self._by_lane, lane: (before + counts, sum_before + sum_)}
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=["lane"])
+        for lane, (counts, sum_) in self._by_lane.items():
+            running = itertools.accumulate(counts[bound] for bound in LATENCY_BUCKETS_S)
+            buckets = [
+                ("+Inf" if bound == math.inf else str(bound), count)
+                for bound, count in zip(LATENCY_BUCKETS_S, running, strict=True)
+            ]
+            family.add_metric([lane], buckets=buckets, sum_value=sum_)
+        yield family
+
+
+RECORDS = Counter(
+    "fanout_records",
+    "Records handled in committed micro-batches: events and rejected ones; in the batch lane with its ticks, in the retry lane "
+    "what came to wait, reports and ticks; there a large one counts once for each 4 KiB.",
+    ["lane"],
+)
+REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
+DELIVERIES = Counter(
+    "fanout_deliveries",
+    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: handed over to the retry lane) and reason.",
+    ["lane", "outcome", "reason"],
+)
+BATCHES = Counter("fanout_batches", "Batches that were sent, by why they left: count, bytes or time.", ["lane", "reason"])
+ATTEMPTS = Counter(
+    "fanout_attempts", "Requests to endpoints by error class, `none` for those accepted.", ["lane", "error_class"]
+)
+RETRIES = Counter("fanout_retries", "Attempts that were not a delivery's first.", ["lane"])
+LATENCY_SECONDS = _MergedHistogram(
+    "fanout_latency_seconds", "Of accepted deliveries: from Kafka's append of the event to the endpoint's response."
+)
+IN_FLIGHT_PEAK = Gauge(
+    "fanout_in_flight_peak",
+    "Most requests under way at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
+    ["lane"],
+)
+PENDING_EVENTS = Gauge(
+    "fanout_pending_events",
+    "Events that wait for their batch (batch) or next attempt (retry), after the last micro-batch.",
+    ["lane"],
+)
+PENDING_BYTES = Gauge(
+    "fanout_pending_bytes", "Bytes of the events that wait, in the batch lane as they count for a batch's bound.", ["lane"]
+)
+PENDING_OLDEST = Gauge(
+    "fanout_pending_oldest_timestamp_seconds",
+    "When the first of the events that wait came to the lane; 0: none waits.",
+    ["lane"],
+)
+HELD_ENDPOINTS = Gauge(
+    "fanout_held_endpoints",
+    "Endpoints that the retry lane holds back or lets come back slowly: all that is due to them waits there.",
+)
+FAILING_ENDPOINTS = Gauge(
+    "fanout_failing_endpoints", "Endpoints that have accepted nothing of what was sent to them for retry.disable_after_s."
+)
+STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that a lane's state takes on the JVM's side.", ["lane"])
+STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
+MICRO_BATCH_SECONDS = Histogram(
+    "fanout_micro_batch_seconds",
+    "How long a micro-batch with records took, from its offsets to its commit.",
+    ["lane"],
+    buckets=(0.25, 0.5, 1, 2, 5, 10, 30, 60),
+)
+LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
+EXECUTORS = Gauge(
+    "fanout_executors", "Executors that are registered and get tasks. With scaling.max_executors only, as the next ones."
+)
+EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants by what waits.")
+SCALING_REASON = Gauge(
+    "fanout_scaling_reason",
+    "1 for the reason of that number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, kafka_away.",
+    ["reason"],
+)
+DRAIN_SECONDS = Gauge(
+    "fanout_drain_seconds",
+    "Seconds until the lag of the lane that needs most has drained with the executors of now; +Inf: never.",
+)
+ARRIVAL = Gauge("fanout_arrival_per_second", "Records a second that come for a lane, over 15 s.", ["lane"])
+THROUGHPUT_OF_EXECUTOR = Gauge(
+    "fanout_executor_throughput_per_second",
+    "Records a second that one executor handled when the lane was behind; 0: not measured, or longer than 6 hours ago.",
+    ["lane"],
+)
+SOURCE_UP = Gauge("fanout_source_up", "1 when Kafka answered the last time it was asked, else 0.")
+CPU_SECONDS = Counter(
+    "fanout_cpu_seconds",
+    "CPU time of all worker processes (workers), the driver's JVM (jvm) and the driver's Python (driver).",
+    ["process"],
+)
+OWN_DELAY_SECONDS = Counter(
+    "fanout_own_delay_seconds",
+    "Time in which worker processes waited for their own machine (CPU, memory, a stall). No endpoint is judged by it.",
+    ["lane"],
+)
+WAITED_FOR_HOSTS = Counter(
+    "fanout_waited_for_hosts",
+    "How often a request has waited because of delivery.max_connections_per_host or max_per_second_per_host.",
+    ["lane"],
+)
+CLOCK_AHEAD_SECONDS = Gauge(
+    "fanout_clock_ahead_seconds",
+    "Of the worker whose clock differs most from the driver's: by how much it is ahead, or behind; 0 for what waits explain.",
+    ["lane"],
+)
+REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
+REGISTRY_CONFIRMED = Gauge(
+    "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
+)
+REGISTRY_ROWS = Gauge(
+    "fanout_registry_rows", "Size of the snapshot that is being routed by: tenants, endpoints, subscriptions.", ["kind"]
+)
+REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+EGRESS_BROKEN = Gauge(
+    "fanout_egress_broken", "1 while hardly any endpoint can be reached, and so all lanes hold; nobody is disabled meanwhile."
+)
+ENDPOINTS_DISABLED = Counter(
+    "fanout_endpoints_disabled",
+    "Endpoints that the job disabled in the registry, because they are gone or failing.",
+    ["reason"],
+)
+ARCHIVED = Counter(
+    "fanout_archived", "Rows that `fanout archive` has written: dead_letters, attempts (and what was not attempted).", ["kind"]
+)
+ARCHIVE_LEFT_OUT = Counter(
+    "fanout_archive_left_out",
+    "What is not in the archive: records that cannot be read (unreadable), that Postgres does not take (refused), or that "
+    "Kafka had dropped before they were read (lost), and attempts of days that are not kept (expired).",
+    ["reason"],
+)
+ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
+ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
+ARCHIVE_REACHED = Gauge(
+    "fanout_archive_reached_timestamp_seconds",
+    "When Kafka appended the record that was archived last; while records wait, its age is how far behind the archive is.",
+    ["topic"],
+)
+API_REQUESTS = Counter(
+    "fanout_api_requests",
+    "Requests to the HTTP API by path, method and class of the status (2xx, …); `none` where there is no such path or method.",
+    ["route", "method", "status"],
+)
+API_SECONDS = Histogram(
+    "fanout_api_request_seconds",
+    "How long a request to the HTTP API took until its answer; of a poll, with its wait.",
+    ["route"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
+)
+API_POLLS_WAITING = Gauge("fanout_api_polls_waiting", "Polls that wait for a dead letter; at most api.max_polls.")
+API_CONNECTIONS = Gauge(
+    "fanout_api_connections_in_use", "Connections to Postgres that requests to the HTTP API have; at most api.max_connections."
+)
+ARCHIVE_REPLAYED = Counter(
+    "fanout_archive_replayed", "Deliveries that were handed to the retry lane again by replays, one or all of a time."
+)
+READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
+
+
+REALTIME_CATCHING_UP = Gauge(
+    "fanout_realtime_catching_up", "Whether the real-time lane delivers in micro-batches: it fell behind, or has too few slots."
+)
+REALTIME_RESTARTS = Counter(
+    "fanout_realtime_restarts", "Starts of the real-time lane's query after a task that failed, was lost or did not report."
+)
+
+
+def account(lane: str, tally: Tally) -> None:
+    """Add what the workers told."""
+    for kind in OutcomeKind:
+        DELIVERIES.labels(lane, kind.value, NONE)  # zero from the start, so that the first one counts as an increase
+    for (outcome, reason), count in tally.deliveries.items():
+        DELIVERIES.labels(lane, outcome, reason).inc(count)
+    for reason, count in tally.rejected.items():
+        REJECTED.labels(lane, reason).inc(count)
+    for reason, count in tally.batches.items():
+        BATCHES.labels(lane, reason).inc(count)
+    for error_class, count in tally.attempts.items():
+        ATTEMPTS.labels(lane, error_class).inc(count)
+    RETRIES.labels(lane).inc(tally.retries)
+    LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
+    IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
+    CPU_SECONDS.labels("workers").inc(tally.cpu_s)
+    WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
+    CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
+    OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
+
+
+def declared() -> dict[str, str]:
+    """Return each metric of ours, by the name under which it is scraped, with its meaning."""
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family.documentation
+        for family in prometheus_client.REGISTRY.collect()
+        if family.name.startswith("fanout_")
+    }

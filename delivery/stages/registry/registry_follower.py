@@ -1,0 +1,245 @@
+"""Follow the registry while the job runs, and broadcast it to the executors.
+
+Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource is what crosses to the executors. The full registry
+is broadcast once; what changes after that travels with each micro-batch as a small delta, until the deltas are worth a new
+broadcast. So a change costs as much as it changes, not as much as the registry holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tenacity
+from pyspark import Broadcast, SparkContext
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Revision
+from delivery.observability import metrics
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
+from delivery.webhooks.state import pickling
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader as registry
+
+log = logging.getLogger(__name__)
+
+REBASE_ROWS = 2_000
+"""With more changed rows than this the delta, which is sent with each task, is worth a new broadcast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The registry as it is now known: a full snapshot, what changed since, and when Postgres last confirmed it."""
+
+    base_id: str
+    base: Snapshot
+    changes: SnapshotChanges | None
+    confirmed_at: float
+    """Monotonic seconds."""
+
+    @property
+    def revision(self) -> Revision:
+        """Return the revision that this amounts to."""
+        return self.base.revision if self.changes is None else self.changes.revision
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many rows of each kind this amounts to."""
+        sizes = {}
+        for kind in ("tenants", "endpoints", "subscriptions"):
+            rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)
+            sizes[kind] = len(rows) + sum((row is not None) - (row_id in rows) for row_id, row in changed.items())
+        return sizes
+
+
+def advanced(published: Published, changes: SnapshotChanges, now: float) -> Published:
+    """Return `published` with later changes added; pure."""
+    if changes.revision == published.revision:
+        merged = published.changes
+    else:
+        merged = changes if published.changes is None else published.changes.followed_by(changes)
+    return Published(base_id=published.base_id, base=published.base, changes=merged, confirmed_at=now)
+
+
+class Follower:
+    """Keep the newest registry at hand: full at the start, then changes, at a notification or by asking each interval.
+
+    A thread of its own reads, so that a slow or absent Postgres never slows a micro-batch. What is published is always a
+    whole revision: an interrupted read publishes nothing.
+    """
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        *,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = config.database
+        self._snapshot = config.snapshot
+        self._ring = keyring.KeyRing.from_settings(config.keys)
+        self._guard = worker_plans.guard_of(config.delivery)
+        self._stop = stop
+        self._clock = clock
+        self._published: Published | None = None
+        self._refused: errors.SettingsError | None = None
+        self._base_faults: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
+        self._confirmed = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, name="registry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def current(self) -> Published | None:
+        """Return the newest registry that is not too old, waiting for one; None when the job is to stop.
+
+        This is where the job holds: before the first read, and when Postgres has been away for longer than the bound. Raises
+        SettingsError where the key ring does not fit the registry.
+        """
+        with self._confirmed:
+            while not self._stop.is_set():
+                if self._refused is not None:
+                    raise self._refused
+                reason = self.hold_reason()
+                if reason is None:
+                    return self._published
+                if self._published is not None:
+                    log.warning("holding: %s", reason)
+                self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
+        return None
+
+    @property
+    def newest(self) -> Published | None:
+        """The newest registry, however old. Safe from any thread."""
+        return self._published
+
+    def hold_reason(self) -> str | None:
+        """Return why a micro-batch would be held now, None when it would not. Safe from any thread."""
+        published = self._published
+        if published is None:
+            return "the registry was not read yet"
+        age_s = self._clock() - published.confirmed_at
+        return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
+
+    def _follow(self) -> None:
+        patiently = connect.patiently(self._stop)
+        while not self._stop.is_set():
+            try:
+                patiently(self._follow_one_connection)
+            except tenacity.RetryError:
+                return  # asked to stop
+            except errors.SettingsError as refused:
+                with self._confirmed:
+                    self._refused = refused
+                    self._confirmed.notify_all()
+                return
+            except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
+                log.exception("reading the registry failed")
+                self._stop.wait(self._snapshot.poll_interval_s)
+
+    def _follow_one_connection(self) -> None:
+        """Read changes over one connection until it breaks or the job stops."""
+        with connect.connect(self._database, application_name="fanout job") as connection, connect.translating():
+            migrate.require_current(connection)
+            if self._published is None:
+                keyring.require_fits(connection, self._ring)
+            connection.execute(query("listen"))
+            while not self._stop.is_set():
+                self._refresh(connection)
+                for _ in connection.notifies(timeout=self._snapshot.poll_interval_s, stop_after=1):
+                    pass
+
+    def _refresh(self, connection: connect.Connection) -> None:
+        published = self._published
+        if published is not None and len(published.changes or ()) <= REBASE_ROWS:
+            changes = registry.read_changes(connection, self._ring, self._guard, since=published.revision)
+            if changes is not None:
+                self._publish(advanced(published, changes, self._clock()))
+                return
+        base = registry.read_full(connection, self._ring, self._guard)
+        self._publish(Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock()))
+
+    def _publish(self, published: Published) -> None:
+        before = self._published
+        with self._confirmed:
+            self._published = published
+            self._confirmed.notify_all()
+        metrics.REGISTRY_CONFIRMED.set_to_current_time()
+        metrics.REGISTRY_REVISION.set(published.revision)
+        if before is None or before.base_id != published.base_id:
+            self._base_faults = published.base.quarantined()
+            _log_base(published.base)
+        elif published.revision != before.revision:
+            log.info(
+                "registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ())
+            )
+        else:
+            return
+        self._report(published)
+
+    def _report(self, published: Published) -> None:
+        for kind, size in published.sizes().items():
+            metrics.REGISTRY_ROWS.labels(kind).set(size)
+        current = self._base_faults | ({} if published.changes is None else published.changes.faults())
+        before, self._faults = self._faults, {row: fault for row, fault in current.items() if fault}
+        metrics.REGISTRY_QUARANTINED.set(len(self._faults))
+        for row, fault in self._faults.items() - before.items():
+            log.warning("quarantined: %s: %s", row, fault)
+
+
+def _log_base(base: Snapshot) -> None:
+    log.info(
+        "registry at revision %d: %d tenants, %d endpoints, %d subscriptions",
+        base.revision,
+        len(base.tenants),
+        len(base.endpoints),
+        len(base.subscriptions),
+    )
+
+
+class Broadcaster:
+    """Make broadcasts of what the follower publishes, one for all lanes; release those that no lane uses any more."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._broadcasts: dict[str, Broadcast[bytes]] = {}
+        self._used: dict[str, str] = {}
+
+    def source(self, published: Published, lane: str) -> registries.BroadcastSource:
+        """Return what the tasks of the lane's next micro-batch get. Micro-batches of one lane come one after the other."""
+        base_id = published.base_id
+        with self._lock:
+            if base_id not in self._broadcasts:
+                self._broadcasts[base_id] = self._context.broadcast(pickling.packed(published.base))
+            self._used[lane] = base_id
+            for unused in self._broadcasts.keys() - set(self._used.values()):
+                self._broadcasts.pop(unused).destroy()
+            return registries.BroadcastSource(base_id=base_id, broadcast=self._broadcasts[base_id], delta=published.changes)
+
+
+class Broadcasts:
+    """Give each micro-batch the newest registry, as a broadcast and what has changed since. Follows from when it is made."""
+
+    def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
+        self.follower = Follower(config, stop=stop)
+        self.follower.start()
+        self.hold_reason = self.follower.hold_reason
+        self._broadcaster: Broadcaster | None = None
+
+    def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
+        """Return what the tasks of the lane's next micro-batch get, waiting for it; None when the job is to stop."""
+        published = self.follower.current()
+        if published is None:
+            return None
+        self._broadcaster = self._broadcaster or Broadcaster(context)
+        return self._broadcaster.source(published, lane)

@@ -1,0 +1,14 @@
+"""Choose how the executors get the registry: broadcast, or looked up. Runs on the driver."""
+
+from __future__ import annotations
+
+import threading
+
+from delivery.config import settings
+from delivery.stages.registry import lookup_source, registry_follower
+
+
+def source(config: settings.Settings, stop: threading.Event) -> registry_follower.Broadcasts | lookup_source.Lookups:
+    """Return the source of the registry that `snapshot.source` names."""
+    made = lookup_source.Lookups if config.snapshot.source == "lookup" else registry_follower.Broadcasts
+    return made(config, stop=stop)

@@ -1,0 +1,37 @@
+"""Let batches leave their shards, as delivery.webhooks.batching.batcher decides.
+
+Defined on the driver, run in the executors' Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark import Accumulator
+from pyspark.sql import DataFrame
+
+from delivery.stages.tasks import shard_state, task_context
+from delivery.webhooks.batching import batcher
+from delivery.webhooks.state import backlog
+
+
+def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
+    """Return the batches that leave now."""
+    return shard_state.kept(routed, Batches(horizon_ms=horizon_ms), told, tools.begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The decision of the batch lane."""
+
+    horizon_ms: int
+
+    def __call__(
+        self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
+    ) -> shard_state.Decided:
+        """As state.Decide."""
+        known = batcher.decoded(index)
+        decided = batcher.decide(known, arrived, read, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        written = batcher.encoded(decided.index) if decided.changed else None
+        return shard_state.Decided(decided.batches, decided.append, decided.drop, written, batcher.backlog_of(decided))

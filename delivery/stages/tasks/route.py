@@ -1,0 +1,80 @@
+"""Turn records into segments by shard, on the executors: the batch lane up to its state.
+
+Defined on the driver, run in the executors' Python workers. The closure is fixed when the query starts; the registry comes with
+each micro-batch (delivery.stages.registry.task_delta).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from delivery.stages.tasks import arrow, deliver_events, task_context
+from delivery.webhooks.routing import intake, registries
+from delivery.webhooks.state import chunking
+
+SCHEMA = "shard int, key binary, value binary"
+"""What is for a shard, with a key where its order matters. A row of neither key nor value asks the shard to look."""
+_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
+
+
+class Row(NamedTuple):
+    """A row of SCHEMA."""
+
+    shard: int
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+def route(
+    records: DataFrame,
+    tools: task_context.Tools,
+    source: registries.Source,
+    parallelism: int,
+    *,
+    shard_keys: tuple[int, ...],
+    pass_through_s: float,
+    rejects: bool,
+) -> DataFrame:
+    """Return what `records` are to the shards, as SCHEMA."""
+    partition = RoutePartition(
+        tools=tools, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, rejects=rejects
+    )
+    return records.select(*deliver_events.COLUMNS).coalesce(parallelism).mapInArrow(partition, SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutePartition:
+    """The partition function: Arrow batches of records in, rows for the shards out."""
+
+    tools: task_context.Tools
+    source: registries.Source
+    shard_keys: tuple[int, ...]
+    pass_through_s: float
+    rejects: bool
+    """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task, shards = self.tools.begin(), len(self.shard_keys)
+        # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
+        yield from written([Row(key) for key in self.shard_keys])
+        read = map(deliver_events.records, batches)
+        for collected in task.worker.collect(read, self.source, shards=shards, pass_through_s=self.pass_through_s):
+            if not self.rejects:
+                told = collected.results.rejections
+                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
+            task.write(collected.results)
+            yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
+        task.finish()
+
+
+def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow batches of SCHEMA."""
+    for chunk in chunking.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
+        shards, keys, values = zip(*chunk, strict=True)
+        arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

@@ -1,0 +1,277 @@
+"""Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
+
+Runs in the executors. Must not import pyspark or psycopg. Each record is parsed once; the payload stays the bytes that came.
+
+Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]  # CPython's string scanner; typeshed leaves it out
+from typing import Any
+
+import orjson
+
+from delivery import errors
+from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
+from delivery.webhooks.events import attributes as further
+
+STRUCTURED = "application/cloudevents"
+MAX_ATTRIBUTE_CHARS = 1024
+"""Attributes become parts of bodies, keys and log lines; the specification suggests no bound, so this is ours."""
+HEADER_OVERHEAD_BYTES = 24
+
+_RFC_3339 = re.compile(
+    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?"
+    r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+)
+"""RFC 3339, section 5.6, with the `T` that CloudEvents asks for."""
+_JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a plain JSON event keeps its attributes: the keys that lead to each, from the top of the document."""
+
+    id_path: tuple[str, ...] = ("id",)
+    type_path: tuple[str, ...] = ("type",)
+    tenant_path: tuple[str, ...] = ("tenant_id",)
+    sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
+    time_path: tuple[str, ...] = ("time",)
+    topic_prefix: str = "events."
+    """Cut from the topic's name to make the type of an event that names none."""
+    max_bytes: int = 262_144
+    """A larger record is rejected."""
+    tenant_of_topic: str = ""
+    """Regular expression whose one group is the tenant that a topic belongs to; empty, or not matched: to nobody."""
+    operational_topic: str = ""
+    """The only topic in which the platform itself may be the tenant; empty: in none."""
+
+
+def parse(record: Record, layout: Layout) -> Event:
+    """Return the event in `record`; raise EventRejected with a reason of the closed set when there is none.
+
+    Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported, tenant_mismatch.
+    """
+    event = _read(record, layout)
+    if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
+        raise errors.EventRejected("tenant_mismatch", f"tenant {event.tenant_id} has no events in this topic")
+    if event.tenant_id == PLATFORM:
+        return event
+    owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
+    if owner is not None and owner != event.tenant_id:
+        # Who may write to a topic is known to Kafka; what an event says of itself is its writer's word.
+        raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
+    return event
+
+
+def header_bytes(name: str, content: bytes) -> int:
+    """Return what a header adds to a record's size: no less than three quarters of what it takes in a dead letter.
+
+    Kafka stores an empty header in two bytes; in JSON it takes thirty, and a control character in a name takes six.
+    """
+    return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
+
+
+@functools.lru_cache(maxsize=10_000)
+def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
+    matched = re.fullmatch(tenant_of_topic, topic)
+    return matched[1] if matched else None
+
+
+def _read(record: Record, layout: Layout) -> Event:
+    """Read the record in the mode in which it was written.
+
+    1. `content-type: application/cloudevents+json` is structured mode.
+    2. A `ce_specversion` header is binary mode.
+    3. Anything else is plain JSON.
+    """
+    value = record.value
+    if value is None:
+        raise errors.EventRejected("tombstone", "the record has no value")
+    if not value.strip():
+        raise errors.EventRejected("empty", "the record's value is empty")
+    # Headers count: they stand in the dead letter too, and what does not fit into Kafka would hold up everybody.
+    size = len(value) + sum(header_bytes(name, content) for name, content in record.headers)
+    if size > layout.max_bytes:
+        raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
+    if record.headers:
+        headers = {name.lower(): content for name, content in record.headers}
+        content_type = headers.get("content-type", b"").strip().lower()
+        if content_type.startswith(STRUCTURED.encode()):
+            return _structured(record, value, content_type)
+        if "ce_specversion" in headers:
+            return _binary(record, value, headers)
+    return _plain(record, value, layout)
+
+
+def _binary(record: Record, value: bytes, headers: Mapping[str, bytes]) -> Event:
+    try:
+        attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
+        content_type = headers.get("content-type", b"application/json").decode()
+    except UnicodeDecodeError as exc:
+        raise errors.EventRejected("bad_attribute", "a CloudEvents header is not UTF-8") from exc
+    if not _JSON_TYPE.match(content_type):
+        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; only JSON payloads are delivered")
+    beside = further.beside(attributes, further.NAMED)
+    return _cloud_event(record, attributes, beside, data=value, content=_loads(value))
+
+
+def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
+    if not content_type.startswith(b"application/cloudevents+json"):
+        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; use application/cloudevents+json")
+    document = _loads(value)
+    if not isinstance(document, dict):
+        raise errors.EventRejected("not_json", "a structured CloudEvent is a JSON object")
+    if "data" in document:
+        data, content = _raw_member(value, "data"), document["data"]
+    elif "data_base64" in document:
+        try:
+            data = base64.b64decode(document["data_base64"], validate=True)
+        except (ValueError, TypeError) as exc:
+            raise errors.EventRejected("bad_attribute", "data_base64 is not base64") from exc
+        content = _loads(data)
+    else:
+        data, content = b"null", None
+    beside = further.beside(document, further.JSON_MEMBERS)
+    return _cloud_event(record, document, beside, data=data, content=content)
+
+
+def _cloud_event(record: Record, attributes: Mapping[str, Any], beside: Attributes, *, data: bytes, content: Any) -> Event:
+    if attributes.get("specversion") != "1.0":
+        raise errors.EventRejected("unsupported", "specversion must be 1.0")
+    return Event(
+        event_id=EventId(_required(attributes.get("id"), "id")),
+        event_type=_required(attributes.get("type"), "type"),
+        source=_required(attributes.get("source"), "source"),
+        tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
+        sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
+        time=_time(attributes.get("time")) or _rfc3339(record.appended_at_ms),
+        data=data,
+        content=content,
+        record=record,
+        attributes=beside,
+    )
+
+
+def _plain(record: Record, value: bytes, layout: Layout) -> Event:
+    document = _loads(value)
+    if not isinstance(document, dict):
+        raise errors.EventRejected("not_json", "a plain event is a JSON object")
+    event_id = _optional(_at(document, layout.id_path), "id")
+    return Event(
+        # Stable over re-reads, and unique: this is where the record will always be.
+        event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
+        event_type=_optional(_at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
+        source=record.topic,
+        tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
+        sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
+        time=_time_in(_at(document, layout.time_path)) or _rfc3339(record.appended_at_ms),
+        data=value,
+        content=document,
+        record=record,
+    )
+
+
+def _loads(value: bytes) -> Any:
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as exc:
+        # Not the document itself: the text reaches logs. UTF-8, NaN and nesting beyond 1024 levels end here too.
+        raise errors.EventRejected("not_json", str(exc)[:200]) from exc
+
+
+def _at(document: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return document
+
+
+def _optional(value: Any, name: str) -> str | None:
+    """Return an attribute as text; ids are often numbers in JSON, so whole numbers count as text."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
+        raise errors.EventRejected("bad_attribute", f"{name} must be printable text, at most {MAX_ATTRIBUTE_CHARS} characters")
+    return value
+
+
+def _time(value: Any) -> str | None:
+    """Return the time of a CloudEvent: receivers' libraries refuse the whole event for another form of it."""
+    text = _optional(value, "time")
+    if text is not None and not _RFC_3339.fullmatch(text):
+        raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
+    return text
+
+
+def _time_in(value: Any) -> str | None:
+    """Return the time that plain JSON says; None for other text or a number, which stays in the payload."""
+    text = _optional(value, "time")
+    return text if text is not None and _RFC_3339.fullmatch(text) else None
+
+
+def _required(value: Any, name: str) -> str:
+    text = _optional(value, name)
+    if text is None:
+        raise errors.EventRejected("missing_attribute", f"the event has no {name}")
+    return text
+
+
+def _sub_tenant(value: Any) -> SubTenantId | None:
+    text = _optional(value, "sub-tenant id")
+    return None if text is None else SubTenantId(text)
+
+
+def _rfc3339(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _second(epoch_s: int) -> str:
+    """Return one second; thousands of events share it, and to write it takes as long as to parse one."""
+    try:
+        return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
+    except (ValueError, OverflowError, OSError) as exc:
+        # Producers set a record's time as they like: in microseconds, say, which is in the year 55,000.
+        raise errors.EventRejected("bad_attribute", "the event has no time, and its record's is beyond the year 9999") from exc
+
+
+def _raw_member(value: bytes, name: str) -> bytes:
+    """Return the bytes of a top-level member of a JSON object that has been checked, exactly as they stand there.
+
+    No JSON library here gives the place of a value, and writing the parsed value again would change its bytes.
+    """
+    text = value.decode()
+    try:
+        position = _SPACE.match(text, _SPACE.match(text, 0).end() + 1).end()  # type: ignore[union-attr]  # `[ ]*` always matches
+        found: str | None = None
+        while text[position] != "}":
+            key, position = scanstring(text, position + 1)
+            position = _SPACE.match(text, text.index(":", position) + 1).end()  # type: ignore[union-attr]
+            start = position
+            _, position = _SCAN_VALUE(text, start)
+            if key == name:
+                found = text[start:position]  # the last of duplicate keys, as the parser takes it
+            position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+            if text[position] == ",":
+                position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+    except RecursionError as exc:
+        raise errors.EventRejected("not_json", "nested too deeply") from exc
+    if found is None:
+        raise errors.EventRejected("not_json", f"no member {name}")
+    return found.encode()

@@ -1,0 +1,204 @@
+"""Match events by their content: compile an event pattern once, then ask it about each event.
+
+Runs in the executors, and wherever a registration is checked. Must not import pyspark or psycopg. Pure.
+
+Patterns have the syntax of Amazon EventBridge:
+
+    {"data": {"status": ["paid", "sent"], "amount": [{"numeric": [">=", 100]}], "test": [{"exists": false}]}}
+
+Every field that the pattern names must match, and a field matches when one alternative of its list does. `$or` holds two or
+more objects of which one must match, beside the other fields of its object. What an alternative accepts is said in
+delivery.webhooks.filters.operators. The rest is about what is missing, and about arrays:
+
+* A field has a value when a string, number, boolean or null stands there. An object is no value, nor is an empty array. Only
+  `{"exists": false}` matches a field without a value; `anything-but` needs one.
+* Arrays do not show in a pattern. A field that is an array matches when one of its elements does, at any depth of nesting.
+* Fields named together are looked for in one and the same object of an array: "Ann Lee" is not found in Ann Ray and Bo Lee.
+* One object of an array is enough for a match by a value. A match by missing values alone needs all of them: where two
+  items are listed and one has a `discount`, `discount` is not missing.
+
+EventBridge differs in corners: it takes a dot in a field name for a step into an object, here a name is a name; it compares
+strings that look like addresses as addresses, here equality is of text; of a field named both beside and inside `$or` it keeps
+one, here both must match. And what is named beside `$or` may be found in another object of an array than what is inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from delivery import errors
+from delivery.webhooks.filters import operators
+
+MAX_PATTERN_BYTES = 16 * 1024
+MAX_DEPTH = 16
+"""Objects within objects, those of `$or` included."""
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects"
+MAX_OPERANDS = 300
+"""Strings, numbers and other literals in a pattern; each `*` counts as one more, because it is one more text to search for.
+This bounds the work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
+
+_Judge = Callable[[Any], int]
+_NO, _BY_ABSENCE, _BY_VALUE = range(3)
+"""What a judge says. The order matters: the best of alternatives and the strongest sign of a conjunction are the maximum."""
+_MISSING: dict[str, Any] = {}
+"""Stands for a missing field: like an empty object it is no value and has no fields."""
+
+
+class Filter:
+    """A compiled pattern."""
+
+    __slots__ = ("_judge",)
+
+    def __init__(self, judge: _Judge) -> None:
+        self._judge = judge
+
+    def matches(self, document: Mapping[str, Any]) -> bool:
+        """Return whether a JSON object, as a parser gave it, matches. Called for each event in scope; never raises."""
+        return self._judge(document) != _NO
+
+
+def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
+    """Return the filter for a pattern; raise FilterError, which says where in the pattern and what to write instead."""
+    try:
+        size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError):
+        raise errors.FilterError("", "must be JSON") from None
+    except RecursionError:
+        raise errors.FilterError("", _TOO_DEEP) from None
+    if size > MAX_PATTERN_BYTES:
+        raise errors.FilterError("", f"has {size} bytes; at most {MAX_PATTERN_BYTES} are taken")
+    judge = _object(pattern, "", depth=1)
+    operands = _operands(pattern)
+    if operands > MAX_OPERANDS:
+        raise errors.FilterError("", f"has {operands} values and asterisks; at most {MAX_OPERANDS} are taken")
+    return Filter(judge)
+
+
+def _object(pattern: Any, path: str, depth: int) -> _Judge:
+    """Return the judge of one object: each field matches, and so does a branch of `$or`."""
+    if not isinstance(pattern, dict) or not pattern:
+        raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
+    if depth > MAX_DEPTH:
+        raise errors.FilterError(path, _TOO_DEEP)
+    fields = [
+        (name, _field(wanted, f"{path}.{name}" if path else name, depth)) for name, wanted in pattern.items() if name != "$or"
+    ]
+    either = _either(pattern["$or"], f"{path}.$or" if path else "$or", depth) if "$or" in pattern else None
+
+    def judge(document: Mapping[str, Any]) -> int:
+        strongest = _BY_ABSENCE
+        for name, judge_field in fields:
+            verdict = judge_field(document.get(name, _MISSING))
+            if verdict == _NO:
+                return _NO
+            strongest = max(strongest, verdict)
+        if either is None:
+            return strongest
+        verdict = either(document)
+        return _NO if verdict == _NO else max(strongest, verdict)
+
+    return judge
+
+
+def _either(branches: Any, path: str, depth: int) -> _Judge:
+    if not isinstance(branches, list) or len(branches) < 2:  # noqa: PLR2004 - one branch is no choice
+        raise errors.FilterError(path, "must be a list of two or more objects")
+    judges = [_object(branch, f"{path}[{index}]", depth + 1) for index, branch in enumerate(branches)]
+
+    def judge(document: Mapping[str, Any]) -> int:
+        best = _NO
+        for judge_branch in judges:
+            best = max(best, judge_branch(document))
+            if best == _BY_VALUE:
+                break
+        return best
+
+    return judge
+
+
+def _field(wanted: Any, path: str, depth: int) -> _Judge:
+    if isinstance(wanted, dict):
+        return _nested(_object(wanted, path, depth + 1))
+    if isinstance(wanted, list) and wanted:
+        return _values(wanted, path)
+    raise errors.FilterError(path, 'must be an object of fields, or a list of at least one value, such as ["paid"]')
+
+
+def _nested(judge_object: _Judge) -> _Judge:
+    """Return the judge of a field that should hold an object, or an array of them."""
+    when_missing = judge_object(_MISSING)
+
+    def judge(value: Any) -> int:
+        if isinstance(value, dict):
+            return judge_object(value)
+        return _over_array(judge, value, when_missing) if isinstance(value, list) else when_missing
+
+    return judge
+
+
+def _values(alternatives: list[Any], path: str) -> _Judge:
+    """Return the judge of a field that should hold a value, or an array of them."""
+    tests = _tests(alternatives, path)
+    when_missing = _BY_ABSENCE if operators.Absent in tests else _NO
+
+    def judge(value: Any) -> int:
+        kind = type(value)
+        if kind is list:
+            return _over_array(judge, value, when_missing)
+        if kind is dict:
+            return when_missing
+        for test in tests.get(kind, ()):
+            if test(value):
+                return _BY_VALUE
+        return _NO
+
+    return judge
+
+
+def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.Test]]:
+    """Group the tests of all alternatives by the type of value that they are for."""
+    literals = [alternative for alternative in alternatives if isinstance(alternative, operators.SCALARS)]
+    compiled = [operators.equality(literals)]
+    for index, alternative in enumerate(alternatives):
+        if isinstance(alternative, dict):
+            compiled.append(operators.comparison(alternative, f"{path}[{index}]"))
+        elif isinstance(alternative, list):
+            raise errors.FilterError(f"{path}[{index}]", "must be a value or an operator; a list accepts no lists")
+    tests: defaultdict[type, list[operators.Test]] = defaultdict(list)
+    for by_type in compiled:
+        for kind, test in by_type.items():
+            tests[kind].append(test)
+    return dict(tests)
+
+
+def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
+    """Match when one element does by a value, or all do by absence; an empty array is a missing field."""
+    weakest = when_missing
+    for element in flattened(array):
+        verdict = judge(element)
+        if verdict == _BY_VALUE:
+            return verdict
+        weakest = min(weakest, verdict)
+    return weakest
+
+
+def flattened(array: list[Any]) -> Iterator[Any]:
+    """Yield what stands in an array and the arrays in it, in any order; without recursion, since events nest as they like."""
+    pending = list(array)
+    while pending:
+        element = pending.pop()
+        if isinstance(element, list):
+            pending.extend(element)
+        else:
+            yield element
+
+
+def _operands(pattern: Any) -> int:
+    if isinstance(pattern, dict):
+        return sum(map(_operands, pattern.values()))
+    if isinstance(pattern, list):
+        return sum(map(_operands, pattern))
+    return 1 + pattern.count("*") if isinstance(pattern, str) else 1

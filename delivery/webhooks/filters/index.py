@@ -1,0 +1,259 @@
+"""Find, among many filters, those that a document can match, without asking each.
+
+Runs in the executors. Imports the standard library and `delivery.webhooks` only. Pure.
+
+A filter for `{"status": ["paid", "sent"]}` matches no document that has neither text there. So the filter is kept under two
+keys, and a document looks up the keys that it has: the cost follows the document, not the number of filters. A key is one of
+
+* a part of a text: all of it, a start or an end of some length, with case or without;
+* a number, a boolean or null;
+* a range of numbers, for `numeric`;
+* that any value stands there, for what needs one and tells no more of it: `anything-but`, `cidr`, `{"wildcard": "*x*"}`.
+
+A pattern with several fields can be kept under the keys of any of them; it is, where the fewest filters compete. Each branch of
+`$or` has keys of its own. A filter that matches by what is missing alone has none, and is always a candidate.
+
+The index only prunes: a document without the keys cannot match, one with a key may, and the compiled filter decides. This is
+the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems" (SIGMOD 2001).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from delivery.webhooks.filters import event_pattern, operators
+from delivery.webhooks.filters.intervals import Range, Ranges
+
+Path: TypeAlias = tuple[str, ...]
+Item = TypeVar("Item")
+
+
+class FilterIndex(Generic[Item]):
+    """Items by the filter pattern that each has; a pattern is one that compiles. A change means another index."""
+
+    __slots__ = ("_always", "_root")
+
+    def __init__(self, patterns: Iterable[tuple[Mapping[str, Any], Item]]) -> None:
+        self._always: list[Item] = []
+        self._root: _Place[Item] = _Place()
+        required = [(_conditions(pattern, ()), item) for pattern, item in patterns]
+        weigh = _scales(key for conditions, _ in required for key in _keys(conditions))
+        ranges: defaultdict[Path, list[tuple[Range, Item]]] = defaultdict(list)
+        for conditions, item in required:
+            weight, keys = _lightest(conditions, weigh)
+            if weight == math.inf:
+                self._always.append(item)
+                continue
+            for key in dict.fromkeys(keys):
+                if isinstance(key, _InRange):
+                    ranges[key.path].append((key.range, item))
+                else:
+                    self._root.at(key.path).add(key, item)
+        for path, items in ranges.items():
+            self._root.at(path).ranges = Ranges(items)
+
+    def candidates(self, document: Mapping[str, Any]) -> set[Item]:
+        """Return the items of every pattern that `document` matches, and of few that it does not."""
+        found = set(self._always)
+        self._root.find(document, found)
+        return found
+
+
+# --- what a pattern requires ----------------------------------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """All of a text, its start or its end; with upper and lower case alike when `is_folded`."""
+
+    path: Path
+    is_folded: bool
+    start: int | None
+    end: int | None
+    text: str
+
+
+class _Literal(NamedTuple):
+    """A value that is no text. The kind tells true from 1; an integer is of the kind of its equal, a float."""
+
+    path: Path
+    kind: type
+    value: float | bool | None
+
+
+class _InRange(NamedTuple):
+    path: Path
+    range: Range
+
+
+class _Present(NamedTuple):
+    """A value, whatever it is."""
+
+    path: Path
+
+
+_Key: TypeAlias = _Part | _Literal | _InRange | _Present
+_Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
+"""All of which a matching document fulfils, and of each of them at least one alternative."""
+
+
+def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:
+    found: _Conditions = []
+    for name, wanted in pattern.items():
+        if name == "$or":
+            found.append([_conditions(branch, path) for branch in wanted])
+        elif isinstance(wanted, dict):
+            found += _conditions(wanted, (*path, name))
+        elif {"exists": False} not in wanted:
+            found.append([_alternative(accepted, (*path, name)) for accepted in wanted])
+    return found
+
+
+def _alternative(accepted: Any, path: Path) -> _Key | _Conditions:
+    match accepted:
+        case str():
+            return _Part(path, False, None, None, accepted)
+        case int() | float() | None:
+            return _literal(path, accepted)
+        case {"prefix": operand}:
+            return _start(path, operand)
+        case {"suffix": operand}:
+            return _end(path, operand)
+        case {"equals-ignore-case": text}:
+            return _Part(path, True, None, None, text.casefold())
+        case {"wildcard": wildcard}:
+            first, *rest = operators.pieces(wildcard)
+            return [[_start(path, first)], [_end(path, rest[-1])]] if rest else _Part(path, False, None, None, first)
+        case {"numeric": ["=", number]}:
+            return _literal(path, number)
+        case {"numeric": comparisons}:
+            return _InRange(path, _range(comparisons))
+    return _Present(path)
+
+
+def _literal(path: Path, value: float | None) -> _Literal:
+    return _Literal(path, float if type(value) is int else type(value), value)
+
+
+def _start(path: Path, operand: str | Mapping[str, str]) -> _Key:
+    text, is_folded = _spelling(operand)
+    return _Part(path, is_folded, None, len(text), text) if text else _Present(path)
+
+
+def _end(path: Path, operand: str | Mapping[str, str]) -> _Key:
+    text, is_folded = _spelling(operand)
+    return _Part(path, is_folded, -len(text), None, text) if text else _Present(path)
+
+
+def _spelling(operand: str | Mapping[str, str]) -> tuple[str, bool]:
+    return (operand, False) if isinstance(operand, str) else (operand["equals-ignore-case"].casefold(), True)
+
+
+def _range(comparisons: list[Any]) -> Range:
+    sides = {symbol[0]: (bound, len(symbol) > 1) for symbol, bound in zip(comparisons[::2], comparisons[1::2], strict=True)}
+    lower, has_lower = sides.get(">", (None, False))
+    upper, has_upper = sides.get("<", (None, False))
+    return Range(lower, upper, has_lower, has_upper)
+
+
+# --- which of its keys a filter is kept under -----------------------------------------------------------------------------
+
+
+def _keys(conditions: _Conditions) -> Iterator[_Key]:
+    for alternatives in conditions:
+        for alternative in alternatives:
+            if isinstance(alternative, list):
+                yield from _keys(alternative)
+            else:
+                yield alternative
+
+
+def _scales(keys: Iterable[_Key]) -> Callable[[_Key], float]:
+    """Return how many filters a document with a key could find by it, were all filters kept under all their keys.
+
+    A number is taken to be in half of the ranges at its place.
+    """
+    uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
+    return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]
+
+
+def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
+    """Return the keys of one condition, and their weight; it is infinite when there is no condition."""
+    return min(
+        (_together(alternatives, weigh) for alternatives in conditions), key=operator.itemgetter(0), default=(math.inf, [])
+    )
+
+
+def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
+    total, keys = 0.0, []
+    for alternative in alternatives:
+        if isinstance(alternative, list):
+            weight, of_branch = _lightest(alternative, weigh)
+            keys += of_branch
+        else:
+            weight = weigh(alternative)
+            keys.append(alternative)
+        total += weight
+    return total, keys
+
+
+# --- where the keys are looked up -----------------------------------------------------------------------------------------
+
+
+_ByPart: TypeAlias = defaultdict[tuple[int | None, int | None], dict[str, list[Item]]]
+
+
+class _Place(Generic[Item]):
+    """The items with a key at one path of a document, and the places below it."""
+
+    __slots__ = ("_below", "_literals", "_parts", "_present", "ranges")
+
+    def __init__(self) -> None:
+        self._below: defaultdict[str, _Place[Item]] = defaultdict(_Place)
+        self._present: list[Item] = []
+        self._literals: defaultdict[tuple[type, Any], list[Item]] = defaultdict(list)
+        self._parts: defaultdict[bool, _ByPart[Item]] = defaultdict(lambda: defaultdict(dict))
+        self.ranges: Ranges[Item] = Ranges(())
+
+    def at(self, path: Path) -> _Place[Item]:
+        place = self
+        for name in path:
+            place = place._below[name]
+        return place
+
+    def add(self, key: _Part | _Literal | _Present, item: Item) -> None:
+        if isinstance(key, _Part):
+            self._parts[key.is_folded][key.start, key.end].setdefault(key.text, []).append(item)
+        elif isinstance(key, _Literal):
+            self._literals[key.kind, key.value].append(item)
+        else:
+            self._present.append(item)
+
+    def find(self, value: Any, found: set[Item]) -> None:
+        """Add to `found` the items of which `value`, or an element or field of it, has a key."""
+        if isinstance(value, dict):
+            for name in self._below.keys() & value.keys():  # Python walks through the smaller of both
+                self._below[name].find(value[name], found)
+        elif isinstance(value, list):
+            for element in event_pattern.flattened(value):
+                self.find(element, found)
+        else:
+            self._find_scalar(value, found)
+
+    def _find_scalar(self, value: Any, found: set[Item]) -> None:
+        found.update(self._present)
+        kind = type(value)
+        if kind is str:
+            for is_folded, by_part in self._parts.items():
+                text = value.casefold() if is_folded else value
+                for (start, end), by_text in by_part.items():
+                    found.update(by_text.get(text[start:end], ()))
+            return
+        if kind is int or kind is float:
+            for holding in self.ranges.holding(value):
+                found.update(holding)
+            kind = float
+        found.update(self._literals.get((kind, value), ()))

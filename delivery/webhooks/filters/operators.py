@@ -1,0 +1,231 @@
+"""Compile one alternative of a filter pattern: which single values it accepts.
+
+Runs wherever `delivery.webhooks.filters.event_pattern` runs. Imports the standard library and `delivery.errors` only. Pure.
+
+An alternative becomes a mapping from the type of a JSON value to the test for values of that type. So no value meets a test
+that is not made for it: prefixes see strings only, bounds see numbers only, and `true` is never taken for 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import operator
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
+from typing import Any
+
+from delivery import errors
+
+Test = Callable[[Any], bool]
+Tests = Mapping[type, Test]
+
+
+class Absent:
+    """Stands among the types of values for no value at all."""
+
+
+SCALARS = (str, int, float, bool, NoneType)
+"""What a JSON parser gives beside objects and arrays; exactly these types, no subclasses."""
+_NUMBERS = (int, float)
+_OPERATORS = ("prefix", "suffix", "equals-ignore-case", "wildcard", "anything-but", "numeric", "cidr", "exists")
+
+
+def equality(literals: Iterable[Any]) -> Tests:
+    """Accept what equals one of `literals`: one set look-up, however many they are. 300 and 3.0e2 are equal."""
+    by_type: dict[type, set[Any]] = {}
+    for literal in literals:
+        for kind in _NUMBERS if type(literal) in _NUMBERS else (type(literal),):
+            by_type.setdefault(kind, set()).add(literal)
+    return {kind: frozenset(wanted).__contains__ for kind, wanted in by_type.items()}
+
+
+def comparison(rule: Mapping[str, Any], path: str) -> Tests:
+    """Accept what an object of one operator and its operand accepts; raise FilterError when it is not such an object."""
+    if len(rule) != 1:
+        raise errors.FilterError(path, "must hold exactly one operator; alternatives are objects of their own")
+    ((name, operand),) = rule.items()
+    path = f"{path}.{name}"
+    if name in _AFFIXES and isinstance(operand, dict):
+        return {str: _affix_ignoring_case(_AFFIXES[name], operand, path)}
+    if name in _TEXTS:
+        return {str: _text_test(_TEXTS[name], operand, path)}
+    if name == "anything-but":
+        return _anything_but(operand, path)
+    if name == "numeric":
+        return dict.fromkeys(_NUMBERS, _numeric(operand, path))
+    if name == "cidr":
+        return {str: _text_test(_in_network, operand, path)}
+    if name == "exists":
+        return _exists(operand, path)
+    close = difflib.get_close_matches(name, _OPERATORS, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(_OPERATORS)}"
+    raise errors.FilterError(path, f"unknown operator; {advice}")
+
+
+def _text_test(build: Callable[[str], Test], operand: Any, path: str) -> Test:
+    if not isinstance(operand, str):
+        raise errors.FilterError(path, "must be a string")
+    try:
+        return build(operand)
+    except errors.FilterError as exc:
+        raise exc.within(path) from None
+
+
+def _affix_ignoring_case(build: Callable[[str], Test], operand: Mapping[str, Any], path: str) -> Test:
+    if list(operand) != ["equals-ignore-case"]:
+        raise errors.FilterError(path, 'must be a string, or {"equals-ignore-case": "…"}')
+    return _text_test(_ignoring_case(build), operand["equals-ignore-case"], f"{path}.equals-ignore-case")
+
+
+def _equals(text: str) -> Test:
+    return lambda value: bool(value == text)
+
+
+def _starts_with(text: str) -> Test:
+    return lambda value: bool(value.startswith(text))
+
+
+def _ends_with(text: str) -> Test:
+    return lambda value: bool(value.endswith(text))
+
+
+def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
+    """Compare case-folded texts, by which `STRASSE` equals `straße`."""
+
+    def build_folded(text: str) -> Test:
+        test = build(text.casefold())
+        return lambda value: test(value.casefold())
+
+    return build_folded
+
+
+def _fits(wildcard: str) -> Test:
+    """Find the texts between the asterisks from left to right, each at its first place: none needs a second try."""
+    first, *rest = pieces(wildcard)
+    if not rest:
+        return _equals(first)
+    *middle, last = rest
+
+    def test(value: str) -> bool:
+        if not (value.startswith(first) and value.endswith(last)):
+            return False
+        position, end = len(first), len(value) - len(last)
+        for piece in middle:
+            found = value.find(piece, position, end)
+            if found < 0:
+                return False
+            position = found + len(piece)
+        return position <= end
+
+    return test
+
+
+def pieces(wildcard: str) -> list[str]:
+    """Split at the asterisks that no backslash escapes."""
+    pieces = [""]
+    characters = iter(wildcard)
+    for character in characters:
+        if character == "*":
+            pieces.append("")
+            continue
+        literal = next(characters, "") if character == "\\" else character
+        if character == "\\" and literal not in ("*", "\\"):
+            raise errors.FilterError("", r"a backslash stands before * or \ only; write \\ for a backslash")
+        pieces[-1] += literal
+    if "" in pieces[1:-1]:
+        raise errors.FilterError("", "asterisks stand side by side; one of them means the same")
+    return pieces
+
+
+def _in_network(text: str) -> Test:
+    try:
+        # Parsed in two parts: whole, it could also be an address without a mask, or with one written as an address.
+        address, bits = text.split("/")
+        network = ipaddress.ip_network((address, int(bits)), strict=False)
+    except ValueError:
+        raise errors.FilterError("", "must be a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32") from None
+    family = {4: socket.AF_INET, 6: socket.AF_INET6}[network.version]
+    first, last = network.network_address.packed, network.broadcast_address.packed
+
+    def test(value: str) -> bool:
+        try:
+            return first <= socket.inet_pton(family, value) <= last
+        except (OSError, ValueError):  # not an address of this family; with a NUL in it, a ValueError
+            return False
+
+    return test
+
+
+def _numeric(operand: Any, path: str) -> Test:
+    """Compare with one bound, or with a lower and an upper one."""
+    if not isinstance(operand, list) or len(operand) not in (2, 4):
+        raise errors.FilterError(path, 'must be a comparison, ["<", 10], or a range, [">", 0, "<=", 5]')
+    symbols, bounds = operand[::2], operand[1::2]
+    for symbol, bound in zip(symbols, bounds, strict=True):
+        if not isinstance(symbol, str) or symbol not in _COMPARISONS:
+            raise errors.FilterError(path, f"unknown comparison {symbol!r}; known are {' '.join(_COMPARISONS)}")
+        if type(bound) not in _NUMBERS:
+            raise errors.FilterError(path, f"{symbol} compares with a number, not with {bound!r}")
+    compare, bound = _COMPARISONS[symbols[0]], bounds[0]
+    if len(operand) == 2:  # noqa: PLR2004 - one symbol and its bound
+        return lambda value: compare(value, bound)
+    if symbols[0] not in (">", ">=") or symbols[1] not in ("<", "<=") or bounds[0] >= bounds[1]:
+        raise errors.FilterError(path, 'a range is a lower bound, then one above it: [">", 0, "<=", 5]')
+    compare_upper, upper = _COMPARISONS[symbols[1]], bounds[1]
+    return lambda value: compare(value, bound) and compare_upper(value, upper)
+
+
+def _exists(operand: Any, path: str) -> Tests:
+    if not isinstance(operand, bool):
+        raise errors.FilterError(path, "must be true or false")
+    return dict.fromkeys(SCALARS if operand else (Absent,), _always)
+
+
+def _anything_but(operand: Any, path: str) -> Tests:
+    """Accept each value that is not excluded, of whatever type, null included. A missing field is not a value."""
+    if isinstance(operand, dict):
+        excluded: Tests = {str: _excluded_texts(operand, path)}
+    else:
+        literals = operand if isinstance(operand, list) else [operand]
+        if {type(literal) for literal in literals} not in ({str}, {int}, {float}, {int, float}):
+            raise errors.FilterError(path, "must be a string, a number, a list of strings or a list of numbers")
+        excluded = equality(literals)
+    return {kind: _not(excluded[kind]) if kind in excluded else _always for kind in SCALARS}
+
+
+def _excluded_texts(rule: Mapping[str, Any], path: str) -> Test:
+    if len(rule) != 1 or not rule.keys() <= _TEXTS.keys():
+        raise errors.FilterError(path, f"must hold exactly one of {', '.join(_TEXTS)}")
+    ((name, operand),) = rule.items()
+    path = f"{path}.{name}"
+    if not isinstance(operand, list):
+        return _text_test(_TEXTS[name], operand, path)
+    if not operand:
+        raise errors.FilterError(path, "must be a string or a list of strings")
+    tests = [_text_test(_TEXTS[name], text, f"{path}[{index}]") for index, text in enumerate(operand)]
+    return lambda value: any(test(value) for test in tests)
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _not(test: Test) -> Test:
+    return lambda value: not test(value)
+
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_AFFIXES: Mapping[str, Callable[[str], Test]] = {"prefix": _starts_with, "suffix": _ends_with}
+_TEXTS: Mapping[str, Callable[[str], Test]] = {
+    **_AFFIXES,
+    "equals-ignore-case": _ignoring_case(_equals),
+    "wildcard": _fits,
+}

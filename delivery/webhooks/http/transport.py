@@ -1,0 +1,113 @@
+"""Post bytes and take a bounded answer within a bounded time: on a kept connection where there is one.
+
+Runs in the executors. Must not import pyspark or psycopg. What went wrong leaves as a class of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import aiohttp
+
+from delivery import errors
+from delivery.webhooks.http import connection_pool, exchange_deadlines, guard
+from delivery.webhooks.http.origin import Target
+from delivery.webhooks.scheduling import endpoint_clock
+
+_LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""We ran out of something: no sign about the endpoint."""
+
+_NO_ADDRESS = "the host name leads to no address that is allowed"
+
+
+class Response(NamedTuple):
+    """What an endpoint answered. A tuple, because it is made for each request, and fastest."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    """At most MAX_RESPONSE_BYTES (http_connection.py) of it, still in whatever encoding it came."""
+
+
+class Transport:
+    """Requests to all endpoints of one worker process. Made inside the event loop that uses it."""
+
+    def __init__(
+        self,
+        address_guard: guard.Guard,
+        *,
+        max_connections: int = 0,
+        judging: Callable[[], float] = endpoint_clock.loop_time,
+        most_to: Callable[[str], float] = lambda _: math.inf,
+    ) -> None:
+        """`judging` is the clock by which endpoints are judged. `most_to`: see pool.Pool."""
+        self._deadlines = exchange_deadlines.Deadlines(judging)
+        self._pool = connection_pool.Pool(
+            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, most_to
+        )
+
+    async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
+        """Send one request and return its response; raise a class of AttemptFailed when none came.
+
+        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange, because a
+        bound on single reads never fires on an endpoint that drips. Redirects are not followed.
+        """
+        deadline = self._deadlines.within(timeout_s)
+        request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
+        connection = self._pool.take(target.origin)
+        try:
+            if connection is not None:
+                try:
+                    return await self._exchange(connection, request, deadline)
+                except (errors.ConnectionLost, OSError):
+                    # Servers close what is idle at any time, so also while a request is on its way: no sign about the
+                    # endpoint, unless it had begun to answer.
+                    if connection.has_spoken:
+                        raise
+            connection = await self._pool.open(target.origin, deadline)
+            return await self._exchange(connection, request, deadline)
+        except (errors.AttemptFailed, aiohttp.ClientError, OSError) as exc:
+            raise translated(exc) from exc
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._deadlines.stop()
+        await self._pool.close_all()
+
+    async def _exchange(
+        self, connection: connection_pool.Connection, request: bytes, deadline: exchange_deadlines.Deadline
+    ) -> Response:
+        """Write a request, wait for its final response, and give the connection back."""
+        self._deadlines.begin(connection, deadline)
+        try:
+            await connection.ask(request)
+        except BaseException:
+            self._pool.close(connection)
+            raise
+        finally:
+            self._deadlines.end(connection)
+        response = Response(connection.status, connection.headers, connection.kept_body())
+        self._pool.release(connection)
+        return response
+
+
+def translated(exc: Exception) -> errors.AttemptFailed:
+    """Return our class for a foreign error; the one place that knows aiohttp's. From the narrowest class to the widest."""
+    if isinstance(exc, errors.AttemptFailed):
+        return exc
+    if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):
+        return errors.AddressBlocked(_NO_ADDRESS)
+    if isinstance(exc, OSError) and exc.errno in _LOCAL_ERRNO:
+        return errors.LocalFailure(os.strerror(exc.errno or 0))
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return errors.DnsFailed(_NO_ADDRESS)
+    if isinstance(exc, aiohttp.ClientSSLError | ssl.SSLError):
+        return errors.TlsFailed(str(exc.__cause__ or exc or "no TLS connection")[:200])
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        return errors.ConnectFailed(os.strerror(exc.errno) if exc.errno else "no connection")
+    return errors.ConnectionLost("the connection broke before the answer")

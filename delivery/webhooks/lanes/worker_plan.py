@@ -1,0 +1,33 @@
+"""Say what a worker process is told by the driver.
+
+Made on the driver, read in the executors. Must not import pyspark or psycopg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from delivery.webhooks.events import parsing
+from delivery.webhooks.http import guard
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.scheduling import limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a worker is told, as plain values."""
+
+    topics: topic_rows.Topics
+    guard: guard.Guard = field(default_factory=guard.Guard)
+    layout: parsing.Layout = field(default_factory=parsing.Layout)
+    limits: limits.Limits = field(default_factory=limits.Limits)
+    quick_retry: retry_decision.QuickRetry = field(default_factory=retry_decision.QuickRetry)
+    attempt_timeout_s: float = 2.0
+    max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S
+    max_connections: int = 0
+    """0: half of the files that the process may open."""
+    tell_accepted_every_s: float = 0.0
+    """So often the retry lane is told that an endpoint accepts something. 0: by each task."""
+    registry_max_age_s: float = 3600.0
+    """No registry by which is delivered is older."""

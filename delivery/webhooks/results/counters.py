@@ -1,0 +1,131 @@
+"""Count what came of some records, in a form that merges: what a worker tells the driver for the metrics.
+
+Runs in the executors, merged on the driver. Must not import pyspark or psycopg. Pure. Keys come from closed sets only, so a
+tally stays as small after a million records as after ten: nothing here names a tenant, an endpoint or a URL.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from delivery.model import Attempt, OutcomeKind
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.scheduling import outage
+from delivery.webhooks.sending.batch_payload import REJECTED
+
+NONE = "none"
+"""The label of what has no reason or error class: a success."""
+LATENCY_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, math.inf)
+"""Upper bounds. Dense where a micro-batch ends (0.3–5 s), and far enough to see a backlog worked off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Numbers about some records. `a + b` is the tally of both."""
+
+    deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By outcome and reason."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Records, by reason."""
+    batches: Counter[str] = field(default_factory=Counter)
+    """Those that were sent, by why they left."""
+    attempts: Counter[str] = field(default_factory=Counter)
+    """By error class."""
+    retries: int = 0
+    """Those of the attempts that were not a delivery's first."""
+    latencies: Counter[float] = field(default_factory=Counter)
+    """Accepted deliveries, by the upper bound of the time from Kafka's append to the response."""
+    latency_sum_s: float = 0.0
+    most_in_flight: int = 0
+    """Requests under way at once in one worker process; of two tallies the larger."""
+    reach: outage.Reach = outage.NOTHING
+    """Destinations to which requests were made, and whether there was a way."""
+    cpu_s: float = 0.0
+    """CPU time of the worker processes."""
+    waited_for_hosts: int = 0
+    """How often requests have waited for the bounds of their hosts."""
+    clock_ahead_s: float = 0.0
+    """By how much a worker's clock is ahead of the driver's, or behind; of two tallies the larger difference."""
+    own_delay_s: float = 0.0
+    """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            deliveries=self.deliveries + other.deliveries,
+            rejected=self.rejected + other.rejected,
+            batches=self.batches + other.batches,
+            attempts=self.attempts + other.attempts,
+            retries=self.retries + other.retries,
+            latencies=self.latencies + other.latencies,
+            latency_sum_s=self.latency_sum_s + other.latency_sum_s,
+            most_in_flight=max(self.most_in_flight, other.most_in_flight),
+            reach=self.reach + other.reach,
+            cpu_s=self.cpu_s + other.cpu_s,
+            waited_for_hosts=self.waited_for_hosts + other.waited_for_hosts,
+            clock_ahead_s=max(self.clock_ahead_s, other.clock_ahead_s, key=abs),
+            own_delay_s=self.own_delay_s + other.own_delay_s,
+        )
+
+
+def of(results: Results, *, cpu_s: float) -> Tally:
+    """Return the tally of `results`. One pass, with the usual case first: this runs for every delivery."""
+    deliveries: Counter[tuple[str, str]] = Counter()
+    attempts: Counter[str] = Counter()
+    waits_ms: list[float] = []
+    retries = 0
+    for outcome in results.outcomes:
+        if outcome.kind is OutcomeKind.DELIVERED:
+            waits_ms.append(_ended_at_ms(outcome.attempts) - outcome.delivery.event.record.appended_at_ms)
+        else:
+            deliveries[outcome.kind.value, outcome.reason or NONE] += 1
+        for attempt in outcome.attempts:
+            attempts[attempt.error_class or NONE] += 1
+            retries += attempt.number > 1
+    for batch, rejected in results.batches:
+        events = batch.delivery.events
+        if batch.kind is OutcomeKind.DELIVERED:
+            ended_at_ms = _ended_at_ms(batch.attempts)
+            waits_ms += [ended_at_ms - event.appended_at_ms for place, event in enumerate(events) if place not in rejected]
+            if rejected:
+                deliveries[OutcomeKind.DEAD_LETTERED.value, REJECTED] += len(rejected)
+        else:
+            deliveries[batch.kind.value, batch.reason or NONE] += len(events)
+        for attempt in batch.attempts:
+            attempts[attempt.error_class or NONE] += 1
+            retries += attempt.number > 1
+    if waits_ms:
+        deliveries[OutcomeKind.DELIVERED.value, NONE] = len(waits_ms)
+    latencies, latency_sum_s = _in_buckets(waits_ms)
+    return Tally(
+        deliveries=deliveries,
+        rejected=Counter(rejection.reason for rejection in results.rejections),
+        batches=Counter(batch.delivery.left_by.value for batch, _ in results.batches if batch.attempts),
+        attempts=attempts,
+        retries=retries,
+        latencies=latencies,
+        latency_sum_s=latency_sum_s,
+        most_in_flight=results.most_in_flight,
+        reach=results.reach,
+        cpu_s=cpu_s,
+        waited_for_hosts=results.waited_for_hosts,
+        clock_ahead_s=results.clock_ahead_s,
+        own_delay_s=results.own_delay_s,
+    )
+
+
+def _ended_at_ms(attempts: Sequence[Attempt]) -> float:
+    return attempts[-1].started_at_ms + attempts[-1].duration_ms
+
+
+def _in_buckets(waits_ms: list[float]) -> tuple[Counter[float], float]:
+    latencies: Counter[float] = Counter()
+    sum_s = 0.0
+    for wait_ms in waits_ms:
+        latency_s = wait_ms / 1000 if wait_ms > 0 else 0.0  # the append was stamped by a clock that is ahead of ours
+        latencies[LATENCY_BUCKETS_S[bisect.bisect_left(LATENCY_BUCKETS_S, latency_s)]] += 1
+        sum_s += latency_s
+    return latencies, sum_s

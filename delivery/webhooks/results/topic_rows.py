@@ -1,0 +1,190 @@
+"""Write results as rows for Kafka: the attempts topic, the dead-letter topic, the retry lane's, the operator's rejected topic.
+
+Runs in the executors. Must not import pyspark or psycopg. docs/delivery-contract.md describes the dead letter for customers.
+No row holds a secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from delivery.model import (
+    CustomerId,
+    Endpoint,
+    EndpointId,
+    Outcome,
+    OutcomeKind,
+    Revision,
+)
+from delivery.webhooks.batching import segment
+from delivery.webhooks.results import dead_letter_records, dead_letter_rows, log_records, log_rows, rejected_records
+from delivery.webhooks.results.rejected_records import RejectedRecord
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.retries import retry_messages, window
+from delivery.webhooks.routing.intake import Rejection
+from delivery.webhooks.scheduling import background_attempts
+from delivery.webhooks.state import chunking
+
+MAX_REJECTED_BYTES = 64 * 1024
+"""How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""
+
+MAX_ROW_BYTES = 256 * 1024
+"""How much of the log shares a row: far below Kafka's 1 MiB, and more than enough to share the costs of one."""
+
+MAX_POSTPONED_BYTES = 64 * 1024
+"""How many parcels share a row; one that is larger has a row alone."""
+
+COUNTED_BYTES = 4 * 1024
+"""A record of the retries topic counts as one for each so many bytes: see `for_retries`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """Where the results go."""
+
+    attempts: str
+    dead_letters: str
+    rejected: str
+    retries: str
+
+
+class Row(NamedTuple):
+    """One record for Kafka."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    """None: it only counts; see `for_retries`."""
+
+
+def rows(results: Results, topics: Topics) -> Iterator[Row]:
+    """Yield every row that records `results`. Written in one commit with the offsets that they came from.
+
+    The log's entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever is in it (docs/benchmarks/).
+    """
+    for endpoint_id, (endpoint, entries) in _log(results).items():
+        for chunk in chunking.of(entries, len, MAX_ROW_BYTES):
+            record = log_records.encode_log(endpoint_id, endpoint.customer_id, endpoint.mode.value, chunk)
+            yield Row(topics.attempts, endpoint_id.encode(), record)
+    for outcome in results.outcomes:
+        if outcome.kind is OutcomeKind.DEAD_LETTERED:
+            key = outcome.delivery.endpoint.endpoint_id.encode()
+            yield Row(topics.dead_letters, key, dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
+    for batch in results.batches:
+        key = batch.outcome.delivery.endpoint.endpoint_id.encode()
+        for letter in dead_letter_rows.dead_letters_of_batch(batch):
+            yield Row(topics.dead_letters, key, dead_letter_records.encode(letter))
+    for rejection in results.rejections:
+        rejected = rejected_records.encode(_rejected(rejection))
+        yield Row(topics.rejected, rejection.record.topic.encode(), rejected)
+    for receipt in results.receipts:
+        key = f"{receipt.topic}:{receipt.partition}".encode()
+        yield Row(topics.attempts, key, log_records.encode(log_rows.offset_receipt(receipt)))
+
+
+def reports(told: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
+    """Yield a row for each turn that has ended, for the shard that let it leave."""
+    for report in told:
+        yield from for_retries(topics.retries, report.endpoint_id.encode(), retry_messages.encoded(report))
+
+
+def postponed(
+    results: Results, topics: Topics, *, now_ms: int, revision: Revision = retry_messages.NO_REVISION
+) -> Iterator[Row]:
+    """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
+
+    Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
+    `revision`: no later one of the registry has a part in it.
+    """
+    parcels: dict[EndpointId, tuple[CustomerId, list[retry_messages.Parcel]]] = {}
+    for outcome in results.outcomes:
+        if outcome.kind is OutcomeKind.POSTPONED:
+            to, made = outcome.delivery.endpoint, retry_messages.of(outcome, now_ms=now_ms, revision=revision)
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
+    for batch, _ in results.batches:
+        if batch.kind is OutcomeKind.POSTPONED:
+            to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
+            made = retry_messages.of_batch(batch, packed, now_ms=now_ms, revision=revision)
+            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
+    for endpoint_id, (customer_id, of_endpoint) in parcels.items():
+        for chunk in chunking.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
+            written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, chunk))
+            yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def settled(ended: Collection[background_attempts.Ended], topics: Topics) -> Iterator[Row]:
+    """Yield what tells the shards that these attempts have ended. Written when all that came of them is in its topics."""
+    names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
+    accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}
+    for name, outcome in ended:
+        to = outcome.delivery.endpoint
+        names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
+    for endpoint_id, (customer_id, of_endpoint) in names.items():
+        accepts = True if endpoint_id in accepting else None
+        written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, [], of_endpoint, accepts))
+        yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def health(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
+    """Yield what else a fast lane tells the retry lane: who accepts something, as far as that is news, and who does not.
+
+    Of what an endpoint has not accepted and has no schedule for, no parcel tells. Written behind what is handed over.
+    """
+    accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
+    for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
+        if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.COUNTED:
+            to = outcome.delivery.endpoint
+            accepts[to.endpoint_id] = (to.customer_id, False)
+    accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
+    for endpoint_id, (customer_id, does) in accepts.items():
+        written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, [], accepts=does, at_ms=now_ms))
+        yield from for_retries(topics.retries, endpoint_id.encode(), written)
+
+
+def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:
+    """Yield a record of the retries topic, and behind it an empty one for each COUNTED_BYTES of it.
+
+    Spark bounds a micro-batch in records, of which one may be a report of 100 bytes and another a batch of 10 MiB. So a large
+    one counts as many, and as many bytes come in a micro-batch whatever they are of. Who reads the topic leaves out the rest.
+    """
+    yield Row(topic, key, written)
+    yield from itertools.repeat(Row(topic, key, None), len(written) // COUNTED_BYTES)
+
+
+def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
+    """Return the encoded entries of each endpoint: one an attempt, and one that says why for what was never attempted."""
+    log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
+    for outcome in results.outcomes:
+        entries = _entries_of(outcome.delivery.endpoint, log)
+        entries.extend(map(log_records.encode_entry, log_rows.entries_of(outcome)))
+    for batch in results.batches:
+        entries = _entries_of(batch.outcome.delivery.endpoint, log)
+        entries.extend(map(log_records.encode_entry, log_rows.entries_of_batch(batch)))
+    return log
+
+
+def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[Endpoint, list[bytes]]]) -> list[bytes]:
+    found = log.get(endpoint.endpoint_id)
+    if found is None:
+        found = log[endpoint.endpoint_id] = (endpoint, [])
+    return found[1]
+
+
+def _rejected(rejection: Rejection) -> RejectedRecord:
+    record, max_bytes = rejection.record, None if rejection.is_only_copy else MAX_REJECTED_BYTES
+    value = record.value
+    return RejectedRecord(
+        reason=rejection.reason,
+        detail=rejection.detail,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        appended_at_ms=record.appended_at_ms,
+        headers=dead_letter_rows.headers_of(record, max_bytes),
+        value_bytes=None if value is None else len(value),
+        value_base64=None if value is None else base64.b64encode(value[:max_bytes]).decode(),
+    )

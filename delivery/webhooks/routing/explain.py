@@ -1,0 +1,103 @@
+"""Explain whether an event is due to a subscription, and which rule decides. Pure.
+
+Runs in the API. Must not import pyspark or psycopg. Asks the rules of delivery.webhooks.routing.matching one after the other; a
+property test holds that both come to the same end.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, SkipReason, Subscription
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.routing import matching
+
+MAX_PARTS = 30
+"""Fields of a filter that are asked one by one. Each is compiled for it, which takes time that a caller could ask for again."""
+
+
+class Rule(enum.StrEnum):
+    """What decided. A closed set."""
+
+    EVENT_TYPE = "event_type"
+    SCOPE = "scope"
+    EXCLUSION = "exclusion"
+    FILTER = "filter"
+    QUARANTINED = "quarantined"
+    SUBSCRIPTION_PAUSED = "subscription_paused"
+    ENDPOINT_PAUSED = "endpoint_paused"
+    ENDPOINT_DISABLED = "endpoint_disabled"
+    MATCHES = "matches"
+
+
+class Verdict(NamedTuple):
+    """What becomes of an event at one subscription."""
+
+    is_due: bool
+    rule: Rule
+    detail: str
+    """For a person."""
+
+
+def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
+    """Return what becomes of `event`.
+
+    1. to 4. It is not due: type, scope, exclusion, filter.
+    5. It is due and ends as skipped: the subscription's row cannot be used, or it is paused.
+    6. It is due and waits: the endpoint's row cannot be used, or it is paused or disabled.
+    7. It is due and sent.
+    """
+    pattern = subscription.event_type
+    if not matching.takes_type(pattern, event.event_type):
+        return Verdict(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
+    scope = subscription.scope
+    pair = (event.tenant_id, event.sub_tenant_id)
+    is_everything = scope.everything and event.tenant_id != PLATFORM
+    if not (is_everything or event.tenant_id in scope.tenants or pair in scope.sub_tenants):
+        return Verdict(False, Rule.SCOPE, "neither the tenant nor the sub-tenant is included")
+    if matching.is_excluded(event, subscription):
+        return Verdict(False, Rule.EXCLUSION, "the tenant or the sub-tenant is excluded")
+    if subscription.filter_pattern is not None and not subscription.fault:
+        document = matching.filter_document(event)
+        if not event_pattern.compile_pattern(subscription.filter_pattern).matches(document):
+            return Verdict(False, Rule.FILTER, what_differs(subscription.filter_pattern, document))
+    return _due(subscription, endpoint)
+
+
+def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
+    match matching.skip_reason(subscription):
+        case SkipReason.QUARANTINED:
+            return Verdict(True, Rule.QUARANTINED, f"it would be skipped: {subscription.fault}")
+        case SkipReason.SUBSCRIPTION_PAUSED:
+            return Verdict(True, Rule.SUBSCRIPTION_PAUSED, "it would be skipped: the subscription is paused")
+    if endpoint.fault:
+        return Verdict(True, Rule.QUARANTINED, f"it would wait: {endpoint.fault}")
+    if endpoint.status is EndpointStatus.PAUSED:
+        return Verdict(True, Rule.ENDPOINT_PAUSED, "it would wait: the endpoint is paused")
+    if endpoint.status is EndpointStatus.DISABLED:
+        return Verdict(True, Rule.ENDPOINT_DISABLED, "it would wait: the endpoint is disabled")
+    return Verdict(True, Rule.MATCHES, "it would be sent")
+
+
+def what_differs(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Name the fields of a filter that alone keep the event away."""
+    parts = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
+    if len(parts) > MAX_PARTS:
+        return "the filter does not take it"
+    alone = [".".join(path) for path, part in parts if not event_pattern.compile_pattern(part).matches(document)]
+    if not alone:
+        return "each field matches somewhere, but no one element of an array matches all of them"
+    return f"the filter does not take {', '.join(alone)}"
+
+
+def _parts(pattern: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield each field of a filter, by its path, as a filter of its own. The branches of `$or` stay together."""
+    for name, wanted in pattern.items():
+        if isinstance(wanted, dict):
+            for path, part in _parts(wanted):
+                yield (name, *path), {name: part}
+        else:
+            yield (name,), {name: wanted}

@@ -1,0 +1,270 @@
+"""Decide to whom an event is due: event type, tenant, sub-tenant, exclusions, filter.
+
+Runs in the executors (and in whoever wants to explain a match). Must not import pyspark or psycopg.
+
+The subscriptions with one event type pattern are indexed when it is first needed, by the narrowest thing that decides:
+everything, the tenant, or the sub-tenant. A match is then three look-ups, however many tenants there are. Where a look-up finds
+many subscriptions, an index of their filters (delivery.webhooks.filters.index) says which of them are worth asking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import cachetools
+
+from delivery.model import (
+    PLATFORM,
+    Endpoint,
+    Event,
+    Revision,
+    Scope,
+    SkipReason,
+    Subscription,
+    SubscriptionId,
+    SubscriptionStatus,
+    TenantId,
+    TenantStatus,
+)
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.filters.index import FilterIndex
+from delivery.webhooks.routing import scope_index
+from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
+
+MAX_KNOWN_TYPES = 10_000
+"""Event types are named by producers, so their number has no bound of its own. The mission names 500 and more."""
+MIN_INDEXED_RULES = 8
+"""Fewer are asked one after the other: an index would save no time, and most tenants have few for a type of event."""
+
+
+class Match(NamedTuple):
+    """One subscription to which an event is due."""
+
+    subscription: Subscription
+    endpoint: Endpoint
+
+
+class _SharedFilter:
+    """One filter, however many subscriptions have it. Compiling takes 0.1 ms and 4 kB, so it waits for the first question."""
+
+    __slots__ = ("_compiled", "pattern")
+
+    def __init__(self, pattern: Mapping[str, Any]) -> None:
+        self.pattern = pattern
+        self._compiled: event_pattern.Filter | None = None
+
+    def matches(self, document: Mapping[str, Any]) -> bool:
+        if self._compiled is None:
+            self._compiled = event_pattern.compile_pattern(self.pattern)
+        return self._compiled.matches(document)
+
+
+class _Rule(NamedTuple):
+    subscription: Subscription
+    filter: _SharedFilter | None
+    has_exclusions: bool
+
+
+class _PatternIndex:
+    """The subscriptions with one event type pattern. No event meets the same one twice."""
+
+    __slots__ = ("_by_scope", "_everywhere", "_indexed")
+
+    def __init__(self, subscriptions: Iterable[Subscription]) -> None:
+        self._by_scope = scope_index.ScopeIndex(
+            (key, rule) for rule in _rules(subscriptions) for key in _scope_keys(rule.subscription.scope)
+        )
+        self._everywhere = self._by_scope.get(None)  # asked for by each event
+        self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
+
+    def matching(self, event: Event) -> list[_Rule]:
+        """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
+        tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
+        found: list[_Rule] = []
+        document: Mapping[str, Any] | None = None
+        keys = (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id))
+        # "Everything" is what happens at tenants. What happens to endpoints goes to those only who name it.
+        for key in keys if tenant_id != PLATFORM else keys[1:]:
+            rules = self._everywhere if key is None else self._by_scope.get(key)
+            if len(rules) >= MIN_INDEXED_RULES:
+                if key not in self._indexed:
+                    self._indexed[key] = _IndexedRules(rules)
+                document = document or filter_document(event)
+                found += self._indexed[key].matching(document)
+                continue
+            for rule in rules:
+                if rule.filter is None:
+                    found.append(rule)
+                else:
+                    document = document or filter_document(event)
+                    if rule.filter.matches(document):
+                        found.append(rule)
+        return found
+
+
+class _IndexedRules:
+    """Many rules that one look-up by scope finds. Each distinct filter is asked once, if it can match at all."""
+
+    __slots__ = ("_by_filter", "_index", "_unfiltered")
+
+    def __init__(self, rules: Iterable[_Rule]) -> None:
+        self._unfiltered: list[_Rule] = []
+        self._by_filter: defaultdict[_SharedFilter, list[_Rule]] = defaultdict(list)
+        for rule in rules:
+            (self._unfiltered if rule.filter is None else self._by_filter[rule.filter]).append(rule)
+        self._index = FilterIndex((shared.pattern, shared) for shared in self._by_filter)
+
+    def matching(self, document: Mapping[str, Any]) -> Iterator[_Rule]:
+        yield from self._unfiltered
+        for shared in self._index.candidates(document):
+            if shared.matches(document):
+                yield from self._by_filter[shared]
+
+
+class Router:
+    """Route events by a snapshot; take later changes in place. One for each worker process; not safe between threads."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.revision: Revision = snapshot.revision
+        self._tenants = dict(snapshot.tenants)
+        self.endpoints = dict(snapshot.endpoints)
+        self.subscriptions = dict(snapshot.subscriptions)
+        self._by_type: defaultdict[str, dict[SubscriptionId, Subscription]] = defaultdict(dict)
+        for subscription in self.subscriptions.values():
+            self._by_type[subscription.event_type][subscription.subscription_id] = subscription
+        self._wildcards = {pattern for pattern in self._by_type if pattern.endswith("*")}
+        self._indexes: dict[str, _PatternIndex] = {}
+        self._indexes_of_type: cachetools.LRUCache[str, tuple[_PatternIndex, ...]] = cachetools.LRUCache(MAX_KNOWN_TYPES)
+
+    def tenant_status(self, tenant_id: TenantId) -> TenantStatus | None:
+        """Return the tenant's status, or None when the registry does not know it."""
+        return self._tenants.get(tenant_id)
+
+    def matches(self, event: Event) -> list[Match]:
+        """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
+        return [
+            Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
+            for index in self._indexes_for(event.event_type)
+            for rule in index.matching(event)
+            if not (rule.has_exclusions and is_excluded(event, rule.subscription))
+        ]
+
+    def apply(self, changes: SnapshotChanges) -> None:
+        """Take changes that begin at or before this router's revision; older ones that it already has do no harm."""
+        _overlay(self._tenants, changes.tenants)
+        _overlay(self.endpoints, changes.endpoints)
+        for subscription_id, subscription in changes.subscriptions.items():
+            before = self.subscriptions.get(subscription_id)
+            if before == subscription:
+                continue  # a delta holds all since the base, and most of it was taken before: its indexes are to stay
+            if before is not None:
+                del self.subscriptions[subscription_id]
+                del self._by_type[before.event_type][subscription_id]
+                self._forget(before.event_type)
+            if subscription is not None:
+                self.subscriptions[subscription_id] = subscription
+                self._by_type[subscription.event_type][subscription_id] = subscription
+                self._forget(subscription.event_type)
+        self.revision = changes.revision
+
+    def _indexes_for(self, event_type: str) -> tuple[_PatternIndex, ...]:
+        indexes = self._indexes_of_type.get(event_type)
+        if indexes is None:
+            patterns = {event_type, *(pattern for pattern in self._wildcards if event_type.startswith(pattern[:-1]))}
+            indexes = tuple(self._index_of(pattern) for pattern in patterns if pattern in self._by_type)
+            self._indexes_of_type[event_type] = indexes
+        return indexes
+
+    def _index_of(self, pattern: str) -> _PatternIndex:
+        if pattern not in self._indexes:
+            self._indexes[pattern] = _PatternIndex(self._by_type[pattern].values())
+        return self._indexes[pattern]
+
+    def _forget(self, pattern: str) -> None:
+        """Drop the index that a change to a subscription with this event type pattern makes stale."""
+        if not self._by_type[pattern]:
+            del self._by_type[pattern]
+        self._indexes.pop(pattern, None)
+        if not pattern.endswith("*"):
+            self._indexes_of_type.pop(pattern, None)
+            return
+        (self._wildcards.add if pattern in self._by_type else self._wildcards.discard)(pattern)
+        for event_type in [known for known in self._indexes_of_type if known.startswith(pattern[:-1])]:
+            del self._indexes_of_type[event_type]
+
+
+def skip_reason(subscription: Subscription) -> SkipReason | None:
+    """Return why nothing that is due to a subscription is delivered, or None when it is, now or later.
+
+    A subscription whose row is unusable is quarantined, whatever its status: without its filter the lanes cannot choose events.
+    Deliveries to an endpoint whose row is unusable are not skipped. They wait (delivery.webhooks.scheduling.deferral).
+    """
+    if subscription.fault:
+        return SkipReason.QUARANTINED
+    if subscription.status is SubscriptionStatus.PAUSED:
+        return SkipReason.SUBSCRIPTION_PAUSED
+    return None
+
+
+def filter_document(event: Event) -> Mapping[str, Any]:
+    """Return what filter patterns are matched on: the event's attributes, and its payload below `data`.
+
+    CloudEvents attributes without a name here have their own: those have no `_`, and none is called `id`, `type`, `source`,
+    `time` or `data`, so that no two are one.
+    """
+    document = {
+        "id": event.event_id,
+        "type": event.event_type,
+        "source": event.source,
+        "tenant_id": event.tenant_id,
+        "sub_tenant_id": event.sub_tenant_id,
+        "time": event.time,
+        "data": event.content,
+    }
+    return dict(event.attributes) | document if event.attributes else document
+
+
+def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
+    shared: dict[str, _SharedFilter] = {}
+    for subscription in subscriptions:
+        has_exclusions = bool(subscription.scope.without_tenants or subscription.scope.without_sub_tenants)
+        # A quarantined filter cannot be asked, so all events of its scope are due, and end as skipped: none goes unseen.
+        pattern = None if subscription.fault else subscription.filter_pattern
+        if pattern is None:
+            yield _Rule(subscription, None, has_exclusions)
+        else:
+            text = json.dumps(pattern, sort_keys=True)
+            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
+
+
+def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
+    if scope.everything:
+        yield None
+        return
+    yield from scope.tenants
+    # Where the whole tenant is included, its key leads here already.
+    yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
+
+
+def takes_type(pattern: str, event_type: str) -> bool:
+    """Tell whether a pattern, an exact type or a prefix wildcard such as `order.*`, takes an event type."""
+    return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
+
+
+def is_excluded(event: Event, subscription: Subscription) -> bool:
+    """Tell whether the tenant or the sub-tenant is one that the subscription is to be without."""
+    scope = subscription.scope
+    return event.tenant_id in scope.without_tenants or (
+        event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in scope.without_sub_tenants
+    )
+
+
+def _overlay(rows: dict[Any, Any], changed: Mapping[Any, Any]) -> None:
+    for key, row in changed.items():
+        if row is None:
+            rows.pop(key, None)
+        elif rows.get(key) != row:  # else the known object stays: the sender knows an unchanged endpoint by it
+            rows[key] = row

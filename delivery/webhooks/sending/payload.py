@@ -1,0 +1,115 @@
+"""Make what a customer receives: the `webhook-id`, the body, and the headers that describe it.
+
+Runs in the executors. Must not import pyspark or psycopg.
+Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier"; CloudEvents 1.0.2, "HTTP Protocol Binding"
+(sections 3.1 and 3.2) and "JSON Event Format".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.parse
+from typing import Any, NamedTuple
+
+import orjson
+
+from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.webhooks.batching.segment import Packed
+from delivery.webhooks.events import attributes as further
+
+_PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
+"""What a CloudEvents attribute may show as itself in a header; the rest is percent-encoded (HTTP binding, 3.1.3.2)."""
+
+
+class Content(NamedTuple):
+    """What a request says of one event; the same for all endpoints that ask for the same mode."""
+
+    headers: bytes
+    """Header lines that describe the body, each ended by CRLF."""
+    body: bytes
+
+
+def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
+    """Return the id that all attempts of this delivery carry, now, after a crash and on a later redrive.
+
+    A digest of what makes the delivery unique (CloudEvents: source + id; and the subscription), because event ids are
+    producers' text and may hold anything, while this id stands in a header and in the signed content, where no `.` may be.
+    """
+    identity = f"{event.source}\0{event.event_id}\0{subscription_id}"
+    return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+
+def content(event: Event, mode: ContentMode) -> Content:
+    """Return what is sent of one event in this mode; the payload is in it byte for byte."""
+    if mode is ContentMode.CLOUDEVENTS_BINARY:
+        lines = "".join(
+            f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
+        )
+        if event.attributes:
+            lines += _further_lines(event)
+        return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
+    if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
+        return Content(b"content-type: application/cloudevents+json\r\n", structured(event))
+    return Content(b"content-type: application/json\r\n", standard(event))
+
+
+def structured(event: Event | Packed) -> bytes:
+    """Return the event as a CloudEvent in JSON."""
+    attributes: dict[str, Any] = _attributes(event) | {"datacontenttype": "application/json"}
+    # Ours stand last: none takes the place of one of them.
+    return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
+
+
+def standard(event: Event | Packed) -> bytes:
+    """Return the event as a message of Standard Webhooks."""
+    attributes: dict[str, Any] = _standard(event)
+    if event.attributes:
+        # In an object of their own: an extension may be called `timestamp`.
+        attributes["attributes"] = dict(event.attributes)
+    return _with_data(attributes, event)
+
+
+def _standard(event: Event | Packed) -> dict[str, str]:
+    attributes = {
+        "type": event.event_type,
+        "timestamp": event.time,
+        "id": event.event_id,
+        "source": event.source,
+        "tenant_id": event.tenant_id,
+    }
+    if event.sub_tenant_id is not None:
+        attributes["sub_tenant_id"] = event.sub_tenant_id
+    return attributes
+
+
+def _attributes(event: Event | Packed) -> dict[str, str]:
+    """Return the event's CloudEvents attributes that have a field of their own; those that are not of the core are ours."""
+    attributes = {
+        "specversion": "1.0",
+        "id": event.event_id,
+        "source": event.source,
+        "type": event.event_type,
+        "time": event.time,
+        "tenantid": event.tenant_id,
+    }
+    if event.sub_tenant_id is not None:
+        attributes["subtenantid"] = event.sub_tenant_id
+    return attributes
+
+
+def _further_lines(event: Event) -> str:
+    """Return the header lines of the event's further attributes.
+
+    A name was checked when the event was read. It is checked again here, where it becomes a header's: the event may have come
+    out of state or of a topic since.
+    """
+    lines = ""
+    for name, value in event.attributes:
+        if not further.is_name(name):
+            raise ValueError("the name of an attribute would be another header")
+        lines += f"ce-{name}: {urllib.parse.quote(further.as_text(value), safe=_PRINTABLE)}\r\n"
+    return lines
+
+
+def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:
+    return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)

@@ -1,0 +1,134 @@
+"""Prepare, once per endpoint, everything of a request that does not change from event to event.
+
+Runs in the executors. Must not import pyspark or psycopg. Whatever is special about an endpoint is decided here, so that the
+attempts to a plain one pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import urllib.parse
+from collections.abc import Iterator
+
+import yarl
+
+from delivery import errors
+from delivery.model import Auth, AuthKind, Endpoint, Tls
+from delivery.webhooks.http import guard, tls
+from delivery.webhooks.http.origin import Grant, Origin, Target
+from delivery.webhooks.sending import handshake
+
+USER_AGENT = "fanout-webhooks/1"
+
+
+def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
+    """Return the endpoint's target; raise TargetRefused when its settings make no request, or one that is not allowed.
+
+    Registration refused such an endpoint already; rows may also be written by plain SQL, and rules may have changed since.
+    """
+    address_guard.check_url(endpoint.url)
+    auth = dict(_auth_headers(endpoint.auth))
+    _check_custom(endpoint.headers, auth)
+    # As it was registered: a `%2F` that becomes a `/` is another URL to some servers.
+    url = yarl.URL(endpoint.url, encoded=True)
+    permitted = {} if endpoint.origin is None else {handshake.REQUEST_ORIGIN.lower(): endpoint.origin}
+    return Target(
+        endpoint=endpoint,
+        url=url,
+        origin=_origin(url, endpoint, endpoint.tls),
+        head=_head(url, {"accept": "*/*"} | permitted | auth | dict(endpoint.headers)),
+        grant=_grant(endpoint, address_guard) if endpoint.auth.kind is AuthKind.OAUTH2 else None,
+    )
+
+
+def to_ask(endpoint: Endpoint, question: handshake.Question, address_guard: guard.Guard) -> Target:
+    """Return the target of the request that asks a receiver whether it wants deliveries; raise as above.
+
+    Whether it is the customer's own is what is to be found out: so neither credentials nor headers of the customer's go there.
+    """
+    address_guard.check_url(endpoint.url)
+    url = yarl.URL(endpoint.url, encoded=True)
+    headers = {"accept": "*/*"} | {name.lower(): value for name, value in question.headers()}
+    return Target(
+        endpoint=endpoint, url=url, origin=_origin(url, endpoint, endpoint.tls), head=_head(url, headers, method="OPTIONS")
+    )
+
+
+def _origin(url: yarl.URL, endpoint: Endpoint, settings: Tls | None) -> Origin:
+    return Origin(str(url.origin()), endpoint.customer_id, tls.context(settings) if url.scheme == "https" else None)
+
+
+def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes:
+    # A compressed response could unfold without bounds; nothing here needs one.
+    headers = {"user-agent": USER_AGENT, "accept-encoding": "identity"} | headers
+    lines = [f"{method} {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
+    lines += [f"{name}: {_checked(name, value)}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n").encode("ascii")
+
+
+def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
+    """Refuse a header that is not allowed, is given twice, or is authentication's: credentials are sealed, headers are not."""
+    guard.check_headers(dict(headers))
+    seen = {"authorization", *(name.lower() for name in auth)}
+    for name, _ in headers:
+        if name.lower() in seen:
+            raise errors.TargetRefused(f"headers.{name}", "is given twice, or is set by auth")
+        seen.add(name.lower())
+
+
+def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
+    """Yield the header that an endpoint's kind of authentication adds. The signature comes beside it, always."""
+    if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
+        return
+    if auth.secret is None:
+        raise errors.TargetRefused("auth", f"{auth.kind} needs a secret")
+    if auth.kind is AuthKind.BASIC:
+        # RFC 7617, with the charset that it recommends.
+        yield "authorization", _basic(f"{auth.username}:".encode() + auth.secret.reveal())
+        return
+    try:
+        secret = auth.secret.reveal().decode("ascii")
+    except UnicodeDecodeError:
+        raise errors.TargetRefused("auth", "the secret is not ASCII") from None  # the cause would show the secret
+    if auth.kind is AuthKind.BEARER:
+        yield "authorization", f"Bearer {secret}"
+    elif auth.kind is AuthKind.API_KEY:
+        header = auth.header or "x-api-key"
+        guard.check_headers({header: secret})
+        yield header, secret
+
+
+def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
+    """Return the token request of an endpoint with `oauth2`.
+
+    The endpoint's `tls` is not for the token server, which may be somebody else's: neither the certificate nor the trust.
+    """
+    auth = endpoint.auth
+    if auth.secret is None or not auth.client_id or not auth.token_url:
+        raise errors.TargetRefused("auth", "oauth2 needs client_id, token_url and a secret")
+    try:
+        address_guard.check_url(auth.token_url)
+    except errors.TargetRefused as exc:
+        raise errors.TargetRefused("auth.token_url", exc.problem) from None
+    url = yarl.URL(auth.token_url, encoded=True)
+    # client_secret_basic: each part form-encoded before they are joined (RFC 6749, section 2.3.1).
+    credentials = f"{urllib.parse.quote_plus(auth.client_id)}:{urllib.parse.quote_plus(auth.secret.reveal())}"
+    headers = {
+        "accept": "application/json",
+        "content-type": "application/x-www-form-urlencoded",
+        "authorization": _basic(credentials.encode()),
+    }
+    fields = {"grant_type": "client_credentials"} | ({"scope": auth.token_scope} if auth.token_scope else {})
+    to = Target(endpoint=endpoint, url=url, origin=_origin(url, endpoint, None), head=_head(url, headers))
+    return Grant(auth=auth, to=to, body=urllib.parse.urlencode(fields).encode())
+
+
+def _basic(credentials: bytes) -> str:
+    return "Basic " + base64.b64encode(credentials).decode()
+
+
+def _checked(name: str, value: str) -> str:
+    """Return the value; a line break in it would end our header and begin another."""
+    if not (value.isascii() and value.isprintable()):
+        raise errors.TargetRefused(f"headers.{name}", "a header value is printable ASCII")
+    return value

@@ -1,0 +1,126 @@
+"""Make one attempt at a delivery: sign, post, and say what came of it.
+
+Runs in the executors. Must not import pyspark or psycopg. A failed attempt is data, not an exception.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from delivery import errors
+from delivery.model import Attempt, Endpoint, EndpointId, Sendable
+from delivery.webhooks.http import guard, origin, transport
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import endpoint_clock
+from delivery.webhooks.sending import oauth, request, signing
+
+log = logging.getLogger(__name__)
+
+MAX_TARGETS = 20_000
+
+
+class Transport(Protocol):
+    """What the sender needs of the network. See delivery.webhooks.http.transport.Transport."""
+
+    async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
+
+
+class Sender:
+    """Send deliveries over one transport.
+
+    `clock` gives seconds since the epoch. `judging` is the clock by which endpoints are judged.
+    """
+
+    def __init__(
+        self,
+        network: Transport,
+        address_guard: guard.Guard,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float],
+        judging: Callable[[], float] = endpoint_clock.loop_time,
+        max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S,
+    ) -> None:
+        self._network = network
+        self._guard = address_guard
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._judging = judging
+        self._max_retry_after_s = max_retry_after_s
+        self._targets: dict[EndpointId, origin.Target] = {}
+        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, judging=judging)
+
+    async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
+        """Make attempt `number` (1-based), within `timeout_s` or the lanes' time.
+
+        It is signed anew, because its timestamp is its own.
+        """
+        timeout_s = timeout_s or self._timeout_s
+        started_at = self._clock()
+        status: int | None = None
+        retry_after_s: float | None = None
+        response, detail = b"", ""
+        error_class: str | None
+        try:
+            to = self._target(delivery.endpoint)
+            headers = _headers(delivery, int(started_at))
+            if to.grant is None:
+                answer = await self._network.post(to, headers, delivery.body, timeout_s)
+            else:
+                answer = await self._post_with_token(to, to.grant, headers, delivery.body, timeout_s)
+        except errors.AttemptFailed as exc:
+            error_class, detail = exc.error_class, str(exc)
+        except errors.RegistrationError as exc:
+            error_class, detail = retry_decision.CONFIGURATION, str(exc)
+        except Exception:
+            # A surprise at one endpoint must hurt that endpoint alone. Raised, it would fail the task, and with it everybody's
+            # micro-batch, again and again.
+            log.exception("an attempt failed in an unforeseen way", extra={"endpoint_id": delivery.endpoint.endpoint_id})
+            error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
+        else:
+            status, response = answer.status, answer.body[: delivery.kept_response_bytes]
+            error_class = retry_decision.error_class_of(status)
+            if error_class is not None:
+                retry_after_s = retry_decision.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
+        return Attempt(
+            number=number,
+            started_at_ms=int(started_at * 1000),
+            duration_ms=(self._clock() - started_at) * 1000,
+            status=status,
+            error_class=error_class,
+            detail=detail,
+            response=response,
+            retry_after_s=retry_after_s,
+        )
+
+    async def _post_with_token(
+        self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
+    ) -> transport.Response:
+        """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
+        deadline = self._judging() + timeout_s
+        token = await self._tokens.header(grant, timeout_s)
+        answer = await self._network.post(to, headers + token, body, deadline - self._judging())
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            newer = await self._tokens.instead_of(token, grant, deadline - self._judging())
+            if newer is not None:
+                answer = await self._network.post(to, headers + newer, body, deadline - self._judging())
+        return answer
+
+    def _target(self, endpoint: Endpoint) -> origin.Target:
+        known = self._targets.get(endpoint.endpoint_id)
+        # The snapshot keeps the same object until the row changes, so identity is enough, and cheap.
+        if known is None or known.endpoint is not endpoint:
+            known = request.prepare(endpoint, self._guard)
+            if len(self._targets) >= MAX_TARGETS:
+                del self._targets[next(iter(self._targets))]  # the oldest: keeping count of use would cost each attempt
+            self._targets[endpoint.endpoint_id] = known
+        return known
+
+
+def _headers(delivery: Sendable, timestamp_s: int) -> bytes:
+    signature = signing.sign(delivery.endpoint.signing_keys, delivery.webhook_id, timestamp_s, delivery.signed)
+    own = f"webhook-id: {delivery.webhook_id}\r\nwebhook-timestamp: {timestamp_s}\r\nwebhook-signature: {signature}\r\n"
+    return own.encode("ascii") + delivery.content_headers

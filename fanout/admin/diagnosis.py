@@ -1,0 +1,198 @@
+"""`fanout doctor`: look at everything that the platform needs, and say how to mend what is missing.
+
+Runs in the command. One finding never keeps the others from being made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delivery import errors
+from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
+from delivery.stages.checkpoint import object_store
+from delivery.stages.kafka import topics
+from delivery.stages.lanes import local_address
+from fanout.admin import registry_commands
+from fanout.jvm import jars, java
+from subscriptions_db.manifest import lint
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
+
+JOB_TIMEOUT_S = 5
+SHOWN = 20
+"""Doubtful subscriptions that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How one thing was found."""
+
+    subject: str
+    is_fine: bool
+    text: str
+
+    def document(self) -> dict[str, object]:
+        """Return the finding for machines."""
+        return asdict(self)
+
+
+def examine(config: settings.Settings) -> list[Finding]:
+    """Return a finding for each thing that is needed."""
+    checks: dict[str, Callable[[settings.Settings], str]] = {
+        "python": _python,
+        "java": lambda _: str(java.find()),
+        "host name": _host_name,
+        "jars": _jars,
+        "kafka": _kafka,
+        "topics": _topics,
+        "postgres": _postgres,
+        "keys": lambda config: f"sealing with {keyring.KeyRing.from_settings(config.keys).active}",
+        "registry": _registry,
+        "subscriptions": _subscriptions,
+        "checkpoint": _checkpoint,
+        "guard": _guard,
+        "job": _job,
+    }
+    return list(_findings(config, checks))
+
+
+def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Settings], str]]) -> Iterator[Finding]:
+    for subject, check in checks.items():
+        try:
+            text = check(config)
+        except errors.FanoutError as exc:
+            yield Finding(subject=subject, is_fine=False, text=str(exc))
+        else:
+            yield Finding(subject=subject, is_fine=True, text=text)
+
+
+def _python(_: settings.Settings) -> str:
+    """An interpreter that somebody compiled with `configure && make` works, and takes a third more CPU (docs/benchmarks)."""
+    version = sys.version.split()[0]
+    if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
+        return version
+    return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU"
+
+
+def _host_name(config: settings.Settings) -> str:
+    """A name without an address is common in containers, and Spark's JVM would not start with it."""
+    name = local_address.host_name()
+    if added := local_address.missing(os.environ, config.spark.master, name=name):
+        address = added[local_address.ADDRESS]
+        return f"{name} does not resolve: Spark uses {address}, unless {local_address.ADDRESS} is set"
+    chosen = os.environ.get(local_address.ADDRESS) or os.environ.get(local_address.NAME)
+    return f"{name}; Spark uses {chosen}, by the environment" if chosen else name
+
+
+def _jars(_: settings.Settings) -> str:
+    found = jars.ensure()
+    return f"{len(found.connector)} for Spark, {len(found.store)} for S3, {len(found.broker)} for the embedded broker"
+
+
+def _kafka(config: settings.Settings) -> str:
+    try:
+        known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
+    except KafkaException as exc:
+        raise errors.KafkaUnavailable(
+            f"{config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
+            "`fanout up` starts one here, or set kafka.bootstrap_servers"
+        ) from exc
+    return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
+
+
+def _topics(config: settings.Settings) -> str:
+    pattern = config.source.topic_pattern
+    known = AdminClient(kafka_clients.for_librdkafka(config.kafka))
+    try:
+        names = known.list_topics(timeout=topics.TIMEOUT_S).topics
+    except KafkaException as exc:
+        raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
+    if own := [name for name in topics.of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
+        raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
+    topics.require_room(config.kafka, config.delivery.retries_topic)
+    return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"
+
+
+def _postgres(config: settings.Settings) -> str:
+    with connect.connect(config.database) as connection:
+        version = connection.info.server_version // 10_000
+        if version < 15:  # noqa: PLR2004
+            raise errors.RegistryOutdated(f"Postgres {version} is too old: 15 or later is needed")
+        migrate.require_current(connection)
+    return f"version {version}, the schema is current"
+
+
+def _registry(config: settings.Settings) -> str:
+    ring = keyring.KeyRing.from_settings(config.keys)
+    with connect.connect(config.database) as connection:
+        read = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
+    if faults := read.quarantined():
+        row, fault = next(iter(faults.items()))
+        raise errors.RegistrationError(row, f"{fault} ({len(faults)} rows cannot be used)")
+    return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
+
+
+def _subscriptions(config: settings.Settings) -> str:
+    """What `fanout apply` and the API warn of, and what SQL has written without a warning."""
+    with connect.connect(config.database) as connection, connect.translating():
+        found = lint.subscriptions(connection, None, registry_commands.known_types(config))
+    if found:
+        more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        said = "; ".join([*map(str, found[:SHOWN]), *more])
+        raise errors.RegistrationError("", f"{len(found)} may take no event: {said}")
+    return "each can take events"
+
+
+def _checkpoint(config: settings.Settings) -> str:
+    place = config.spark.checkpoint
+    if "://" in place:
+        return _object_store(config.spark)
+    folder = Path(place)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".doctor").touch()
+        (folder / ".doctor").unlink()
+    except OSError as exc:
+        raise errors.SettingsError(f"{place} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
+    return f"{place} can be written"
+
+
+def _object_store(config: settings.Spark) -> str:
+    """Write, read and delete an object by the client and the settings of the job. Starts a JVM, which takes some seconds."""
+    from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
+
+    libraries = session.Libraries(jars=jars.ensure().for_spark(config.checkpoint))
+    with session.running(config.model_copy(update={"master": "local[1]"}), libraries) as spark:
+        object_store.require_usable(spark, config.checkpoint)
+    return f"an object below {config.checkpoint} was written, read and deleted; executors' rights are not known here"
+
+
+def _job(config: settings.Settings) -> str:
+    """Ask the job on this machine, if one runs, whether it is ready."""
+    if not config.metrics.port:
+        return "not asked: metrics.port is 0"
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{config.metrics.port}/readyz", timeout=JOB_TIMEOUT_S).close()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            raise errors.LaneFailed(f"not ready: {orjson.loads(exc.read())['reason']}") from exc
+    except OSError:
+        return f"none answers on port {config.metrics.port} of this machine"
+    return "ready"
+
+
+def _guard(config: settings.Settings) -> str:
+    opened = worker_plans.opened_for_development(config.delivery)
+    return f"OPEN for development: {opened}" if opened else "public https addresses only"

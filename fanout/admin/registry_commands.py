@@ -1,0 +1,266 @@
+"""The commands that register: apply, get, endpoints rotate-secret, enable and disable, keys rotate.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rich.console
+
+from delivery import errors
+from delivery.config import settings, topic_pattern, worker_plans
+from delivery.model import SignatureScheme
+from delivery.stages.kafka import topics
+from delivery.webhooks.http import guard, transport
+from delivery.webhooks.sending import handshake
+from fanout.terminal import times
+from subscriptions_db.manifest import manifest, yaml_document
+from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.registration import apply, endpoint_status, receiver_permission, registered_rows, rotation
+from subscriptions_db.secrets import keyring
+
+KAFKA_TIMEOUT_S = 3
+"""Registering needs no Kafka: without it only the catalogue tells which event types there are."""
+
+
+class Listed(NamedTuple):
+    """A kind of row that `fanout get` lists, and the columns of its narrow table."""
+
+    kind: registered_rows.Kind
+    brief: tuple[str, ...]
+
+    @property
+    def plural(self) -> str:
+        """Return the name of the kind for `fanout get`, such as `event-types`."""
+        return self.singular + "s"
+
+    @property
+    def singular(self) -> str:
+        """Return the name of one row's kind, such as `event-type`."""
+        return self.kind.replace("_", "-")
+
+
+LISTED = (
+    Listed("tenant", ("id", "name", "status")),
+    Listed("customer", ("id", "name")),
+    Listed("endpoint", ("id", "customer", "mode", "status", "disabled_reason", "url")),
+    Listed("subscription", ("id", "endpoint", "event_type", "status")),
+    Listed("event_type", ("id", "deprecated", "description")),
+)
+
+
+def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
+    """Bring the registry to what `file` says; warnings name its lines."""
+    try:
+        text = file.read_bytes()
+    except OSError as exc:
+        raise errors.RegistrationError(str(file), f"cannot be read: {exc.strerror}") from exc
+    document = yaml_document.read(text, str(file))
+    with document.naming_lines(str(file)):
+        wanted = manifest.check(document.value, worker_plans.guard_of(config.delivery))
+        ring = keyring.KeyRing.from_settings(config.keys)
+        known = known_types(config) if wanted.subscriptions else ()
+        with connect.connect(config.database) as connection:
+            migrate.require_current(connection)
+            result = apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune, known_types=known, strict=strict)
+    warnings = tuple(one.at(str(file), document.line_of(one.path)) for one in result.warnings)
+    return replace(result, warnings=warnings)
+
+
+def known_types(config: settings.Settings) -> frozenset[str]:
+    """Return the event types that have a topic of their name; none when Kafka does not answer at once."""
+    try:
+        names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
+    except errors.KafkaUnavailable:
+        return frozenset()
+    prefix = config.source.topic_prefix
+    taken = (name for name in names if topic_pattern.matches(config.source.topic_pattern, name))
+    return frozenset(name.removeprefix(prefix) for name in taken)
+
+
+def apply_manifest(
+    config: settings.Settings, wanted: manifest.Manifest, *, dry_run: bool = False, prune: bool = False
+) -> apply.Result:
+    """Bring the registry to the manifest."""
+    ring = keyring.KeyRing.from_settings(config.keys)
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        return apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune)
+
+
+def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
+    """Print the differences, and the new secrets once."""
+    marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
+    for change in result.changes:
+        console.print(f"{marks[change.action]} {change.kind} {change.id}")
+        if change.action == "update":
+            for name, before, after in change.fields:
+                console.print(f"    {name}: {_short(_plain(before))} → {_short(_plain(after))}", markup=False)
+    done = "would change" if dry_run else "changed"
+    console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
+    if result.new_secrets and not dry_run:
+        console.print("Signing secrets made now; they are not shown again:")
+        for endpoint_id, text in result.new_secrets.items():
+            console.print(f"  {endpoint_id}  {text}")
+    for endpoint_id in result.awaiting_permission:
+        console.print(
+            f"{endpoint_id} waits for its receiver's permission: fanout endpoints validate {endpoint_id}", markup=False
+        )
+    for endpoint_id, reason in result.still_disabled.items():
+        console.print(f"{endpoint_id} stays disabled ({reason}): say status: active, or fanout endpoints enable", markup=False)
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    if result.warnings:
+        console.print("Warnings refuse nothing; with --strict they do.")
+
+
+def as_document(result: apply.Result) -> dict[str, Any]:
+    """Return the result for machines."""
+    changes = [
+        {
+            "action": change.action,
+            "kind": change.kind,
+            "id": change.id,
+            "fields": {name: {"before": _plain(before), "after": _plain(after)} for name, before, after in change.fields},
+        }
+        for change in result.changes
+    ]
+    return {
+        "changes": changes,
+        "new_secrets": result.new_secrets,
+        "still_disabled": result.still_disabled,
+        "awaiting_permission": result.awaiting_permission,
+        "warnings": [{"path": one.path, "line": one.line, "problem": one.problem} for one in result.warnings],
+    }
+
+
+def kind_of(text: str) -> Listed:
+    """Return the kind of this name: plural or singular, with `-` or `_`."""
+    named = text.replace("_", "-")
+    for one in LISTED:
+        if named in {one.plural, one.singular}:
+            return one
+    raise errors.RegistrationError(text, f"is none of {', '.join(one.plural for one in LISTED)}")
+
+
+def get(config: settings.Settings, of: Listed, row_id: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a kind, or the one with this id."""
+    with connect.connect(config.database) as connection, connect.translating():
+        migrate.require_current(connection)
+        rows = registered_rows.document(connection)[of.kind]
+    if row_id is not None:
+        if row_id not in rows:
+            raise errors.RegistrationError(row_id, f"there is no such {of.singular}; `fanout get {of.plural}` lists them")
+        rows = {row_id: rows[row_id]}
+    return [{"id": key, **{name: _plain(value) for name, value in row.items()}} for key, row in sorted(rows.items())]
+
+
+def shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for a person: certificates by their digest."""
+    return {name: _short(value) for name, value in row.items()}
+
+
+def rotate_secret(
+    config: settings.Settings, endpoint_id: str, *, scheme: SignatureScheme, overlap: dt.timedelta
+) -> dict[str, Any]:
+    """Give an endpoint a new signing secret and return what its customer needs, for machines."""
+    ring = keyring.KeyRing.from_settings(config.keys)
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        return rotation.told(endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap))
+
+
+def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
+    """Print what the customer must be told."""
+    if rotated["public_key"]:
+        console.print(f"{rotated['endpoint']} signs with a new key as well. Its customer verifies with the public key:")
+    else:
+        console.print(f"{rotated['endpoint']} signs with a new secret as well. Give it to its customer; it is not shown again:")
+    console.print(f"  {rotated['public_key'] or rotated['secret']}")
+    ends = rotated["others_end_at"]
+    console.print(f"Secrets before it that still sign: {len(ends)}" + (f", the last until {ends[-1]}" if ends else ""))
+
+
+def overlap_of(text: str) -> dt.timedelta:
+    """Return the time that a text such as `24h` means."""
+    overlap = times.duration(text)
+    if overlap is None or overlap > rotation.MAX_OVERLAP:
+        raise errors.RegistrationError(
+            "--overlap", f"is a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d"
+        )
+    return overlap
+
+
+def enable(config: settings.Settings, endpoint_id: str) -> None:
+    """Make an endpoint active."""
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        endpoint_status.enable(connection, endpoint_id)
+
+
+def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
+    """Disable an endpoint."""
+    with connect.connect(config.database) as connection:
+        migrate.require_current(connection)
+        endpoint_status.disable(connection, endpoint_id, reason)
+
+
+def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
+    """Ask an endpoint's receiver whether it wants deliveries, and note its permission."""
+    ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
+    with connect.connect(config.database) as connection, connect.translating():
+        migrate.require_current(connection)
+        row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
+        if row is None:
+            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        asked = {"origin": config.delivery.webhook_origin, "public_url": config.api.public_url}
+        asking = receiver_permission.begin(connection, ring, address_guard, endpoint_id, row, **asked)
+        said = asyncio.run(_asked(asking, address_guard, config.delivery.attempt_timeout_s))
+        with connection.transaction():
+            reply = receiver_permission.finish(connection, asking, said)
+            for after in registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})[
+                "endpoint"
+            ].values():  # none, if it is gone
+                told = {"customer_id": after["customer"], "after": receiver_permission.noted(reply, after)}
+                audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **told)
+            return reply
+
+
+async def _asked(
+    asking: receiver_permission.Asking, address_guard: guard.Guard, timeout_s: float
+) -> transport.Response | errors.AttemptFailed:
+    network = transport.Transport(address_guard, max_connections=1)
+    try:
+        return await network.post(asking.to, b"", b"", timeout_s)
+    except errors.AttemptFailed as exc:
+        return exc
+    finally:
+        await network.close()
+
+
+def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
+    """Print what the receiver said."""
+    rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
+    console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
+
+
+def rotate_keys(config: settings.Settings) -> int:
+    """Seal every secret under the active key."""
+    with connect.connect(config.database) as connection:
+        return keyring.rotate(connection, keyring.KeyRing.from_settings(config.keys))
+
+
+def _plain(value: Any) -> Any:
+    return sorted(map(list, value), key=str) if isinstance(value, frozenset) else value
+
+
+def _short(value: Any) -> Any:
+    is_pem = isinstance(value, str) and "-----BEGIN" in value
+    return f"PEM, sha256 {hashlib.sha256(value.encode()).hexdigest()[:16]}" if is_pem else value

@@ -1,0 +1,47 @@
+"""Publish operational events, as events like any other: the job delivers them to those who subscribed.
+
+Runs in `fanout archive`. In CloudEvents binary mode, which no setting of `source` says how to read.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from delivery.config import settings
+from delivery.model import PLATFORM
+from fanout.kafka import publishing
+from subscriptions_db.archive.notifications import endpoint_health, outbox
+from subscriptions_db.postgres import connect
+
+SOURCE = "fanout"
+
+
+def publish(config: settings.Settings, connection: connect.Connection) -> int:
+    """Publish a turn of events, and return how many. What is published again has the same id, and so the same `webhook-id`."""
+    with outbox.turn(connection) as waiting:
+        if waiting:
+            publisher = publishing.Publisher(config.kafka)
+            for one in waiting:
+                publisher.publish(message(one, config.operations.topic))
+            publisher.flush()
+        return len(waiting)
+
+
+def message(one: outbox.Waiting, topic: str) -> publishing.Message:
+    """Return the record of an event. Those about one endpoint are in one partition."""
+    attributes = {
+        "specversion": "1.0",
+        "id": one.event_id,
+        "type": one.kind,
+        "source": SOURCE,
+        "time": endpoint_health.rfc3339(one.at),
+        "tenantid": PLATFORM,
+        "subtenantid": one.customer_id,
+    }
+    headers = {"content-type": "application/json"} | {f"ce_{name}": value for name, value in attributes.items()}
+    return publishing.Message(
+        topic=topic,
+        key=one.endpoint_id.encode(),
+        value=orjson.dumps(one.data),
+        headers=tuple((name, value.encode()) for name, value in headers.items()),
+    )

@@ -1,0 +1,82 @@
+"""The commands `fanout replays …`: what they are called, what they take, what they print.
+
+Runs in the command. A replay is asked for over the API, and carried out by `fanout archive`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+import typer
+
+from delivery import errors
+from fanout.terminal import commands, listing
+from fanout.terminal.commands import AsJson
+from subscriptions_db.api.deliveries import replays
+from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.replays import requests
+
+app = typer.Typer(help="Replays: deliveries that customers asked for again.", no_args_is_help=True)
+ReplayId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "replay"))]
+BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "dead_lettered", "skipped")
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    endpoint: Annotated[str | None, typer.Option(help="Only of this endpoint.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    output: listing.Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """List replays of all customers, the newest first."""
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        rows = [_row(one) for one in requests.newest(connection, endpoint_id=endpoint, limit=limit)]
+    listing.show(rows, kind="replay", key="id", form=output, as_json=as_json, table=listing.columns(rows, BRIEF))
+
+
+@app.command()
+def show(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -> None:
+    """Show one replay: what was asked for, and how far it is."""
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        row = _row(_found(connection, replay_id))
+    if as_json:
+        commands.print_json(row)
+    else:
+        commands.print_table([{"field": name, "value": value} for name, value in row.items() if value is not None])
+
+
+@app.command()
+def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -> None:
+    """Hand nothing more of a replay over. What was handed over is delivered."""
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        with connection.transaction():
+            before = _found(connection, replay_id)
+            if not requests.cancel(connection, before.customer_id, replay_id, now=dt.datetime.now(dt.UTC)):
+                raise errors.RegistrationError(replay_id, f"the replay is {before.state}: there is nothing to cancel")
+            audit.note(
+                connection, audit.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
+                before={"state": before.state}, after={"state": requests.State.CANCELLED},
+            )  # fmt: skip
+        row = _row(_found(connection, replay_id))
+    if as_json:
+        commands.print_json(row)
+    else:
+        commands.console.print(
+            f"{replay_id} is cancelled; {row['handed_over']} deliveries were handed over before", markup=False
+        )
+
+
+def _found(connection: connect.Connection, replay_id: str) -> requests.Replay:
+    found = requests.any_(connection, replay_id)
+    if found is None:
+        raise errors.RegistrationError(replay_id, "there is no such replay; `fanout replays list` lists them")
+    return found
+
+
+def _row(replay: requests.Replay) -> dict[str, Any]:
+    return {"customer": replay.customer_id, **replays.shown(replay).model_dump()}

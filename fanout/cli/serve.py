@@ -1,0 +1,110 @@
+"""The commands of the HTTP API: `fanout serve`, `fanout openapi` and `fanout api-keys …`: what they are called, take and print.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Annotated
+
+import typer
+
+from delivery import errors
+from fanout.terminal import commands, listing, times
+from fanout.terminal.commands import AsJson, console
+from subscriptions_db.api.contract.principals import Scope
+
+app = typer.Typer(help="Keys of the HTTP API: for the operator, and for customers.", no_args_is_help=True)
+
+
+def serve(context: typer.Context) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C; what is under way is answered first."""
+    from subscriptions_db.api.server import run  # noqa: PLC0415
+
+    config = commands.settings_of(context)
+    run.run(config, commands.stop_event())
+
+
+def openapi() -> None:
+    """Print the OpenAPI document of the HTTP API."""
+    from subscriptions_db.api.server import openapi as document  # noqa: PLC0415
+    from subscriptions_db.api.server.table import ROUTES  # noqa: PLC0415
+
+    commands.print_json(document.document(ROUTES))
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    scope: Annotated[Scope, typer.Option(help="What it may do.")],
+    customer: Annotated[str | None, typer.Option(help="Whose it is; none for scopes operator and executor.")] = None,
+    name: Annotated[str, typer.Option(help="What it is for, for people.")] = "",
+    expires: Annotated[str | None, typer.Option(help="After 90d, or at 2027-01-01T00:00Z. Default: never.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and show it, once. Of it a digest is kept, and its beginning, by which it is called."""
+    from subscriptions_db.api.contract import keys  # noqa: PLC0415
+    from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
+
+    ends = None if expires is None else _moment(expires)
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends)
+    text = made.text.reveal().decode()
+    if as_json:
+        commands.print_json({"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends})
+    else:
+        console.print(f"{made.key_id} is made; it is not shown again:\n  {text}")
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    customer: Annotated[str | None, typer.Option(help="Only of this customer.")] = None,
+    output: listing.Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """List keys by their beginnings, revoked and expired ones included."""
+    from subscriptions_db.api.contract import keys  # noqa: PLC0415
+    from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
+
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        rows = keys.all_(connection, customer)
+    brief = ("key_id", "customer_id", "scope", "name", "expires_at", "revoked_at")
+    listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, table=listing.columns(rows, brief))
+
+
+@app.command()
+def revoke(
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="Its beginning (fk_…, as `list` shows it), or all of it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take a key away, for good: within 5 s nothing is answered to it."""
+    from subscriptions_db.api.contract import keys  # noqa: PLC0415
+    from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
+
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        key = listing.id_of(key, "api-key")
+        keys.revoke(connection, key)
+    key_id = keys.id_of(key) or key
+    if as_json:
+        commands.print_json({"key_id": key_id, "revoked": True})
+    else:
+        console.print(f"{key_id} is revoked")
+
+
+def _moment(text: str) -> dt.datetime:
+    """Return a moment to come: after so long, or at a date or time."""
+    now = dt.datetime.now(dt.UTC)
+    after = times.duration(text)
+    if after is not None:
+        return now + after
+    moment = dt.datetime.fromtimestamp(times.moment_ms("--expires", text, now_ms=round(time.time() * 1000)) / 1000, dt.UTC)
+    if moment <= now:
+        raise errors.SettingsError(f"--expires is a moment to come; {text} has passed")
+    return moment

@@ -1,0 +1,96 @@
+"""Generate what the chart says of the settings and of its values: a part of values.schema.json, and the table of README.md.
+
+Run with the other documents (fanout/documents/generate.py). A test fails when a file and its source differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from delivery.config import settings
+
+OF_THE_CHART = frozenset(
+    (
+        *("database.url", "api.database_url", "keys.ring", "kafka.sasl_password"),  # from Secrets
+        *("metrics.host", "metrics.port", "api.host", "api.port"),  # the ports of the pods
+        *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
+    )
+)
+"""Settings that the chart makes itself: `config` has none of them."""
+PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
+"""Settings with options of others, by names that are not ours."""
+NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
+"""An option of such a name holds a secret, and a ConfigMap is not the place for it."""
+BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
+
+
+def schema(chart: Path) -> str:
+    """Return values.schema.json with the settings of today in `config`."""
+    document = json.loads((chart / "values.schema.json").read_text())
+    document["properties"]["config"] = {"type": "object", "additionalProperties": False, "properties": _areas()}
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _areas() -> dict[str, Any]:
+    areas = {}
+    for name, area in settings.areas().items():
+        fields = area.model_json_schema()["properties"]
+        taken = {field: _plain(fields[field]) for field in sorted(fields) if f"{name}.{field}" not in OF_THE_CHART}
+        for field, known in taken.items():
+            if f"{name}.{field}" in PASSED_ON:
+                known["propertyNames"] = {"not": {"pattern": NOT_FOR_A_CONFIG_MAP}}
+        areas[name] = {"type": "object", "additionalProperties": False, "properties": taken}
+    return areas
+
+
+def _plain(field: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a setting without what values have no use for."""
+    return {name: value for name, value in field.items() if name not in {"title", "default", "pattern", "format"}}
+
+
+class Value(NamedTuple):
+    """A line of the table."""
+
+    path: str
+    default: str
+    meaning: str
+
+
+def readme(chart: Path) -> str:
+    """Return README.md with the values of today in its table."""
+    head, _, rest = (chart / "README.md").read_text().partition(BEGIN)
+    rows = [f"| `{one.path}` | {one.default} | {one.meaning} |" for one in values((chart / "values.yaml").read_text())]
+    table = "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])
+    return f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+def values(text: str) -> list[Value]:
+    """Return each value with the comment above it, in order. A mapping in block style is a heading of those below it."""
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode), "values.yaml is a mapping"  # noqa: S101
+    return list(_values(document, "", text, text.splitlines()))
+
+
+def _values(mapping: yaml.MappingNode, parent: str, text: str, lines: list[str]) -> Iterator[Value]:
+    for key, node in mapping.value:
+        path = f"{parent}{key.value}"
+        meaning = _comment_above(lines, key.start_mark.line).replace("|", "\\|")
+        if isinstance(node, yaml.MappingNode) and not node.flow_style:
+            if meaning:
+                yield Value(path, "", meaning)
+            yield from _values(node, path + ".", text, lines)
+        else:
+            yield Value(path, f"`{text[node.start_mark.index : node.end_mark.index].strip()}`", meaning)
+
+
+def _comment_above(lines: list[str], at: int) -> str:
+    words: list[str] = []
+    while at > 0 and lines[at - 1].lstrip().startswith("#"):
+        at -= 1
+        words.insert(0, lines[at].strip().removeprefix("#").strip())
+    return " ".join(words)

@@ -1,0 +1,162 @@
+"""Read topics from one end to the other, as they are now.
+
+Runs in the command. Reads what Spark reads: the records of transactions that were given up as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import confluent_kafka
+import msgspec
+import rich.console
+import rich.progress
+from confluent_kafka import OFFSET_INVALID, TopicPartition
+
+from delivery import errors
+from delivery.config import kafka_clients, settings, topic_pattern
+from delivery.stages.kafka import topics
+from fanout.kafka.places import Place
+
+TIMEOUT_S = 30
+AT_ONCE, WAIT_S = 2000, 0.1
+"""So many records are taken together; fewer, when no more have come after this time."""
+Take = Callable[[confluent_kafka.Message], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What is read of a partition."""
+
+    place: Place
+    low: int
+    """The first offset that Kafka still holds."""
+    first: int
+    end: int
+    """Behind the last record."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether nothing is gone that was written since the time that was asked for; without a time, nothing ever."""
+        return self.low == 0 or self.first > self.low
+
+
+class Scanner:
+    """Read topics one after the other. Used by one thread."""
+
+    def __init__(self, kafka: settings.Kafka, console: rich.console.Console | None = None) -> None:
+        self._servers = kafka.bootstrap_servers
+        self._console = console
+        own = {
+            "group.id": "fanout-scanner",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_uncommitted",
+            "queued.max.messages.kbytes": 32 * 1024,  # in all partitions together, so that memory does not grow with the topics
+        }
+        self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
+
+    def names(self) -> list[str]:
+        """Return the topics that there are."""
+        with self._translated():
+            return sorted(self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics)
+
+    def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
+        """Return what there is to read now of these topics, from the first record that is not older than `since_ms`."""
+        with self._translated():
+            known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
+            places = [Place(name, number) for name in names if name in known for number in known[name].partitions]
+            marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
+            starts = {place: low for place, (low, _) in marks.items()}
+            if since_ms is not None and places:
+                asked = [TopicPartition(*place, since_ms) for place in places]
+                for found in self._consumer.offsets_for_times(asked, TIMEOUT_S):
+                    place = Place(found.topic, found.partition)
+                    starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all are older
+        return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
+
+    def held(self, place: Place) -> tuple[int, int]:
+        """Return the first offset that Kafka holds of a partition and the one behind the last; (0, 0) where there is none."""
+        with self._translated():
+            known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
+            if place.topic not in known or place.partition not in known[place.topic].partitions:
+                return 0, 0
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S)
+        return low, high
+
+    def read(self, extents: Iterable[Extent], what: str, take: Take) -> None:
+        """Hand every record of `extents` to `take`, those of a partition in their order."""
+        ends = {extent.place: extent.end for extent in extents if extent.first < extent.end}
+        firsts = {extent.place: extent.first for extent in extents}
+        total = sum(end - firsts[place] for place, end in ends.items())
+        if not ends:
+            return
+        with self._translated(), self._progress(what, total) as advance:
+            self._consumer.assign([TopicPartition(*place, firsts[place]) for place in ends])
+            last = time.monotonic()
+            while ends:
+                messages = self._consumer.consume(AT_ONCE, WAIT_S)
+                last = time.monotonic() if messages else last
+                if time.monotonic() - last > TIMEOUT_S:
+                    raise errors.KafkaUnavailable(f"{self._servers} sends nothing more of {what} for {TIMEOUT_S} s: try again")
+                for message in messages:
+                    self._take(message, ends, take)
+                advance(len(messages))
+            self._consumer.unassign()
+
+    def _take(self, message: confluent_kafka.Message, ends: dict[Place, int], take: Take) -> None:
+        place = Place(str(message.topic()), message.partition() or 0)
+        error = message.error()
+        if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
+            raise errors.KafkaUnavailable(f"{place.topic}:{place.partition} cannot be read: {error.str()}")
+        end, offset = ends.get(place), message.offset()
+        if end is None:
+            return  # what came after its end
+        if error is None and offset is not None and offset != OFFSET_INVALID and offset < end:
+            try:
+                take(message)
+            except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
+                raise errors.RecordUnreadable(
+                    f"{place.topic}:{place.partition}:{offset} is not what the job writes there ({exc!r}): somebody else has "
+                    "written to this topic, or another version of the job"
+                ) from exc
+        if error is not None or offset is None or offset >= end - 1:
+            del ends[place]
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._consumer.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except confluent_kafka.KafkaException as exc:
+            raise errors.KafkaUnavailable(
+                f"Kafka at {self._servers} does not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
+            ) from exc
+
+    @contextlib.contextmanager
+    def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show how far the reading is, on a terminal."""
+        if self._console is None or not self._console.is_terminal:
+            yield lambda _: None
+            return
+        with rich.progress.Progress(console=self._console, transient=True) as progress:
+            task = progress.add_task(f"reading {what}", total=total)
+            yield lambda count: progress.advance(task, count)
+
+
+def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
+    """Return the topics of these that hold events."""
+    own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
+    return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
+
+
+def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:
+    """Return a record's headers as the lanes have them: without a value is with an empty one."""
+    pairs: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]  # as its document says
+    return tuple((name, value or b"") for name, value in pairs)

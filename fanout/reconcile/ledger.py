@@ -1,0 +1,149 @@
+"""Read what the job wrote about its work: the delivery log, the dead letters, the rejected events.
+
+Runs in the command and the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import confluent_kafka
+
+from delivery.config import kafka_clients, settings
+from delivery.webhooks.results import dead_letter_records, log_entries, log_records, rejected_records
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.results.log_entries import Due, Entry, RedrivenEntry
+from delivery.webhooks.results.log_records import AttemptsRecord, OffsetReceipt
+from delivery.webhooks.results.rejected_records import RejectedRecord
+from fanout.kafka.places import Place
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything that has been read so far."""
+
+    attempts: int = 0
+    """Requests: that of a batch is one."""
+    delivered: dict[Due, float] = field(default_factory=dict)
+    """When the first request with it was accepted, milliseconds since the epoch. What the answer to a batch rejects is a dead
+    letter besides."""
+    dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
+    """By event id and subscription id."""
+    skipped: dict[Due, str] = field(default_factory=dict)
+    postponed: dict[Due, str] = field(default_factory=dict)
+    """What was handed to the retry lane unattempted, with the reason. What was attempted before has its attempts instead."""
+    redriven: dict[Due, int] = field(default_factory=dict)
+    """Until when what was given up is no dead letter any more: `dead_lettered_at_ms` of the letter that was redriven."""
+    batches: dict[str, str] = field(default_factory=dict)
+    """Those that were sent, by `webhook-id`: why each left."""
+    rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
+    """By topic, partition and offset: each lane reads every record, and says so of one that is no event."""
+    receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
+    """By lane and place."""
+
+    def handled_until(self, lane: str) -> dict[Place, int]:
+        """Return the last offset of each partition that a lane has handled."""
+        return {
+            place: max(receipt.last_offset for receipt in receipts)
+            for (name, place), receipts in self.receipts.items()
+            if name == lane
+        }
+
+    def revision_at(self, lane: str, place: Place, offset: int) -> int | None:
+        """Return the registry's revision by which a lane last routed a record, or None when it did not."""
+        for receipt in reversed(self.receipts.get((lane, place), ())):
+            if receipt.first_offset <= offset <= receipt.last_offset:
+                return receipt.revision
+        return None
+
+    def dead(self) -> set[Due]:
+        """Return what was given up, and not redriven since."""
+        letters = {letter.due(): letter for letter in self.dead_letters.values()}
+        return {due for due, letter in letters.items() if letter.dead_lettered_at_ms > self.redriven.get(due, -1)}
+
+    def ended(self) -> set[Due]:
+        """Return what was delivered, given up or skipped."""
+        return self.delivered.keys() | self.skipped.keys() | self.dead()
+
+    def pending(self) -> int:
+        """Return how many deliveries are due, by the lanes' own account, and have not ended.
+
+        They wait for their batch, or in the retry lane.
+        """
+        # A micro-batch that runs again says the same of the same offsets.
+        due: dict[tuple[str, Place, int], int] = {}
+        for (lane, place), receipts in self.receipts.items():
+            due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
+        return sum(due.values()) - len(self.ended())
+
+    def adders(self, lane: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
+        """Return, by topic, what adds the value of a record."""
+        return {
+            lane.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
+            lane.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
+            lane.rejected_topic: lambda written: self.add_rejected(rejected_records.decode(written)),
+        }
+
+    def add_rejected(self, record: RejectedRecord) -> None:
+        """Add a record that was rejected."""
+        self.rejected[record.topic, record.partition, record.offset] = record
+
+    def add_dead_letter(self, letter: DeadLetter) -> None:
+        """Add a dead letter."""
+        self.dead_letters[letter.event_id, letter.subscription_id] = letter
+
+    def add_log(self, record: AttemptsRecord | None) -> None:
+        """Add a record of the attempts topic; None, of an unknown kind, says nothing."""
+        if isinstance(record, OffsetReceipt):
+            self.receipts.setdefault((record.lane, Place(record.topic, record.partition)), []).append(record)
+        elif record is not None:
+            for entry in record.entries:
+                self._add_entry(entry)
+
+    def _add_entry(self, entry: Entry) -> None:
+        if isinstance(entry, log_entries.SKIPPED):
+            self.skipped |= dict.fromkeys(entry.due(), str(entry.reason))
+        elif isinstance(entry, log_entries.POSTPONED):
+            self.postponed |= dict.fromkeys(entry.due(), str(entry.reason))
+        elif isinstance(entry, RedrivenEntry):
+            self.redriven |= dict.fromkeys(entry.due(), entry.dead_lettered_at_ms)
+        elif isinstance(entry, log_entries.ATTEMPTED):
+            self.attempts += 1
+            if isinstance(entry, log_entries.BatchAttemptEntry):
+                self.batches[entry.webhook_id] = entry.left_by
+            if entry.error_class is None:
+                for due in entry.due():
+                    self.delivered.setdefault(due, entry.started_at_ms + entry.duration_ms)
+
+
+class Reader:
+    """Follow the three topics from their beginning. The topics must exist."""
+
+    def __init__(self, kafka: settings.Kafka, lane: settings.Delivery) -> None:
+        self.ledger = Ledger()
+        self._adders = self.ledger.adders(lane)
+        self._consumer = confluent_kafka.Consumer(
+            {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
+            | kafka_clients.for_librdkafka(kafka)
+        )
+        topics = self._consumer.list_topics(timeout=10).topics
+        self._consumer.assign(
+            [
+                confluent_kafka.TopicPartition(name, partition, confluent_kafka.OFFSET_BEGINNING)
+                for name in self._adders
+                for partition in topics[name].partitions
+            ]
+        )
+
+    def poll(self, timeout_s: float) -> int:
+        """Take what has come, waiting for at most `timeout_s`; return how many rows that were."""
+        messages = self._consumer.consume(2000, timeout_s)
+        for message in messages:
+            if message.error() is None:
+                self._adders[str(message.topic())](message.value() or b"")
+        return len(messages)
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._consumer.close()

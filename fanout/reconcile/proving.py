@@ -1,0 +1,216 @@
+"""`fanout reconcile`: read the topics, have them judged, show what came of it.
+
+Runs in the command. Reads only. The job may run meanwhile: what it has written within the last seconds is not judged, and what
+stands in several topics is read in an order in which the answer comes after the question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import confluent_kafka
+import rich.console
+import rich.table
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Record
+from delivery.webhooks.events import parsing
+from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
+from delivery.webhooks.retries import retry_messages
+from fanout.kafka import topic_scanner
+from fanout.kafka.places import Place
+from fanout.reconcile import accounting, evidence
+from fanout.reconcile.accounting import Account, Terms
+from fanout.redrive import redrive_plan
+from fanout.terminal import commands
+
+MARGIN_MS = 600_000
+"""Logs are read from so long before `--since` on: the rows of a micro-batch are written before its receipt."""
+MAX_SHOWN = 30
+
+
+class Proof(NamedTuple):
+    """What came of reconciling."""
+
+    account: Account
+    notes: list[str]
+
+    def document(self) -> dict[str, Any]:
+        """Return it for machines."""
+        return self.account.document() | {"notes": self.notes}
+
+
+def reconcile(
+    config: settings.Settings,
+    *,
+    since_ms: int | None = None,
+    max_wait_s: float = 86_400.0,
+    settle_s: float = 10.0,
+    console: rich.console.Console | None = None,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Proof:
+    """Read all topics and return the account."""
+    with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
+        reading = _Reading(config, scanner, since_ms)
+        began = clock()
+        attempts = reading.attempts()
+        sleep(max(0.0, began + settle_s - clock()))
+        known = reading.others()
+        terms = Terms(
+            now_ms=round(clock() * 1000),
+            since_ms=since_ms,
+            until_ms=round((began - settle_s) * 1000) if settle_s else 2**62,
+            is_stopped=not settle_s,
+            max_wait_s=max_wait_s,
+            from_first=attempts and since_ms is None and config.source.starting_offsets == "earliest",
+            **known,
+        )
+    account = accounting.account(reading.told, terms)
+    return Proof(account, list(_notes(account, terms, config)))
+
+
+class _Reading:
+    """Read topics into the evidence."""
+
+    def __init__(self, config: settings.Settings, scanner: topic_scanner.Scanner, since_ms: int | None) -> None:
+        self.told = evidence.Evidence()
+        self._config, self._scanner, self._since_ms = config, scanner, since_ms
+        self._logged_since_ms = None if since_ms is None else since_ms - MARGIN_MS
+        self._layout = worker_plans.of(config).layout
+        known = scanner.names()
+        if config.delivery.attempts_topic not in known:
+            raise errors.SettingsError(
+                f"there is no topic {config.delivery.attempts_topic}: the job has never run on this Kafka, or set "
+                "delivery.attempts_topic"
+            )
+        self._event_topics = topic_scanner.event_topics(config, known)
+
+    def attempts(self) -> bool:
+        """Read the log; return whether it is whole."""
+        extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
+
+        def take(message: confluent_kafka.Message) -> None:
+            self.told.take_attempts(log_records.decode(message.value() or b""), message.timestamp()[1])
+
+        self._scanner.read(extents, "the log", take)
+        return all(extent.is_whole for extent in extents)
+
+    def others(self) -> dict[str, bool]:
+        """Read what was handed to the retry lane, rejected and given up, and the events.
+
+        Return of which of the three topics nothing is gone.
+        """
+        lane = self._config.delivery
+        takes: dict[str, tuple[str, topic_scanner.Take]] = {
+            "retries_known": (lane.retries_topic, self._take_retries),
+            "rejected_known": (lane.rejected_topic, self._take_rejected),
+            "letters_known": (lane.dead_letter_topic, self._take_dead_letter),
+        }
+        known = {}
+        for what, (name, take) in takes.items():
+            extents = self._scanner.extents([name], since_ms=self._logged_since_ms)
+            self._scanner.read(extents, name, take)
+            known[what] = all(extent.is_whole for extent in extents)
+        events = [self._with_runs(extent) for extent in self._scanner.extents(self._event_topics, since_ms=self._since_ms)]
+        for extent in events:
+            self.told.events[extent.place] = evidence.Events(extent.first)
+        self._scanner.read(events, "events", self._take_event)
+        return known
+
+    def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
+        """Return what is to be read so that every run that is judged is in it."""
+        first = self.told.first_offset(extent.place, self._since_ms or 0)
+        return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
+
+    def _take_retries(self, message: confluent_kafka.Message) -> None:
+        if (written := message.value()) is None:
+            return  # it only counts: rows.for_retries
+        self.told.take_retries(retry_messages.message(written))
+        for name, value in topic_scanner.headers(message):
+            if name == redrive_plan.NOTE:
+                self.told.take_attempts(log_records.decode(value), message.timestamp()[1])
+
+    def _take_rejected(self, message: confluent_kafka.Message) -> None:
+        self.told.take_rejected(rejected_records.decode(message.value() or b""))
+
+    def _take_dead_letter(self, message: confluent_kafka.Message) -> None:
+        self.told.take_dead_letter(dead_letter_records.decode(message.value() or b""))
+
+    def _take_event(self, message: confluent_kafka.Message) -> None:
+        place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0
+        record = Record(*place, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
+        try:
+            event_type = parsing.parse(record, self._layout).event_type
+        except errors.EventRejected:
+            event_type = None
+        self.told.take_event(place, offset, event_type)
+
+
+def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:
+    """Say what the account does not cover."""
+    lane = config.delivery
+    known = {
+        lane.retries_topic: terms.retries_known,
+        lane.dead_letter_topic: terms.letters_known,
+        lane.rejected_topic: terms.rejected_known,
+    }
+    return [
+        *(f"no receipt of lane {name}: it has not run in this time" for name in accounting.LANES if name not in account.lanes),
+        *(
+            f"{name} has lost its oldest records to its retention: what should be named there and nowhere else cannot be told"
+            for name, is_known in known.items()
+            if not is_known
+        ),
+    ]
+
+
+def show(console: rich.console.Console, proof: Proof) -> None:
+    """Print the account for a person."""
+    account = proof.account
+    _show_lanes(console, account)
+    _show_groups(console, account)
+    for note in proof.notes:
+        console.print(f"note: {note}")
+    for finding in account.findings.kept[:MAX_SHOWN]:
+        console.print(f"[red]{finding.kind.value}[/]", finding.text(), markup=True)
+    total = account.findings.by_kind.total()
+    if total > MAX_SHOWN:
+        console.print(f"… and {total - MAX_SHOWN} more findings; --json names {len(account.findings.kept)}")
+    console.print(
+        "[green]Everything adds up.[/]" if account.holds else f"[red]{total} findings: not everything adds up.[/]", markup=True
+    )
+
+
+def _show_lanes(console: rich.console.Console, account: Account) -> None:
+    table = rich.table.Table("", *account.lanes, title="Every due (event, subscription), from the topics", title_justify="left")
+    documents = [
+        {"records read": lane.records, "rejected": lane.rejected} | lane.counts.document() for lane in account.lanes.values()
+    ]
+    reasons = sorted({reason for document in documents for reason in document["skipped"]})
+    for name in ("records read", "rejected", "due", "delivered", "pending", "dead_lettered"):
+        table.add_row(name.replace("_", "-"), *(str(document[name]) for document in documents))
+    for reason in reasons:
+        table.add_row(f"skipped: {reason}", *(str(document["skipped"].get(reason, 0)) for document in documents))
+    for name in ("lost", "repeated", "replayed"):
+        table.add_row(name, *(str(document[name]) for document in documents))
+    table.add_row("records not handled yet", *(str(lane.behind) for lane in account.lanes.values()))
+    commands.show(console, table)
+
+
+def _show_groups(console: rich.console.Console, account: Account) -> None:
+    names = ("lane", "event type", "endpoint", "due", "delivered", "pending", "dead-lettered", "skipped", "lost")
+    table = rich.table.Table(*names)
+    largest = sorted(account.groups.items(), key=lambda item: (-item[1].lost, -item[1].due))
+    for group, counts in largest[:MAX_SHOWN]:
+        numbers = (counts.due, counts.delivered, counts.pending, counts.dead_lettered, counts.skipped.total(), counts.lost)
+        table.add_row(*group, *map(str, numbers))
+    if largest:
+        commands.show(console, table)
+    if len(largest) > MAX_SHOWN:
+        console.print(f"… and {len(largest) - MAX_SHOWN} more of event type and endpoint; --json has them all")

@@ -1,0 +1,258 @@
+"""`fanout dead-letters`: find what was given up, show it, export it, hand it to the retry lane again.
+
+Runs in the command. Reads the dead-letter topic from one end to the other: there is no index, and it is seldom asked. Only
+`redrive` writes; fanout/redrive/enqueue.py does it, and fanout/redrive/redrive_plan.py says what can repeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import confluent_kafka
+import msgspec
+import rich.console
+import rich.markup
+import rich.table
+
+from delivery import errors
+from delivery.config import settings
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from fanout.kafka import topic_scanner
+from fanout.kafka.places import Place
+from fanout.redrive import enqueue, redrive_plan
+from fanout.redrive.redrive_plan import Redriven
+from fanout.redrive.selection import Selection
+from fanout.terminal import commands, times
+
+MARGIN_MS = 600_000
+"""Letters are looked for from so long before `--since` on, in topics that know when a record was written: clocks differ."""
+_PLACE = re.compile(r"(?:(?P<topic>.+):)?(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A dead letter and where it is."""
+
+    place: Place
+    offset: int
+    letter: DeadLetter
+    is_redriven: bool
+
+    @property
+    def name(self) -> str:
+        """Return by what `show` finds it."""
+        return f"{self.place.partition}:{self.offset}"
+
+    def row(self) -> dict[str, Any]:
+        """Return what a list shows."""
+        letter = self.letter
+        return {
+            "letter": self.name,
+            "given up": times.shown(letter.dead_lettered_at_ms),
+            "endpoint": letter.endpoint_id,
+            "type": letter.event_type,
+            "tenant": letter.tenant_id,
+            "reason": letter.reason,
+            "attempts": letter.last_attempt,
+            "redriven": "yes" if self.is_redriven else "",
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list tells machines: all but payload, headers and attempts."""
+        document = self.document()
+        for name in ("payload_base64", "headers", "attempts"):
+            del document[name]
+        return document | {"attempts": self.letter.last_attempt}
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it, for machines."""
+        letter: dict[str, Any] = {"batch_webhook_id": None, "replay": None, "attributes": {}} | msgspec.to_builtins(self.letter)
+        return {"letter": self.name, "letter_topic": self.place.topic, "redriven": self.is_redriven, **letter}
+
+
+class Reader:
+    """Read dead letters, and what was redriven of them."""
+
+    def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
+        self._config = config.delivery
+        self._scanner = topic_scanner.Scanner(config.kafka, console)
+        if self._config.dead_letter_topic not in self._scanner.names():
+            raise errors.SettingsError(
+                f"there is no topic {self._config.dead_letter_topic}: the job has never run on this Kafka, or set "
+                "delivery.dead_letter_topic"
+            )
+
+    def redriven(self, since_ms: int | None = None) -> Redriven:
+        """Return what was redriven, at least since then."""
+        told = Redriven()
+        since_ms = _earlier(since_ms)
+
+        def take_log(message: confluent_kafka.Message) -> None:
+            with contextlib.suppress(msgspec.MsgspecError):  # it is of somebody else, and says nothing of a redrive
+                told.take(log_records.decode(message.value() or b""))
+
+        def take_retries(message: confluent_kafka.Message) -> None:
+            for name, value in topic_scanner.headers(message):
+                if name == redrive_plan.NOTE:
+                    told.take(log_records.decode(value))
+
+        names = {self._config.attempts_topic: take_log, self._config.retries_topic: take_retries}
+        for name, take in names.items():
+            self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, take)
+        return told
+
+    def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
+        """Return where letters are that were written since then, and that there are now."""
+        return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
+
+    def read(self, extents: list[topic_scanner.Extent], take: Callable[[Place, int, bytes], None]) -> None:
+        """Hand every letter to `take`, by where it is."""
+
+        def taken(message: confluent_kafka.Message) -> None:
+            take(Place(str(message.topic()), message.partition() or 0), message.offset() or 0, message.value() or b"")
+
+        self._scanner.read(extents, "dead letters", taken)
+
+    def has_retry_lane(self) -> bool:
+        """Tell whether there is a topic to hand letters over in."""
+        return self._config.retries_topic in self._scanner.names()
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._scanner.close()
+
+
+def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
+    """Return the newest that are asked for, the newest first."""
+    told = reader.redriven(selection.since_ms)
+    newest: list[tuple[int, Place, int, Found]] = []
+
+    def take(place: Place, offset: int, written: bytes) -> None:
+        letter = dead_letter_records.decode(written)
+        if selection.takes(letter):
+            found = Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))
+            add = heapq.heappush if len(newest) < limit else heapq.heappushpop
+            add(newest, (letter.dead_lettered_at_ms, place, offset, found))
+
+    reader.read(reader.extents(selection.since_ms), take)
+    return [found for *_, found in sorted(newest, reverse=True)]
+
+
+def get(reader: Reader, name: str) -> Found:
+    """Return one letter, by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`."""
+    told, extents = reader.redriven(), reader.extents()
+    named = _PLACE.fullmatch(name)
+    if named:
+        extents = [
+            topic_scanner.Extent(place=extent.place, low=extent.low, first=int(named["offset"]), end=int(named["offset"]) + 1)
+            for extent in extents
+            if extent.place.partition == int(named["partition"])
+            and named["topic"] in {None, extent.place.topic}
+            and extent.low <= int(named["offset"]) < extent.end
+        ]
+    found: list[Found] = []
+
+    def take(place: Place, offset: int, written: bytes) -> None:
+        if named or name.encode() in written:
+            letter = dead_letter_records.decode(written)
+            if named or name in {letter.webhook_id, letter.batch_webhook_id}:
+                found[:] = [Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))]
+
+    reader.read(extents, take)
+    if not found:
+        raise errors.SettingsError(f"there is no dead letter {name}: `fanout dead-letters list` shows what there is")
+    return found[0]
+
+
+class _Writable(Protocol):
+    def write(self, written: bytes, /) -> object: ...
+
+
+def show(console: rich.console.Console, found: Found) -> None:
+    """Print one letter for a person: its fields, what was attempted, the payload."""
+    document, event = found.document(), found.letter.event()
+    for name in ("attempts", "headers", "payload_base64"):
+        del document[name]
+    for name in ("appended_at", "dead_lettered_at"):
+        document[name] = times.shown(document.pop(f"{name}_ms"))
+    document |= {f"header {name}": value.decode(errors="replace") for name, value in event.record.headers}
+    for name, value in document.items():
+        if value is not None:
+            console.print(f"{name:20}", value, markup=False)
+    table = rich.table.Table("attempt", "started at", "ms", "status", "error class", "detail", "response")
+    for one in found.letter.attempts:
+        texts = (str(one.status or ""), one.error_class or "", one.detail, one.response)
+        table.add_row(str(one.attempt), times.shown(one.started_at_ms), str(one.duration_ms), *map(rich.markup.escape, texts))
+    if found.letter.attempts:
+        commands.show(console, table)
+    if found.letter.attempts_omitted:
+        console.print(f"{found.letter.attempts_omitted} earlier attempts are not in the letter; the attempts topic has them")
+    console.print(event.data.decode(errors="replace"), markup=False)
+
+
+def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
+    """Write what is asked for, one letter a line, as they are in their topic; return how many. At most the first `limit`."""
+    count = 0
+
+    def take(_: Place, __: int, written: bytes) -> None:
+        nonlocal count
+        if (limit is None or count < limit) and selection.takes(dead_letter_records.decode(written)):
+            to.write(written + b"\n")
+            count += 1
+
+    reader.read(reader.extents(selection.since_ms), take)
+    return count
+
+
+def redrive(
+    config: settings.Settings,
+    reader: Reader,
+    selection: Selection,
+    *,
+    limit: int | None = None,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+) -> enqueue.Summary:
+    """Hand letters to the retry lane: of each delivery the newest, if it is asked for and was not redriven."""
+    if not reader.has_retry_lane():
+        raise errors.SettingsError(
+            f"there is no topic {config.delivery.retries_topic}: the retry lane has never run on this Kafka, or set "
+            "delivery.retries_topic"
+        )
+    plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
+    extents = reader.extents(selection.since_ms)
+    reader.read(extents, lambda place, offset, written: plan.take(dead_letter_records.decode(written), place, offset))
+    chosen = plan.chosen(limit)
+    now_ms = round(time.time() * 1000) if now_ms is None else now_ms
+    hands = enqueue.Handing(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)
+
+    def take(place: Place, offset: int, written: bytes) -> None:
+        if (place, offset) in chosen:
+            hands.take(dead_letter_records.decode(written))
+
+    if chosen:
+        reader.read(extents, take)
+    hands.finish()
+    hands.summary.redriven_before = plan.redriven_before
+    return hands.summary
+
+
+@contextlib.contextmanager
+def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[Reader]:
+    """Give a reader, and close it."""
+    reader = Reader(config, console)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _earlier(since_ms: int | None) -> int | None:
+    return None if since_ms is None else since_ms - MARGIN_MS

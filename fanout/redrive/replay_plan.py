@@ -1,0 +1,105 @@
+"""Decide what a replay hands to the retry lane. Pure.
+
+Runs in `fanout archive` and the tests. Who is due an event is what delivery itself says of it
+(delivery.webhooks.routing.intake), by the registry as it is now. What is handed over bears the replay's mark, which stays
+with it wherever it is told of: replays are on no lane's account of what was due. Its `webhook-id` is made of the event and
+the subscription, as that of its first delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from delivery.model import Endpoint, Event, LeaveReason, Record, Revision, SubscriptionId
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import ordering_key, parsing
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake, matching, registries
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from delivery.webhooks.state import chunking
+
+MAX_REQUEST_BYTES = 256 * 1024
+"""Of events that go in one batch again: as for redrives, what Kafka takes in one record."""
+
+
+class Due(NamedTuple):
+    """An event, and the subscription by which it is due."""
+
+    event: Event
+    subscription_id: SubscriptionId
+
+
+class Routes:
+    """Route to one endpoint, by what the registry says of it."""
+
+    def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout) -> None:
+        self.endpoint = endpoint
+        self.revision = registry.revision
+        self._registry = registries.WholeRegistry("", registry)
+        self._layout = layout
+
+    def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
+        """Return what is due of these records. What is no event of a known tenant is passed over: the lanes have told of it."""
+        return asyncio.run(self._due(records, event_types))
+
+    async def _due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
+        taken = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared)
+        found: list[Due] = []
+        for record in records:
+            found += await taken.take(record, []) or ()
+        if event_types is None:
+            return found
+        return [due for due in found if any(matching.takes_type(wanted, due.event.event_type) for wanted in event_types)]
+
+
+def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
+    """Yield what goes in one request: one alone, or as many as a batch to the endpoint has."""
+    if endpoint.batching is None:
+        yield from ([one] for one in due)
+        return
+    max_bytes = min(endpoint.batching.max_bytes, MAX_REQUEST_BYTES)
+    for together in chunking.of(due, _one, endpoint.batching.max_events):
+        yield from chunking.of(together, lambda one: segment.item(one.event, 0).size, max_bytes)
+
+
+def parcel_of(
+    together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision
+) -> retry_messages.Parcel:
+    """Return what goes in one request as a parcel. `revision` is that of the registry by which it is due."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(one.subscription_id for one in together))}
+    order_by, first = endpoint.order_by, together[0].event
+    return retry_messages.Parcel(
+        packed=[segment.item(one.event, now_ms).packed for one in together],
+        subscriptions=list(names),
+        through=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
+        left_by=None if endpoint.batching is None else LeaveReason.REDRIVE,
+        again_at_ms=now_ms,
+        since_ms=now_ms,
+        expires_ms=now_ms + round(endpoint.retrying.max_age_s * 1000),
+        reason=retry_decision.REPLAYED,
+        order_key=None if order_by is None else ordering_key.key_of(first.content, order_by),
+        replay=replay_id,
+        revision=revision,
+    )
+
+
+def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
+    """Yield what is written to the retries topic, under the endpoint's id as key."""
+    endpoint, revision = routes.endpoint, routes.revision
+    parcels = (
+        parcel_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
+    )
+    for chunk in chunking.of(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
+        yield retry_messages.encoded(retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
+
+
+def _prepared(event: Event, matches: list[matching.Match]) -> list[Due]:
+    return [Due(event, match.subscription.subscription_id) for match in matches]
+
+
+def _one(_: Due) -> int:
+    return 1

@@ -1,0 +1,64 @@
+"""Which dead letters somebody asks for. Pure, less the time that is now.
+
+Runs in the command and the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.routing import matching
+from fanout.terminal import times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which dead letters somebody asks for. What is None is not asked about."""
+
+    endpoint_id: str | None = None
+    event_type: str | None = None
+    """An exact type, or a prefix wildcard such as `order.*`."""
+    tenant_id: str | None = None
+    reason: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        endpoint_id: str | None,
+        event_type: str | None,
+        tenant_id: str | None,
+        reason: str | None,
+        *,
+        since: str | None,
+        until: str | None,
+    ) -> Selection:
+        """Return what a person asks for who types these; raise SettingsError where a time is none."""
+        now_ms = round(time.time() * 1000)
+        return cls(
+            endpoint_id=endpoint_id,
+            event_type=event_type,
+            tenant_id=tenant_id,
+            reason=reason,
+            since_ms=None if since is None else times.moment_ms("--since", since, now_ms=now_ms),
+            until_ms=None if until is None else times.moment_ms("--until", until, now_ms=now_ms),
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Tell whether nothing is asked about."""
+        return self == Selection()
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Tell whether a letter is meant."""
+        return (
+            self.endpoint_id in {None, letter.endpoint_id}
+            and self.tenant_id in {None, letter.tenant_id}
+            and self.reason in {None, letter.reason}
+            and (self.since_ms is None or letter.dead_lettered_at_ms >= self.since_ms)
+            and (self.until_ms is None or letter.dead_lettered_at_ms < self.until_ms)
+            and (self.event_type is None or matching.takes_type(self.event_type, letter.event_type))
+        )

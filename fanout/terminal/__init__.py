@@ -1,0 +1,4 @@
+"""What the commands share: settings, printing, times.
+
+In: values. Out: tables, JSON, YAML or names on standard output; errors on standard error.
+"""

@@ -1,0 +1,114 @@
+"""`fanout archive` and `fanout serve` beside the job, and customers who poll far more than is usual.
+
+Some customers poll at a fixed pace, pages and leases. One asks far more often than it may, and acknowledges nothing. Some read
+their answers slowly. On a platform all of this has machines of its own; here it shares the job's. So it comes after the job for
+a core, and what it took is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fanout.local import kafka
+from load_tests.harness import letter_archive, phases, platform, polling, usage
+from subscriptions_db.postgres import connect
+
+CATCH_UP_S = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flood:
+    """How much of what."""
+
+    letters: int = 20_000
+    customers: int = 50
+    polls_per_s: float = 40.0
+    """Of all customers together."""
+    limit: int = 10
+    """Letters of a poll."""
+    greedy_per_s: float = 200.0
+    allowed_per_s: float = 20.0
+    """`api.max_requests_per_s`: what the greedy customer may ask."""
+    slow_readers: int = 4
+    nice: int = 10
+    """How far all of it, Postgres too, comes after the job for a core; 0: it does not."""
+    seed: int = 1
+
+    @contextlib.contextmanager
+    def around(self, scene: phases.Scene) -> Iterator[Beside]:
+        """Have it around a phase: it begins when all that was delivered before is archived."""
+        servers, port = scene.servers, kafka.free_port()
+        usage.step_back(servers.postgres_pid, self.nice)
+        with connect.connect(servers.config.database) as connection:
+            of = letter_archive.customers(self.customers)
+            keys = letter_archive.admit(connection, of)
+            letter_archive.write(connection, of, self.letters, seed=self.seed)
+        scene.say(f"{self.letters:,} dead letters of {self.customers} customers can be polled")
+        serving = {"api.port": str(port), "api.max_requests_per_s": str(self.allowed_per_s)}
+        with contextlib.ExitStack() as stack:
+            archive = stack.enter_context(servers.command("archive", {}, nice=self.nice))
+            archive.wait_until_ready()
+            count = scene.customers.count
+            archived_s = archive.wait_until(
+                lambda: _archived(archive) >= count, within_s=CATCH_UP_S, what="the attempts until now"
+            )
+            scene.say(f"the archive has caught up after {archived_s:.1f} s")
+            serve = stack.enter_context(servers.command("serve", serving, nice=self.nice))
+            serve.wait_until_ready()
+            polls = polling.Polls(
+                port=port,
+                keys=keys,
+                per_s=self.polls_per_s,
+                limit=self.limit,
+                greedy_per_s=self.greedy_per_s,
+                slow_readers=self.slow_readers,
+                seed=self.seed,
+                nice=self.nice,
+            )
+            meters = {
+                "archive": archive.meter,
+                "serve": serve.meter,
+                "postgres": usage.Meter(servers.postgres_pid),
+                "kafka": usage.Meter(servers.kafka_pid),
+            }
+            yield Beside(stack.enter_context(polling.Pollers(polls)), archive, meters, self.nice)
+
+
+class Beside:
+    """The flood as it goes on."""
+
+    def __init__(
+        self, pollers: polling.Pollers, archive: platform.Command, meters: Mapping[str, usage.Meter], nice: int
+    ) -> None:
+        self._pollers = pollers
+        self._archive = archive
+        self._meters = meters
+        self._nice = nice
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Count from now on."""
+        self._pollers.begin_anew()
+        self._archived, self._before = _archived(self._archive), self._read()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was archived, what came of the polls, and what all of it took."""
+        spent = {name: used.since(self._before[name]) for name, used in self._read().items()}
+        report = self._pollers.report()
+        cpu_s = {name: round(used.jvm_s + used.python_s, 1) for name, used in spent.items()}
+        return {
+            "archived_attempts": round(_archived(self._archive) - self._archived),
+            "polls": report.document(),
+            "cpu_s": cpu_s | {"pollers": round(report.cpu_s, 1)},
+            "nice": self._nice,
+        }
+
+    def _read(self) -> dict[str, usage.Usage]:
+        return {name: meter.read() for name, meter in self._meters.items()}
+
+
+def _archived(archive: platform.Command) -> float:
+    return archive.metric("fanout_archived_total", kind="attempts")

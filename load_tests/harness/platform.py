@@ -1,0 +1,244 @@
+"""The platform of a load test: real Kafka, real Postgres, and `fanout run` as a user starts it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import psutil
+from prometheus_client import parser
+
+from delivery import errors
+from delivery.config import loader, worker_plans
+from delivery.webhooks.results import rejected_records
+from fanout.admin import registry_commands
+from fanout.kafka import topic_scanner
+from fanout.local import job as local_job
+from fanout.local import kafka as local_kafka
+from fanout.local import process as local_process
+from fanout.local import stack
+from fanout.reconcile import accounting, proving
+from load_tests.harness import figures, receiver, usage
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect, migrate
+
+START_TIMEOUT_S = 120
+WORK_TIMEOUT_S = 180
+END_TIMEOUT_S = 60
+TELLING = (
+    "fanout_deliveries_total",
+    "fanout_rejected_total",
+    "fanout_lag_records",
+    "fanout_pending_events",
+    "fanout_held_endpoints",
+    "fanout_endpoints_disabled_total",
+    "fanout_egress_broken",
+    "fanout_source_up",
+)
+"""Metrics that tell why a scenario does not come to its end. `postponed` without a retry lane, for one, never arrives."""
+
+
+class Platform:
+    """The servers of one run, its settings, and the folder that holds both."""
+
+    def __init__(self, folder: Path, servers: stack.Stack) -> None:
+        self.folder = folder
+        self._servers = servers
+        stack.write_local_settings(folder, servers)
+        self.config = loader.read({}, folder / "local.toml", root=folder)
+
+    def register(self, document: dict[str, Any]) -> None:
+        """Register what `document` says; see `fanout apply`."""
+        with connect.connect(self.config.database) as connection:
+            migrate.migrate(connection)
+        registry_commands.apply_manifest(self.config, manifest.check(document, worker_plans.guard_of(self.config.delivery)))
+
+    def checkpoint_mb(self, lane: str) -> float:
+        """Return how large a lane's checkpoint is on disk."""
+        files = (self.folder / self.config.spark.checkpoint / lane).rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+
+    def account(self) -> accounting.Account:
+        """Return what `fanout reconcile` says of the topics, once no job runs."""
+        return proving.reconcile(self.config, settle_s=0).account
+
+    @contextlib.contextmanager
+    def job(self, lanes: str, overrides: Mapping[str, str]) -> Iterator[Job]:
+        """Run lanes (`direct,retry`) with settings (`area.field`) replaced by `overrides`. Stopped in order at the end."""
+        port = _free_port()
+        with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lanes) as process:
+            yield Job(process, port, self.folder / local_job.LOG)
+
+    @contextlib.contextmanager
+    def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
+        """Run a command beside the job (`archive`, `serve`), as above. It comes after the job for a core, by its `nice`."""
+        port = _free_port()
+        replaced = {"metrics.port": str(port), **overrides}
+        with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
+            usage.step_back(process.pid, nice)
+            yield Command(process, port, self.folder / f"{name}.log")
+
+    def rejected(self) -> collections.Counter[str]:
+        """Return how many records are in the topic of those that are no events, by the reason, each of them once."""
+        reasons: dict[tuple[str, int, int], str] = {}
+
+        def take(message: confluent_kafka.Message) -> None:
+            row = rejected_records.decode(message.value() or b"")
+            reasons[row.topic, row.partition, row.offset] = row.reason
+
+        with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
+            scanner.read(scanner.extents([self.config.delivery.rejected_topic]), "what was rejected", take)
+        return collections.Counter(reasons.values())
+
+    @property
+    def postgres_pid(self) -> int:
+        """Return the pid of the server, which has the others as its children."""
+        return self._servers.postgres.pid
+
+    @property
+    def kafka(self) -> local_kafka.EmbeddedKafka:
+        """Return the broker."""
+        return self._servers.kafka
+
+    @property
+    def kafka_pid(self) -> int:
+        """Return the pid of the broker."""
+        return self._servers.kafka.pid
+
+
+class Command:
+    """A command that goes on until it is stopped."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.meter = usage.Meter(process.pid)
+        self._process = process
+        self._port = port
+        self._log = log
+        self._began = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._began
+
+    def wait_until(self, is_so: Callable[[], bool], *, within_s: float, what: str) -> float:
+        """Wait for `is_so`, return the seconds since the start; raise, with the end of the log, when it does not come."""
+        deadline = time.monotonic() + within_s
+        while not is_so():
+            if self.has_ended() or time.monotonic() > deadline:
+                why = "it has ended" if self.has_ended() else f"not within {within_s:.0f} s"
+                raise errors.LocalStackError(f"{what}: {why}\n{self.condition()}\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.01)
+        return self.elapsed_s()
+
+    def wait_until_ready(self) -> float:
+        """Wait until `/readyz` says that it would do its work now; return the seconds since the start."""
+        return self.wait_until(self.is_ready, within_s=START_TIMEOUT_S, what="readiness")
+
+    def has_ended(self) -> bool:
+        """Tell whether it is gone."""
+        return self._process.poll() is not None
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return what a metric says now of what has these labels, all of it together; 0 where it says nothing."""
+        _, text = self._got("/metrics")
+        samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+    def condition(self) -> str:
+        """Return what the process says of itself, for the message when a wait has failed."""
+        try:
+            status, ready = self._got("/readyz")
+            _, text = self._got("/metrics")
+        except OSError as exc:
+            return f"it does not answer: {exc}"
+        samples = [sample for family in parser.text_string_to_metric_families(text) for sample in family.samples]
+        told = [f"{one.name}{dict(one.labels)}: {one.value:,.0f}" for one in samples if one.value and one.name in TELLING]
+        return "\n".join([f"/readyz: {status} {ready.strip()}", *told])
+
+    def is_ready(self) -> bool:
+        """Tell whether `/readyz` says so now."""
+        try:
+            return self._got("/readyz")[0] == http.HTTPStatus.OK
+        except OSError:
+            return False  # it does not serve yet
+
+    def _got(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+class Job(Command):
+    """The job as it runs."""
+
+    def work_off(
+        self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
+    ) -> figures.Throughput:
+        """Wait until the customers have `until` events; measure from when `warm_up` more have come than were there before."""
+        before = customers.count
+
+        def reached(count: int) -> Callable[[], bool]:
+            return lambda: customers.count >= count
+
+        first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, what="the first delivery")
+        say(f"first delivery after {first_s:.1f} s")
+        warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, what="the warm-up")
+        warm, warm_count = self.meter.read(), customers.count
+        say(f"warm after {warm_s:.1f} s: JVM {warm.jvm_s:.1f} s, Python {warm.python_s:.1f} s of CPU")
+        took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, what="the last delivery") - warm_s
+        spent, count = self.meter.read().since(warm), customers.count - warm_count
+        say(f"{count:,} deliveries in {took_s:.1f} s")
+        return figures.Throughput(
+            first_s=first_s,
+            warm_s=warm_s,
+            warm=warm,
+            warm_count=warm_count - before,
+            took_s=took_s,
+            spent=spent,
+            count=count,
+        )
+
+    def kill(self, role: str, rng: random.Random) -> None:
+        """Send SIGKILL to the driver, to its JVM or to one of the workers, and wait until what it takes with it has ended."""
+        processes = self.meter.processes()
+        found = sorted((process for process, of in processes if of == role), key=lambda process: process.pid)
+        if role == "worker":
+            found = [process for process in found if process.parent() in found]  # not the daemons that forked them
+        if not found:
+            raise errors.LocalStackError(f"the job has no process that is a {role}")
+        rng.choice(found).kill()
+        if role != "worker":
+            psutil.wait_procs([process for process, _ in processes], timeout=END_TIMEOUT_S)
+            self._process.wait(END_TIMEOUT_S)
+
+    def micro_batches(self, lane: str) -> list[figures.MicroBatch]:
+        """Return those that a lane has committed. Of a job with `logs.format` json."""
+        return list(figures.micro_batches(self._log.read_bytes().splitlines(), lane))
+
+
+@contextlib.contextmanager
+def started(root: Path | None = None) -> Iterator[Platform]:
+    """Start Kafka and Postgres in a folder of their own."""
+    with contextlib.ExitStack() as context:
+        folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
+        yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

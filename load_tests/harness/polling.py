@@ -1,0 +1,287 @@
+"""Customers who poll their dead letters over HTTP, all of them in a process of its own: at a fixed pace, whatever the API does.
+
+A poll begins when it is due, on one of a few connections that are kept. Where all of these are taken it waits for one, and the
+wait is part of its latency: an API that is slow does not make its pollers ask less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import multiprocessing
+import os
+import random
+import resource
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import aiohttp
+import orjson
+import uvloop
+
+from load_tests.harness import figures, usage
+
+CONSUMER = "load"
+LEASE_S = 60
+PAGE, LEASE, ACK, GREEDY, SLOW = "page", "lease", "ack", "greedy", "slow"
+MODEST = (PAGE, LEASE, ACK)
+"""Who asks no more than it may: each is to be answered with 200."""
+START_TIMEOUT_S = 20
+REQUEST_TIMEOUT_S = 30
+GREEDY_CONNECTIONS = 8
+SLOW_LETTERS, SLOW_BYTES, SLOW_PER_S, SLOW_PAUSE_S = 100, 1024, 10, 1.0
+"""Of a slow reader: it asks for a large page, takes so much of it so often, and waits so long when it was cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polls:
+    """Who asks for what, and how often."""
+
+    port: int
+    keys: Sequence[str]
+    """Of the customers. Each poll is made by any of them, but the greedy one."""
+    per_s: float
+    """Polls a second: pages and leases. The acknowledgement of a lease comes besides, as soon as it is answered."""
+    connections: int = 16
+    limit: int = 100
+    """Letters of a poll, at most."""
+    leases: float = 0.5
+    """The share of the polls that are leases; the others are pages."""
+    greedy_per_s: float = 0.0
+    """Leases a second of the first of the customers besides, which acknowledges none and does not wait when it is told to."""
+    slow_readers: int = 0
+    """Connections besides, of the last of the customers, by which answers are taken at 10 kB a second."""
+    seed: int = 1
+    nice: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What came of the requests, by their kind."""
+
+    latencies_ms: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
+    """Of those that were answered with 200."""
+    statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
+    broken: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Requests without an answer: the connection ended, or none came in time."""
+    letters: int = 0
+    """That came with all of these, less those that were read slowly."""
+    slow_bytes: int = 0
+    """What was read slowly."""
+    cpu_s: float = 0.0
+    """Of the pollers' own process."""
+
+    @property
+    def failed(self) -> int:
+        """Return how many requests should have been answered with 200 and were not; of the others, how many with a 5xx."""
+        wrong = sum(count for (kind, status), count in self.statuses.items() if status >= (201 if kind in MODEST else 500))
+        return wrong + sum(self.broken[kind] for kind in MODEST)
+
+    def document(self) -> dict[str, Any]:
+        """Return it for machines."""
+        answers: dict[str, dict[str, int]] = {}
+        for (kind, status), count in sorted(self.statuses.items()):
+            answers.setdefault(kind, {})[str(status)] = count
+        return {
+            "latency_ms": {
+                kind: {name: round(value, 1) for name, value in figures.cuts(found).items()}
+                for kind, found in sorted(self.latencies_ms.items())
+            },
+            "answers": answers,
+            "failed": self.failed,
+            "unanswered": dict(self.broken),
+            "letters_given": self.letters,
+            "bytes_read_slowly": self.slow_bytes,
+        }
+
+
+class _Pollers:
+    """Ask, and remember what came of it."""
+
+    def __init__(self, polls: Polls) -> None:
+        self._polls = polls
+        self._keys = polls.keys[1:] if polls.greedy_per_s else polls.keys
+        self._rng = random.Random(polls.seed)
+        self._cursors: dict[str, str] = {}
+        self._cpu_s = 0.0
+        self.seen = Report()
+
+    def begin_anew(self) -> None:
+        """Forget what came so far."""
+        self.seen, self._cpu_s = Report(), _cpu_s()
+
+    def report(self) -> Report:
+        """Return what came since."""
+        self.seen.cpu_s = _cpu_s() - self._cpu_s
+        return self.seen
+
+    async def run(self) -> None:
+        """Ask until it is cancelled."""
+        polls = self._polls
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0)  # who asks is the bound: one task for each connection
+        url = f"http://127.0.0.1:{polls.port}"
+        async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as self._session:
+            due, greedy_due = schedule(time.perf_counter(), polls.per_s), schedule(time.perf_counter(), polls.greedy_per_s)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(polls.connections):
+                    group.create_task(self._poll(due))
+                for _ in range(GREEDY_CONNECTIONS if polls.greedy_per_s else 0):
+                    group.create_task(self._be_greedy(greedy_due))
+                for _ in range(polls.slow_readers):
+                    group.create_task(self._read_slowly())
+
+    async def _poll(self, due: Iterator[float]) -> None:
+        for at in due:
+            await _sleep_until(at)
+            key = self._rng.choice(self._keys)
+            if self._rng.random() < self._polls.leases:
+                await self._lease(key, at)
+            else:
+                await self._read_page(key, at)
+
+    async def _be_greedy(self, due: Iterator[float]) -> None:
+        for at in due:
+            await _sleep_until(at)
+            await self._ask(GREEDY, self._polls.keys[0], at, "lease", self._leasing())
+
+    async def _read_page(self, key: str, at: float) -> None:
+        """Read on from the page before; from the beginning again at the end."""
+        cursor = f"&cursor={self._cursors[key]}" if key in self._cursors else ""
+        page = await self._ask(PAGE, key, at, f"/v1/dead-letters?limit={self._polls.limit}{cursor}")
+        if page is not None and page["has_more"]:
+            self._cursors[key] = page["next_cursor"]
+        else:
+            self._cursors.pop(key, None)
+
+    async def _lease(self, key: str, at: float) -> None:
+        leased = await self._ask(LEASE, key, at, "lease", self._leasing())
+        if leased is not None and leased["items"]:
+            receipts = {"receipts": [item["receipt"] for item in leased["items"]]}
+            await self._ask(ACK, key, time.perf_counter(), "ack", receipts)
+
+    def _leasing(self) -> dict[str, Any]:
+        return {"limit": self._polls.limit, "lease_s": LEASE_S}
+
+    async def _ask(
+        self, kind: str, key: str, at: float, path: str, document: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """Return what is answered with 200; None is any other answer, or none. A document is for the customer's consumer."""
+        method, headers = "GET", {"authorization": f"Bearer {key}"}
+        if document is not None:
+            method, path = "POST", f"/v1/dead-letter-consumers/{CONSUMER}/{path}"
+            headers["content-type"] = "application/json"
+        data = None if document is None else orjson.dumps(document)
+        try:
+            async with self._session.request(method, path, data=data, headers=headers) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError):
+            self.seen.broken[kind] += 1
+            return None
+        took_ms = (time.perf_counter() - at) * 1000
+        self.seen.statuses[kind, response.status] += 1
+        if response.status != 200:
+            return None
+        self.seen.latencies_ms[kind].append(took_ms)
+        answered: dict[str, Any] = orjson.loads(body)
+        self.seen.letters += len(answered.get("items", ()))
+        return answered
+
+    async def _read_slowly(self) -> None:
+        request = (
+            f"GET /v1/dead-letters?limit={SLOW_LETTERS} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            f"authorization: Bearer {self._polls.keys[-1]}\r\nconnection: close\r\n\r\n"
+        ).encode()
+        while True:
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES)  # the rest stays with the server
+            connection.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._polls.port))
+                reader, writer = await asyncio.open_connection(sock=connection, limit=SLOW_BYTES)
+                writer.write(request)
+                status = int((await reader.readuntil(b"\r\n")).split()[1])
+                for at in schedule(time.perf_counter(), SLOW_PER_S):
+                    await _sleep_until(at)
+                    part = await reader.read(SLOW_BYTES)
+                    if not part:
+                        break
+                    self.seen.slow_bytes += len(part)
+                self.seen.statuses[SLOW, status] += 1
+                writer.close()
+            except (OSError, asyncio.IncompleteReadError):
+                self.seen.broken[SLOW] += 1
+                connection.close()
+                await asyncio.sleep(SLOW_PAUSE_S)
+
+
+def schedule(began: float, per_s: float) -> Iterator[float]:
+    """Yield when each request is due. Those who share it take turns."""
+    return (began + number / per_s for number in itertools.count())
+
+
+async def _sleep_until(at: float) -> None:
+    await asyncio.sleep(max(0.0, at - time.perf_counter()))
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _run(polls: Polls, pipe: Connection) -> None:
+    os.setsid()
+    usage.step_back(os.getpid(), polls.nice)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pollers = _Pollers(polls)
+        polling = asyncio.create_task(pollers.run())
+        pipe.send("begun")
+        with contextlib.suppress(EOFError):  # whoever started it is gone
+            while await loop.run_in_executor(None, pipe.recv) == "anew":
+                pollers.begin_anew()
+            if polling.done():
+                polling.result()  # it has failed
+            pipe.send(pollers.report())
+        polling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await polling
+
+    uvloop.run(main())
+
+
+class Pollers:
+    """A context: they poll inside it."""
+
+    def __init__(self, polls: Polls) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(polls, theirs), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        if not self._pipe.poll(START_TIMEOUT_S):
+            raise TimeoutError("the pollers did not start")
+        self._pipe.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    def begin_anew(self) -> None:
+        """Forget what came so far: it warmed the API up."""
+        self._pipe.send("anew")
+
+    def report(self) -> Report:
+        """Return what came since. Once, at the end: they stop."""
+        self._pipe.send("report")
+        report: Report = self._pipe.recv()
+        return report

@@ -1,0 +1,242 @@
+"""Who is registered, what is published, and to whom it is due: each event to one endpoint, by its type and its tenant."""
+
+from __future__ import annotations
+
+import array
+import collections
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from delivery.config import settings
+from delivery.stages.kafka import topics
+from fanout.kafka import publishing
+from load_tests.harness import receiver
+
+EVENT_TYPES = [f"load.{number}" for number in range(10)]
+ALL_TYPES = range(len(EVENT_TYPES))
+POISON_TYPE = "load.poison"
+POISON = ("not_json", "missing_attribute")
+"""Why its records are rejected, in turns."""
+EVENT_BYTES = 450
+TICKS_PER_S = 10
+"""In which a steady pace is kept."""
+HOT_ENDPOINT = 0
+NOBODYS = 99_999_999
+"""The number of what is no event: who gets it nevertheless gets what nobody published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """What the topics are like."""
+
+    partitions: int = 2
+    """Of each event type's topic."""
+    by_tenant: bool = False
+    """Whether an event's key is its tenant, so that all of a tenant's are in one partition of a topic; else they have none."""
+    with_poison: bool = False
+    """Whether there is a topic besides for records that are no events."""
+
+
+TOPICS = Topics()
+
+
+class Drawn(NamedTuple):
+    """Where an event happens, and to which endpoint it is due."""
+
+    type_number: int
+    tenant: int
+    endpoint: int
+    sub_tenant: int | None = None
+
+
+class Population(Protocol):
+    """The registered customers, and the events of their tenants."""
+
+    @property
+    def event_types(self) -> Sequence[str]:
+        """Return the names of all event types."""
+
+    def registry(self, url: str) -> dict[str, Any]:
+        """Return the manifest, with every endpoint below `url`."""
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
+        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Customers:
+    """The endpoints: as many for each event type, which share its tenants evenly."""
+
+    endpoints: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of each endpoint, beside what all have."""
+    fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the endpoints of one event type, by its number, besides."""
+
+    @property
+    def event_types(self) -> Sequence[str]:
+        """Return the names of all event types."""
+        return EVENT_TYPES
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
+        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+        type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
+        if hot and rng.random() < hot:
+            type_number, tenant = 0, 0  # due to HOT_ENDPOINT
+        return Drawn(type_number, tenant, self.endpoint_of(type_number, tenant))
+
+    @property
+    def of_a_type(self) -> int:
+        """Return how many endpoints have the events of one type."""
+        return self.endpoints // len(EVENT_TYPES)
+
+    @property
+    def tenants(self) -> int:
+        """Return how many tenants there are: at least one for each endpoint of a type."""
+        return max(100, self.of_a_type)
+
+    def endpoint_of(self, type_number: int, tenant: int) -> int:
+        """Return to whom an event is due."""
+        return type_number * self.of_a_type + tenant % self.of_a_type
+
+    def endpoints_of(self, types: Iterable[int]) -> set[int]:
+        """Return to whom events of these types may be due."""
+        return {endpoint for number in types for endpoint in range(number * self.of_a_type, (number + 1) * self.of_a_type)}
+
+    def registry(self, url: str) -> dict[str, Any]:
+        """Return the manifest."""
+        return {
+            "tenants": [{"id": f"t{number}"} for number in range(self.tenants)],
+            "customers": [{"id": "load"}],
+            "endpoints": [
+                {
+                    "id": f"ep{number}",
+                    "customer": "load",
+                    "url": f"{url}/ep{number}",
+                    "signing_secrets": [receiver.SECRET],
+                    **self.fields,
+                    **self.fields_by_type.get(number // self.of_a_type, {}),
+                }
+                for number in range(self.endpoints)
+            ],
+            "subscriptions": [
+                {
+                    "id": f"s{number}",
+                    "endpoint": f"ep{number}",
+                    "event_type": EVENT_TYPES[number // self.of_a_type],
+                    "tenants": [f"t{n}" for n in range(self.tenants) if n % self.of_a_type == number % self.of_a_type],
+                }
+                for number in range(self.endpoints)
+            ],
+        }
+
+
+def is_hot(endpoint: int) -> bool:
+    """Tell whether it is the one that may have a share besides."""
+    return endpoint == HOT_ENDPOINT
+
+
+def is_other(endpoint: int) -> bool:
+    """Tell whether it is any but that one."""
+    return endpoint != HOT_ENDPOINT
+
+
+def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
+    """Return an event as a broken producer writes it, by why it is rejected: cut off, or without its tenant."""
+    if reason == "not_json":
+        return orjson.dumps(document)[: EVENT_BYTES // 2]
+    return orjson.dumps({name: value for name, value in document.items() if name != "tenant_id"})
+
+
+class Traffic:
+    """Publish events, and remember to which endpoint each is due. Events have numbers, in their order."""
+
+    def __init__(self, customers: Population, config: settings.Settings, seed: int, wanted: Topics) -> None:
+        self.due: array.array[int] = array.array("l")
+        """The endpoint of each event."""
+        self.poison: collections.Counter[str] = collections.Counter()
+        """How many records were published that are no events, by why they are rejected."""
+        self._by_tenant = wanted.by_tenant
+        self._customers = customers
+        self._prefix = config.source.topic_prefix
+        self._seed = seed
+        self._rng = random.Random(seed)
+        self._types = customers.event_types
+        self._all_types = range(len(self._types))
+        names = [*self._types, POISON_TYPE] if wanted.with_poison else self._types
+        topics.ensure(config.kafka, [self._prefix + name for name in names], wanted.partitions)
+        self._publisher = publishing.Publisher(config.kafka)
+
+    def publish(self, count: int, *, types: Sequence[int] | None = None) -> range:
+        """Publish so many events of some types, by default of all; return their numbers."""
+        first = len(self.due)
+        for _ in range(count):
+            self._publisher.publish(self._event(types or self._all_types))
+        self._publisher.flush()
+        return range(first, len(self.due))
+
+    def publish_steadily(
+        self, per_s: int, for_s: int, *, types: Sequence[int] | None = None, hot: float = 0.0, poison_per_s: int = 0
+    ) -> range:
+        """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers.
+
+        Records that are no events come beside these.
+        """
+        first, began = len(self.due), time.monotonic()
+        for tick in range(1, for_s * TICKS_PER_S + 1):
+            for _ in range(per_s // TICKS_PER_S):
+                self._publisher.publish(self._event(types or self._all_types, hot))
+            for _ in range(poison_per_s // TICKS_PER_S):
+                self._publisher.publish(self._no_event())
+            time.sleep(max(0.0, began + tick / TICKS_PER_S - time.monotonic()))
+        self._publisher.flush()
+        return range(first, len(self.due))
+
+    def publish_evenly(self, per_s: int, for_s: float, *, types: Sequence[int] = ALL_TYPES) -> tuple[range, list[float]]:
+        """Publish one event after the other at a pace; return their numbers, and when each was published."""
+        first, began, at = len(self.due), time.time(), []
+        for count in range(int(per_s * for_s)):
+            time.sleep(max(0.0, began + count / per_s - time.time()))
+            at.append(time.time())
+            self._publisher.publish(self._event(types))
+        self._publisher.flush()
+        return range(first, len(self.due)), at
+
+    def publish_until(self, enough: threading.Event, per_s: int) -> None:
+        """Publish at a steady pace until `enough` is set. For a thread: nobody else may publish meanwhile."""
+        while not enough.is_set():
+            self.publish_steadily(per_s, 1)
+
+    def _event(self, types: Sequence[int], hot: float = 0.0) -> publishing.Message:
+        number, drawn = len(self.due), self._customers.draw(self._rng, types, hot)
+        self.due.append(drawn.endpoint)
+        return publishing.Message(
+            topic=self._prefix + self._types[drawn.type_number],
+            key=b"t%d" % drawn.tenant if self._by_tenant else None,
+            value=orjson.dumps(self._document(number, drawn.tenant, drawn.sub_tenant)),
+        )
+
+    def _no_event(self) -> publishing.Message:
+        reason = POISON[self.poison.total() % len(POISON)]
+        self.poison[reason] += 1
+        return publishing.Message(topic=self._prefix + POISON_TYPE, value=spoiled(self._document(NOBODYS, 0), reason))
+
+    def _document(self, number: int, tenant: int, sub_tenant: int | None = None) -> dict[str, Any]:
+        rng = self._rng
+        document = {
+            "id": f"{self._seed:04d}-{rng.getrandbits(64):016x}-{number:08d}",
+            "tenant_id": f"t{tenant}",
+            "sent_at_ms": int(time.time() * 1000),
+            "amount": rng.randint(1, 100_000),
+            "note": "",
+            **({} if sub_tenant is None else {"sub_tenant_id": str(sub_tenant)}),
+        }
+        # Digits: as texts of people, they take about half when they are compressed, and equal letters would take nothing.
+        document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
+        return document

@@ -1,0 +1,175 @@
+"""Scale executors through days of load with spikes, by the decision of the platform: what does it cost, and who waits?
+
+A simulation: `load_tests.scaling.simulation` on the figures below, which were measured. The same seed gives the same figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delivery.stages.scaling import decision
+from load_tests.scaling import simulation
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+CPU_S_PER_EVENT = 170e-6
+"""CPU seconds of the JVM and of Python for a delivery of the direct lane, 155 to 181 a million:
+docs/benchmarks/2026-11-21-direct-lane.md, its last table."""
+MICRO_BATCH_S = 0.3
+"""Seconds, of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
+START_S = (6.0, 20.0)
+"""Seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
+PLAN_S = 5.0
+"""Seconds in which a lane plans its query anew, assumed: docs/adr/0038-scale-on-what-waits.md has what was seen."""
+CORES = 2
+MAX_EVENTS_PER_BATCH = 20_000
+"""`source.max_events_per_batch` by default, for each executor."""
+DAY_SWING = 0.4
+"""The share by which the load is above its mean in the afternoon, and below it in the night."""
+FIXED_LOAD = 0.75
+"""The share of its throughput that a fixed number of executors may need at the peak, as after a scale-in."""
+EVERY_S = 5.0
+SHOWN_EVERY_S = 60.0
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+DRAINED_S = 5.0
+"""A lag of this many seconds of the load is that of the micro-batches under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The load, and the bounds of the number."""
+
+    base_per_s: int = 5_000
+    """Mean of the load without spikes."""
+    spike: float = 10.0
+    """Times the load of that hour."""
+    spikes_a_day: int = 4
+    spike_s: tuple[float, float] = (300.0, 900.0)
+    """Length of a spike, at least and at most."""
+    days: int = 3
+    max_executors: int = 12
+    partitions: int = 60
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """A time in which more comes."""
+
+    began_s: float
+    ended_s: float
+
+
+def spikes(scenario: Scenario) -> list[Spike]:
+    """Return the spikes, at moments of the seed, none within half an hour of another."""
+    rng = random.Random(scenario.seed)
+    slot_s = DAY_S / scenario.spikes_a_day
+    found = []
+    for number in range(scenario.days * scenario.spikes_a_day):
+        lasts_s = rng.uniform(*scenario.spike_s)
+        began_s = number * slot_s + rng.uniform(900.0, slot_s - lasts_s - 900.0)
+        found.append(Spike(began_s, began_s + lasts_s))
+    return found
+
+
+def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]:
+    """Return the events a second by the time."""
+
+    def per_s(now_s: float) -> float:
+        day = 1 - DAY_SWING * math.cos(2 * math.pi * now_s / DAY_S)
+        spike = any(one.began_s <= now_s < one.ended_s for one in near(now_s))
+        return scenario.base_per_s * day * (scenario.spike if spike else 1)
+
+    slot_s = DAY_S / scenario.spikes_a_day
+
+    def near(now_s: float) -> Sequence[Spike]:
+        number = int(now_s / slot_s)
+        return at[number : number + 1]
+
+    return per_s
+
+
+def run(scenario: Scenario) -> dict[str, Any]:
+    """Return the figures, of a number that follows the load and of one that is fixed for the peak."""
+    at = spikes(scenario)
+    per_s = load_of(scenario, at)
+    peak_per_s = max(per_s(minute * 60.0) for minute in range(round(scenario.days * DAY_S / 60)))
+    fixed = math.ceil(peak_per_s * CPU_S_PER_EVENT / CORES / FIXED_LOAD)
+    scaled, always = (
+        _history(scenario, per_s, least=least, most=most) for least, most in ((1, scenario.max_executors), (fixed, fixed))
+    )
+    hours, fixed_hours = (sum(one.executors for one in moments) * EVERY_S / HOUR_S for moments in (scaled, always))
+    reactions = [_reaction(scaled, spike) for spike in at]
+    return {
+        "scenario": dataclasses.asdict(scenario),
+        "events": scaled[-1].published,
+        "peak_per_s": round(peak_per_s),
+        "fixed": {"executors": fixed, "executor_hours": round(fixed_hours), "wait_s": _waits(always)},
+        "scaled": {
+            "most_executors": max(one.executors for one in scaled),
+            "executor_hours": round(hours),
+            "wait_s": _waits(scaled),
+        },
+        "saved_share": round(1 - hours / fixed_hours, 2),
+        "changes": sum(now.decided.wanted != before.decided.wanted for before, now in itertools.pairwise(scaled)),
+        "spikes": len(reactions),
+        "asked_after_s": _spread([one["asked_after_s"] for one in reactions]),
+        "drained_after_s": _spread([one["drained_after_s"] for one in reactions]),
+        "as_before_after_s": sorted(round(one["as_before_after_s"]) for one in reactions),
+        "shown": [
+            {"at_s": one.at_s, "per_s": round(one.per_s), "lag": one.lag, "executors": one.executors}
+            for one in scaled
+            if one.at_s <= DAY_S
+        ],
+    }
+
+
+def _history(scenario: Scenario, per_s: Callable[[float], float], *, least: int, most: int) -> list[simulation.Moment]:
+    costs = simulation.Costs(per_executor=CORES / CPU_S_PER_EVENT, micro_batch_s=MICRO_BATCH_S, start_s=START_S, plan_s=PLAN_S)
+    cluster = simulation.Cluster(
+        costs, per_s, partitions=scenario.partitions, at_most=MAX_EVENTS_PER_BATCH, executors=least, seed=scenario.seed
+    )
+    policy = decision.Policy(min_executors=least, max_executors=most, cores=CORES)
+    return list(simulation.history(cluster, policy, seconds=scenario.days * DAY_S, every_s=EVERY_S))
+
+
+def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, float]:
+    """Return when executors were asked for after a spike began, and when all was as before after it had ended."""
+    first = int(spike.began_s / EVERY_S)
+    last = int(spike.ended_s / EVERY_S)
+    before = moments[first - 1].decided.wanted
+    asked = next(one for one in moments[first:] if one.decided.wanted > before)
+    drained = next(one for one in moments[last:] if one.lag <= DRAINED_S * one.per_s)
+    as_before = next(one for one in moments[last:] if one.decided.wanted <= before)
+    return {
+        "asked_after_s": asked.at_s - spike.began_s,
+        "drained_after_s": drained.at_s - spike.ended_s,
+        "as_before_after_s": as_before.at_s - spike.ended_s,
+    }
+
+
+def _waits(moments: Sequence[simulation.Moment]) -> dict[str, float]:
+    """Return how long events waited for the commit of their micro-batch, by the second: at percentiles of all events."""
+    waits, behind = [], 0
+    for before, now in itertools.pairwise(moments):
+        while behind < len(moments) and moments[behind].committed < now.published:
+            behind += 1
+        if behind == len(moments):
+            break
+        waits.append((moments[behind].at_s - now.at_s, now.published - before.published))
+    waits.sort()
+    total, reached, found = sum(count for _, count in waits), 0, dict[str, float]()
+    for wait_s, count in waits:
+        reached += count
+        found |= {name: wait_s for name, share in PERCENTILES.items() if name not in found and reached >= share * total}
+    return found | {"most": waits[-1][0]}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"least": round(min(values), 1), "mean": round(sum(values) / len(values), 1), "most": round(max(values), 1)}

@@ -1,0 +1,125 @@
+"""The broker goes away, again and again, and once for long: does the job go on by itself, and is anything lost?
+
+1. Events come at a steady pace, and at moments of a seed the broker is killed and started again. The job is at work when
+   it happens, and before the next time it has to be at work again.
+2. The broker is away for long. The job lives, and says that its source is away and that it is not ready.
+3. It is back, and much is published at once, far more than a micro-batch may have. All of it arrives, and all that came before.
+   Nothing may be lost; it is still the first process; no micro-batch was larger than it may be.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+from delivery import errors
+from load_tests.harness import figures, stage, traffic
+from load_tests.harness.phases import Scene
+
+LANES = "direct,retry"
+PROGRESS = 2_000
+"""Events that must arrive before the broker goes away: the job is to be at work."""
+MOMENT_S = 5.0
+"""Within so many seconds after that."""
+NOTICED_S = 60
+LAST_S = 180
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    bounces: int = 5
+    away_s: int = 600
+    """How long the broker is away, once."""
+    backlog: int = 100_000
+    """Events when it is back."""
+    endpoints: int = 100
+    per_s: int = 1000
+    seed: int = 1
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {"logs.format": "json", **terms.overrides}
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
+        with servers.job(LANES, chosen) as job:
+            at = Scene(servers, customers, sent, job, terms.say)
+            _bounce(scenario, at)
+            _wait_for_all(at, "what came while the broker was killed")
+            told_s = _away(scenario.away_s, at)
+            began_s = job.elapsed_s()
+            sent.publish(scenario.backlog)
+            back_s = _wait_for_all(at, "what came when the broker was back") - began_s
+            largest = max(one.records for one in job.micro_batches("direct"))
+            job.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    return {
+        "scenario": "away",
+        "bounces": scenario.bounces,
+        "away_s": scenario.away_s,
+        "told_after_s": round(told_s, 1),
+        "backlog": scenario.backlog,
+        "back_after_s": round(back_s, 1),
+        "largest_micro_batch": largest,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "deliveries": len(report.numbers),
+        **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
+        "settings": chosen,
+        "seed": scenario.seed,
+    }
+
+
+def _bounce(scenario: Scenario, at: Scene) -> None:
+    rng, enough = random.Random(scenario.seed), threading.Event()
+    with futures.ThreadPoolExecutor(max_workers=1) as pool:
+        publishing = pool.submit(at.sent.publish_until, enough, scenario.per_s)
+        try:
+            _kill_again_and_again(scenario.bounces, rng, at)
+        finally:
+            enough.set()
+        publishing.result()  # or raise what it failed by
+
+
+def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
+    for number in range(1, bounces + 1):
+        _wait_until_at_work(at)
+        time.sleep(rng.uniform(0, MOMENT_S))
+        at.say(f"killing the broker, {number} of {bounces}, after {at.customers.count:,} deliveries")
+        at.servers.kafka.kill()
+        at.servers.kafka.start()
+
+
+def _away(away_s: int, at: Scene) -> float:
+    """Have the broker away for long; return after how many seconds the job said so."""
+    job = at.job
+    at.say(f"the broker is away for {away_s} s")
+
+    def is_told() -> bool:
+        return job.metric("fanout_source_up") == 0 and not job.is_ready()
+
+    job.wait_until(lambda: not is_told(), within_s=NOTICED_S, what="word that the source is back")
+    at.servers.kafka.kill()
+    began_s = job.elapsed_s()
+    told_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
+    while job.elapsed_s() - began_s < away_s:
+        if job.has_ended() or not is_told():
+            raise errors.LocalStackError("the job has ended, or takes a broker for present that is away")
+        time.sleep(1)
+    at.servers.kafka.start()
+    return told_s
+
+
+def _wait_until_at_work(at: Scene) -> None:
+    least = at.customers.count + PROGRESS
+    at.job.wait_until(lambda: at.customers.count >= least, within_s=LAST_S, what="deliveries before a kill")
+
+
+def _wait_for_all(at: Scene, what: str) -> float:
+    return at.job.wait_until(lambda: at.customers.count >= len(at.sent.due), within_s=LAST_S, what=what)

@@ -1,0 +1,122 @@
+"""The batch lane: how soon it begins, how fast it is, and how long events wait.
+
+1. The job is started with nothing to do. Once `/readyz` answers, some events come: how long until the first batch?
+2. It is stopped, the topics are filled, and it is started again: so the platform sets the pace, not the publisher. After a
+   warm-up, CPU seconds and wall time count to the last delivery.
+3. Then events come at a steady pace, and the receiver measures how old those of each batch are when it arrives. Before
+   that they come at the same pace for a while: what they wait meanwhile is told apart, as the JVM is still compiling.
+4. With a hot endpoint, once more, and most of the events are due to that one: do the others wait longer?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.harness import figures, platform, stage, traffic
+
+SETTINGS = {
+    "spark.master": "local[2,4]",
+    "spark.parallelism": "2",
+    "batch.max_events_per_micro_batch": "400000",
+    "batch.shards": "2",
+}
+"""Of the job, for two cores that broker and receiver share with it. By so many events at a time 10,000 endpoints get 40 in each
+request when the lane is behind (docs/adr/0030-more-at-a-time.md)."""
+IDLE_S = 30
+COLD_EVENTS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    events: int = 800_000
+    """Events that are measured: whole micro-batches, as the first requests of one leave when all of it is collected."""
+    warm_up: int = 800_000
+    """Events before those, whole micro-batches too."""
+    endpoints: int = 1_000
+    max_events: int = 1_000
+    """Of each endpoint's batches, as the next."""
+    max_wait_s: float = 1.0
+    steady_per_s: int = 5_000
+    settle_s: int = 60
+    """So long they come at that pace before it is measured."""
+    steady_s: int = 15
+    hot: float = 0.0
+    """The share of the last phase's events that is due to one endpoint; 0: there is no such phase."""
+    seed: int = 1
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}
+    registered = traffic.Customers(endpoints=scenario.endpoints, fields={"mode": "batch", "batch": bounds})
+    with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
+        patience_s = IDLE_S + scenario.max_wait_s
+
+        def wait_for_all(job: platform.Job, what: str) -> float:
+            return job.wait_until(lambda: customers.count >= len(sent.due), within_s=patience_s, what=what)
+
+        with servers.job("batch", chosen) as job:
+            ready_s = job.wait_until_ready()
+            terms.say(f"ready after {ready_s:.1f} s")
+            sent.publish(COLD_EVENTS)
+            cold_s = job.wait_until(lambda: customers.count > 0, within_s=patience_s, what="the first batch") - ready_s
+            terms.say(f"first batch {cold_s:.1f} s later")
+            wait_for_all(job, "what was sent first")
+        filled = sent.publish(scenario.warm_up + scenario.events)
+        terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
+        with servers.job("batch", chosen) as job:
+            throughput = job.work_off(customers, scenario.warm_up, filled.stop, terms.say)
+            phases = {"settling": sent.publish_steadily(scenario.steady_per_s, scenario.settle_s)}
+            wait_for_all(job, "the first steady deliveries")
+            phases["even"] = sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
+            wait_for_all(job, "the steady deliveries")
+            if scenario.hot:
+                phases["hot"] = sent.publish_steadily(scenario.steady_per_s, scenario.steady_s, hot=scenario.hot)
+                wait_for_all(job, "the deliveries with a hot endpoint")
+            job.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    requests = list(figures.requests(report))
+    settling, even, hot = phases["settling"], phases["even"], phases.get("hot", range(0))
+    return {
+        "scenario": "batch",
+        "events": throughput.count,
+        **throughput.document(),
+        "events_per_s": round(throughput.count / throughput.took_s),
+        "batches": figures.requests_between(report, filled.stop - throughput.count, filled.stop),
+        "first_batch_s": round(cold_s, 1),
+        "ready_s": round(ready_s, 1),
+        "latency_ms": {
+            "at_per_s": scenario.steady_per_s,
+            **figures.percentiles(age for request in _in(requests, even) for age in request.ages_ms),
+        },
+        "waiting_ms": {"max_wait": round(scenario.max_wait_s * 1000), **_longest_waits(_in(requests, even))},
+        "waiting_ms_while_settling": {"seconds": scenario.settle_s, **_longest_waits(_in(requests, settling))},
+        "hot": {
+            "share": scenario.hot,
+            "waiting_ms": _longest_waits(one for one in _in(requests, hot) if one.endpoint == traffic.HOT_ENDPOINT),
+            "waiting_ms_of_others": _longest_waits(one for one in _in(requests, hot) if one.endpoint != traffic.HOT_ENDPOINT),
+        }
+        if hot
+        else None,
+        **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "settings": chosen,
+        "receiver": figures.of_receiver(report),
+    }
+
+
+def _in(requests: Iterable[figures.Request], phase: range) -> Sequence[figures.Request]:
+    """Return the requests that carry events of a phase; none carries those of two, since each phase waits for all of it."""
+    return [request for request in requests if request.numbers[0] in phase]
+
+
+def _longest_waits(requests: Iterable[figures.Request]) -> dict[str, int]:
+    """Return how old the oldest event of each batch was when it arrived: what `max_wait_s` bounds."""
+    return figures.percentiles(max(request.ages_ms) for request in requests)

@@ -1,0 +1,98 @@
+"""Kill the job again and again while it delivers: is anything lost, and how much is sent twice?
+
+Events come at a steady pace. At moments of a seed, SIGKILL goes to the driver, to its JVM or to one of the Python workers. A
+driver or JVM that was killed is started again, as a supervisor would; a worker is Spark's to replace. At the end all that was
+published must have arrived.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.harness import figures, platform, receiver, stage, traffic
+
+SETTINGS: Mapping[str, str] = {}
+KINDS = ("driver", "jvm", "worker")
+PROGRESS = 200
+"""Events that must arrive before the next kill: it is to hit a job at work."""
+MOMENT_S = 15.0
+"""Within so many seconds after that: some while it works off what has waited for its start, some at the steady pace."""
+LAST_S = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    kills: int = 3
+    endpoints: int = 100
+    per_s: int = 1000
+    seed: int = 1
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    rng = random.Random(scenario.seed)
+    kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
+    left = list(kinds)
+    killed_at: list[int] = []
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
+        enough = threading.Event()
+        publisher = threading.Thread(target=sent.publish_until, args=(enough, scenario.per_s), name="publisher")
+        publisher.start()
+        try:
+            while left:
+                with servers.job("direct,retry", chosen) as job:
+                    while left and not job.has_ended():
+                        killed_at.append(kill_at_work(job, left.pop(0), customers, rng, terms.say))
+            enough.set()
+            publisher.join()
+            with servers.job("direct,retry", chosen) as job:
+                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+        finally:
+            enough.set()
+            publisher.join()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    outcome = figures.delivered(report, sent.due)
+    return {
+        "scenario": "crash",
+        "kills": scenario.kills,
+        "killed": kinds,
+        "repeated_after": _repeated_after(killed_at, report.numbers),
+        "deliveries": len(report.numbers),
+        **outcome,
+        "duplicates_share": round(outcome["duplicates"] / len(report.numbers), 5),
+        "reconciled": reconciled,
+        "settings": chosen,
+        "seed": scenario.seed,
+    }
+
+
+def kill_at_work(
+    job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
+) -> int:
+    """Kill a process of a job that delivers; return how many events had arrived."""
+    enough = customers.count + PROGRESS
+    job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
+    time.sleep(rng.uniform(0, MOMENT_S))
+    say(f"killing a {role} after {customers.count:,} deliveries")
+    job.kill(role, rng)
+    return customers.count
+
+
+def _repeated_after(killed_at: Sequence[int], arrived: Iterable[int]) -> list[int]:
+    """Return how many events came again after each kill; a kill is known by how many had come by then."""
+    repeated, known = [0] * len(killed_at), set[int]()
+    for number in arrived:
+        if number in known:
+            repeated[max(0, bisect.bisect_left(killed_at, len(known)) - 1)] += 1
+        known.add(number)
+    return repeated

@@ -1,0 +1,59 @@
+"""The direct lane at full speed, and its latency at a steady pace.
+
+1. The topics are filled, then the job is started: so the platform sets the pace, not the publisher.
+2. The first deliveries warm it up (the JVM compiles, connections are made); they are counted apart and shown.
+3. CPU seconds and wall time count from the end of the warm-up to the last delivery.
+4. Then events come at a steady pace, and the receiver measures how old each one is when it arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.harness import figures, stage, traffic
+
+SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
+"""Of the job, for two cores that broker and receiver share with it: one worker, so that the JVM has the other core (two workers
+take more CPU for each delivery), and micro-batches as large as a backlog is worth."""
+IDLE_S = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    events: int = 100_000
+    """Events that are measured."""
+    warm_up: int = 100_000
+    """Events before those."""
+    endpoints: int = 100
+    steady_per_s: int = 1_000
+    steady_s: int = 15
+    seed: int = 1
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
+        filled = sent.publish(scenario.warm_up + scenario.events)
+        terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
+        with servers.job("direct", chosen) as job:
+            throughput = job.work_off(customers, scenario.warm_up, len(filled), terms.say)
+            sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the steady deliveries")
+            job.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    steady = [age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number >= len(filled)]
+    return {
+        "scenario": "direct",
+        **throughput.document(),
+        "latency_ms": {"at_per_s": scenario.steady_per_s, **figures.percentiles(steady)},
+        **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "settings": chosen,
+        "receiver": figures.of_receiver(report),
+    }

@@ -1,0 +1,206 @@
+"""The platform at the mission's shape: hundreds of topics, thousands of endpoints, all lanes, a steady pace.
+
+1. The registry has 30,000 tenants and 10,000 endpoints by default. Of ten endpoints, three take batches. A third of the
+   subscriptions names departments, the others name tenants, and one subscription takes a whole event type.
+2. The job is started and warmed up. Then nothing is published for a while: what the job takes then, each topic costs.
+3. Events come at one pace after another. For each pace the receiver measures how old an event is when it arrives.
+
+Tenants and event types have as many events as Zipf's law gives them. Each event is due to one endpoint.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from load_tests.harness import figures, platform, receiver, stage, traffic, usage
+
+SETTINGS = {"spark.master": "local[6,4]", "batch.shards": "2", "retry.shards": "2", "logs.format": "json"}
+"""Of the job: two task slots for each lane, so that no lane waits for another's; its log names the micro-batches."""
+LANES = "direct,batch,retry"
+WHOLE_TYPE = "audit.everything"
+"""The event type of which one endpoint takes everything."""
+DEPARTMENTS = 3
+"""Of each tenant."""
+BATCH = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 5}}
+BATCH_OF_TEN = 3
+"""Endpoints that take batches."""
+APPLY_TIMEOUT_S = 300
+IDLE_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """Tenants, their endpoints and their event types."""
+
+    topics: int
+    tenants: int
+    endpoints: int
+
+    @cached_property
+    def event_types(self) -> Sequence[str]:
+        """Return the names of all event types; the first is rare and taken whole by one endpoint."""
+        return [WHOLE_TYPE, *(f"load.{number}" for number in range(self.topics - 1))]
+
+    def endpoint_of(self, type_number: int, tenant: int) -> int:
+        """Return to which endpoint an event is due."""
+        return tenant % self.endpoints if type_number else 0
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
+        """Draw an event by Zipf's law; neither `types` nor `hot` is used."""
+        del types, hot
+        type_number = len(self.event_types) - 1 - _drawn(rng, self._type_weights)
+        tenant = _drawn(rng, self._tenant_weights)
+        return traffic.Drawn(type_number, tenant, self.endpoint_of(type_number, tenant), rng.randint(1, DEPARTMENTS))
+
+    def is_batch(self, endpoint: int) -> bool:
+        """Tell whether an endpoint takes batches."""
+        return endpoint % 10 >= 10 - BATCH_OF_TEN
+
+    def registry(self, url: str) -> dict[str, Any]:
+        """Return the manifest."""
+        departments = [str(number) for number in range(1, DEPARTMENTS + 1)]
+        return {
+            "tenants": [{"id": f"t{number}", "sub_tenants": departments} for number in range(self.tenants)],
+            "customers": [{"id": f"c{number}"} for number in range(self.endpoints)],
+            "endpoints": [
+                {
+                    "id": f"ep{number}",
+                    "customer": f"c{number}",
+                    "url": f"{url}/ep{number}",
+                    "signing_secrets": [receiver.SECRET],
+                    **(BATCH if self.is_batch(number) else {}),
+                }
+                for number in range(self.endpoints)
+            ],
+            "subscriptions": [
+                {"id": "whole", "endpoint": "ep0", "event_type": WHOLE_TYPE, "everything": True},
+                *(
+                    {"id": f"s{n}", "endpoint": f"ep{n}", "event_type": "load.*", **self._scope(n)}
+                    for n in range(self.endpoints)
+                ),
+            ],
+        }
+
+    def _scope(self, endpoint: int) -> dict[str, Any]:
+        tenants = [f"t{number}" for number in range(endpoint, self.tenants, self.endpoints)]
+        if endpoint % 3:
+            return {"tenants": tenants}
+        return {"sub_tenants": {tenant: [str(number) for number in range(1, DEPARTMENTS + 1)] for tenant in tenants}}
+
+    @cached_property
+    def _type_weights(self) -> Sequence[float]:
+        return _zipf(self.topics)
+
+    @cached_property
+    def _tenant_weights(self) -> Sequence[float]:
+        return _zipf(self.tenants)
+
+
+def _zipf(count: int) -> list[float]:
+    """Return the cumulative weights of 1, 1/2, 1/3 and so on."""
+    return list(itertools.accumulate(1 / rank for rank in range(1, count + 1)))
+
+
+def _drawn(rng: random.Random, cumulative: Sequence[float]) -> int:
+    return bisect.bisect_left(cumulative, rng.random() * cumulative[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The shape, and the paces."""
+
+    topics: int = 500
+    tenants: int = 30_000
+    endpoints: int = 10_000
+    per_s: Sequence[int] = field(default=(200, 1_000))
+    """Events a second, one pace after another."""
+    warm_up: int = 20_000
+    """Events before those that are measured."""
+    settle_s: int = 20
+    """Seconds of each pace before it is measured."""
+    seconds: int = 40
+    """Of each pace."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """One pace, as it was run."""
+
+    per_s: int
+    numbers: range
+    took_s: float
+    used: usage.Usage
+    micro_batches_ms: Mapping[str, Sequence[int]]
+    """By lane: how long each took that ended in this time."""
+
+    def document(self, report: receiver.Report, population: Population) -> dict[str, Any]:
+        """Return it for machines. Cores are CPU seconds a second."""
+        used, is_batch = self.used, population.is_batch
+        return {
+            "per_s": self.per_s,
+            "cores": {
+                "jvm": round(used.jvm_s / self.took_s, 2),
+                "driver": round(used.driver_s / self.took_s, 2),
+                "workers": round(used.workers_s / self.took_s, 2),
+            },
+            "direct_latency_ms": figures.latency_ms(report, self.numbers, lambda endpoint: not is_batch(endpoint)),
+            "batch_age_ms": figures.latency_ms(report, self.numbers, is_batch),
+            "micro_batches_ms": {
+                lane: {"count": len(took), **figures.percentiles(took)} for lane, took in self.micro_batches_ms.items()
+            },
+        }
+
+
+def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scenario) -> _Pace:
+    """Publish at a pace, first unmeasured; return what the job used and did meanwhile."""
+    sent.publish_steadily(per_s, scenario.settle_s)
+    before, began_s = job.meter.read(), time.time()
+    numbers = sent.publish_steadily(per_s, scenario.seconds)
+    used, ended_s = job.meter.read().since(before), time.time()
+    micro_batches_ms = {
+        lane: [one.took_ms for one in job.micro_batches(lane) if began_s <= one.ended_at_s <= ended_s]
+        for lane in LANES.split(",")
+    }
+    return _Pace(per_s=per_s, numbers=numbers, took_s=ended_s - began_s, used=used, micro_batches_ms=micro_batches_ms)
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    population = Population(topics=scenario.topics, tenants=scenario.tenants, endpoints=scenario.endpoints)
+    registering_s = time.monotonic()
+    with terms.stage(population, seed=scenario.seed, topics=traffic.Topics(partitions=1)) as (servers, customers, sent):
+        terms.say(f"registered, with {scenario.topics} topics, after {time.monotonic() - registering_s:.0f} s")
+        with servers.job(LANES, chosen) as job:
+            ready_s = job.wait_until_ready()
+            terms.say(f"ready after {ready_s:.1f} s")
+            sent.publish(scenario.warm_up)
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the warm-up")
+            paces = []
+            for per_s in (0, *scenario.per_s):
+                paces.append(_paced(sent, job, per_s, scenario))
+                job.wait_until(
+                    lambda: customers.count >= len(sent.due), within_s=IDLE_S, what=f"all events at {per_s} a second"
+                )
+                terms.say(f"all events at {per_s} a second have arrived")
+            job.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    return {
+        "scenario": "mission",
+        "shape": {"topics": scenario.topics, "tenants": scenario.tenants, "endpoints": scenario.endpoints},
+        "ready_s": round(ready_s, 1),
+        "paces": [pace.document(report, population) for pace in paces],
+        **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "settings": chosen,
+    }

@@ -1,0 +1,206 @@
+"""Too little CPU and memory for some time: does the platform only become slower, or does it blame its customers?
+
+1. The topics are filled, half for endpoints in direct mode and half for endpoints in batch mode. All endpoints are healthy.
+2. The job runs all lanes. Once it is warm, its throughput is measured for some seconds.
+3. Busy loops take all cores and a process takes and touches much memory. Meanwhile a worker is stopped for 3 s, and the JVM
+   makes a full collection.
+4. All of that ends. How long until the throughput is back?
+5. All that was published arrives. Nothing may be lost, no endpoint held back or disabled, and hardly a delivery handed over
+   to the retry lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import psutil
+
+from delivery import errors
+from load_tests.harness import figures, platform, receiver, stage, traffic
+from load_tests.harness.phases import Scene
+
+LANES = "direct,batch,retry"
+SETTINGS = {
+    "spark.master": "local[3,4]",
+    "spark.parallelism": "1",
+    "source.max_events_per_batch": "20000",
+    "batch.max_events_per_micro_batch": "50000",
+    "batch.shards": "1",
+    "retry.shards": "1",
+}
+"""Of the job: a task slot for each lane, and micro-batches so short that the throughput of some seconds can be told."""
+BATCH_TYPES = range(5, 10)
+STOPPED_S = 3.0
+"""Seconds for which a worker is stopped."""
+WINDOW_S = 6
+"""Seconds over which the throughput is told: some micro-batches of each lane."""
+BACK_SHARE = 0.8
+"""Of the throughput before. The rest is the noise of windows that hold a micro-batch more or less."""
+BACK_WITHIN_S = 60
+LAST_S = 300
+_BUSY = "while True: pass"
+_HOG = (
+    "import sys, time\nheld = bytearray({size})\nwhile True:\n    held[::4096] = bytes(len(held) // 4096)\n    time.sleep(0.2)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    warm_up: int = 150_000
+    """Of the events: those before the throughput is measured."""
+    events: int = 1_200_000
+    endpoints: int = 200
+    busy: int = 2
+    """Busy loops."""
+    hog_mb: int = 2048
+    disturbed_s: int = 20
+    seed: int = 1
+
+
+class Throughput(NamedTuple):
+    """How many deliveries a second there were."""
+
+    before: float
+    disturbed: float
+    back_after_s: float
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the job said of its endpoints, at worst."""
+
+    held: float = 0.0
+    counts: list[tuple[float, int]] = field(default_factory=list)
+    """Deliveries by the time, each second."""
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    in_batches = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 1.0}}
+    registered = traffic.Customers(endpoints=scenario.endpoints, fields_by_type=dict.fromkeys(BATCH_TYPES, in_batches))
+    with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
+        sent.publish(scenario.events)
+        terms.say(f"filled the topics with {scenario.events:,} events")
+        with servers.job(LANES, chosen) as job:
+            scene = Scene(servers, customers, sent, job, terms.say)
+            with watching(job, customers) as watch:
+                measured = _measured(scenario, scene, watch)
+                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+            handed_over = sum(
+                job.metric("fanout_deliveries_total", lane=lane, outcome="postponed") for lane in ("direct", "batch")
+            )
+            disabled, own_delay_s = job.metric("fanout_endpoints_disabled_total"), job.metric("fanout_own_delay_seconds_total")
+            job.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    return {
+        "scenario": "overload",
+        "deliveries": len(report.numbers),
+        "handed_over": round(handed_over),
+        "handed_over_share": round(handed_over / len(sent.due), 6),
+        "disabled": round(disabled),
+        "held_back": round(watch.held),
+        "per_s_before": round(measured.before),
+        "per_s_disturbed": round(measured.disturbed),
+        "back_after_s": round(measured.back_after_s, 1),
+        "own_delay_s": round(own_delay_s, 1),
+        **figures.delivered(report, sent.due),
+        "reconciled": reconciled,
+        "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "settings": chosen,
+    }
+
+
+def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
+    """Measure before, disturb, and measure until it is as before."""
+    job, customers = scene.job, scene.customers
+    job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, what="the warm-up")
+    time.sleep(WINDOW_S)
+    before = per_s(watch.counts)
+    scene.say(f"{before:,.0f} deliveries a second; now with {scenario.busy} busy loops and {scenario.hog_mb} MB")
+    began, count = time.monotonic(), customers.count
+    with disturbed(scenario):
+        stop_a_worker(job, scene.say)
+        scene.say("a full collection of the JVM")
+        job.meter.heap_mb()
+        time.sleep(max(0.0, began + scenario.disturbed_s - time.monotonic()))
+    ended = time.monotonic()
+    during = (customers.count - count) / (ended - began)
+    scene.say(f"{during:,.0f} deliveries a second meanwhile; all of it has ended")
+
+    def is_back() -> bool:
+        is_over = customers.count >= len(scene.sent.due)
+        return is_over or (time.monotonic() > ended + WINDOW_S and per_s(watch.counts) >= BACK_SHARE * before)
+
+    job.wait_until(is_back, within_s=BACK_WITHIN_S, what=f"{BACK_SHARE:.0%} of the throughput before")
+    if customers.count >= len(scene.sent.due):
+        raise errors.LocalStackError("all events were delivered before the throughput could be measured: give more --events")
+    return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
+
+
+def per_s(counts: list[tuple[float, int]]) -> float:
+    """Return the deliveries a second of the last WINDOW_S seconds."""
+    (last_at, last) = counts[-1]
+    first_at, first = next((at, count) for at, count in counts if at >= last_at - WINDOW_S)
+    return (last - first) / max(1.0, last_at - first_at)
+
+
+@contextlib.contextmanager
+def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]:
+    """Read each second what was delivered and how many endpoints are held back."""
+    watch, enough = Watch(counts=[(time.monotonic(), customers.count)]), threading.Event()
+
+    def look() -> None:
+        while not enough.wait(1.0):
+            watch.counts.append((time.monotonic(), customers.count))
+            with contextlib.suppress(OSError):  # not yet serving, or too busy to answer
+                watch.held = max(watch.held, job.metric("fanout_held_endpoints"))
+
+    looking = threading.Thread(target=look, name="watch")
+    looking.start()
+    try:
+        yield watch
+    finally:
+        enough.set()
+        looking.join()
+
+
+@contextlib.contextmanager
+def disturbed(scenario: Scenario) -> Iterator[None]:
+    """Take CPU and memory from everybody."""
+    hog = _HOG.format(size=scenario.hog_mb * 1024 * 1024)
+    started = [subprocess.Popen([sys.executable, "-c", code]) for code in (*[_BUSY] * scenario.busy, hog)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def stop_a_worker(job: platform.Job, say: Callable[[str], None]) -> None:
+    """Stop the worker that has used the most CPU, for STOPPED_S."""
+    workers = [process for process, role in job.meter.processes() if role == "worker"]
+    [worker] = sorted(workers, key=_cpu_s)[-1:]
+    say(f"worker {worker.pid} stops for {STOPPED_S:.0f} s")
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(STOPPED_S)
+    finally:
+        worker.send_signal(signal.SIGCONT)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

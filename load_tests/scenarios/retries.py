@@ -1,0 +1,174 @@
+"""Many deliveries wait in the retry lane: how much longer do its micro-batches take, and what memory and disk do they take?
+
+1. The job is started. Events come at a steady pace to endpoints that asked for order, so that all of them go through the retry
+   lane: first to warm it up, then to measure its micro-batches while nothing waits.
+2. So many events are published for endpoints that are paused. The direct lane hands them over, and they wait.
+3. The job is started again, so that it is no warmer than it was before, and the same work is measured while they wait.
+4. A ninth of the paused endpoints is resumed, and gets what waited for it. Nothing may be lost; the rest waits still.
+
+All is in one run, because figures of two runs on a shared machine cannot be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.harness import figures, platform, receiver, stage, traffic, usage
+
+SETTINGS = {"spark.master": "local[4,4]", "logs.format": "json"}
+"""Of the job: task slots for each of the two lanes, as an operator would give them; and its log tells of the micro-batches."""
+AWAKE = traffic.ALL_TYPES[-1:]
+PAUSED = traffic.ALL_TYPES[:-1]
+RESUMED = PAUSED[:1]
+"""Event types: each stands for a tenth of the endpoints."""
+TOPICS = traffic.Topics(partitions=1)
+"""So the events of an endpoint are read in the order in which they were published."""
+IDLE_S = 120
+FILL_S = 900
+RECOVERY_S = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    pending: int = 100_000
+    """Deliveries that wait."""
+    endpoints: int = 1_000
+    """A tenth of them awake."""
+    per_s: int = 200
+    """Events, to those that are awake."""
+    warm_up_s: int = 15
+    """After each start."""
+    seconds: int = 20
+    """Of each of the two times that are compared."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A time of steady work of a job that has just been started, and what the job takes at its end."""
+
+    ready_s: float
+    numbers: range
+    """Of the events."""
+    batches: Sequence[figures.MicroBatch]
+    first: figures.MicroBatch
+    """Of the job, before any of those: it loads the state."""
+    used: usage.Usage
+    taken: Mapping[str, Any]
+
+    @property
+    def micro_batch_ms(self) -> dict[str, int]:
+        """Return how long a micro-batch of the lane took."""
+        return figures.percentiles(one.took_ms for one in self.batches)
+
+    def document(self, report: receiver.Report) -> dict[str, Any]:
+        """Return it for machines."""
+        arrived = zip(report.numbers, report.ages_ms, strict=True)
+        return {
+            "ready_s": round(self.ready_s, 1),
+            "first_micro_batch_ms": round(self.first.took_ms),
+            "micro_batches": len(self.batches),
+            "micro_batch_ms": self.micro_batch_ms,
+            "cpu_s": {"jvm": round(self.used.jvm_s, 1), "python": round(self.used.python_s, 1)},
+            "latency_ms": figures.percentiles(age for number, age in arrived if number in self.numbers),
+            **self.taken,
+        }
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run it and return the figures."""
+    chosen = {**SETTINGS, **terms.overrides}
+    by_type = {**{key: {"status": "paused"} for key in PAUSED}, **{key: {"order_by": "tenant_id"} for key in AWAKE}}
+    registered = traffic.Customers(endpoints=scenario.endpoints, fields_by_type=by_type)
+    with terms.stage(registered, seed=scenario.seed, topics=TOPICS) as (servers, customers, sent):
+
+        def due(types: Sequence[int]) -> int:
+            endpoints = registered.endpoints_of(types)
+            return sum(endpoint in endpoints for endpoint in sent.due)
+
+        def wait_for_all(job: platform.Job, types: Sequence[int], within_s: float) -> float:
+            count = due(types)
+            return job.wait_until(lambda: customers.count >= count, within_s=within_s, what=f"{count:,} deliveries")
+
+        def work_steadily(job: platform.Job) -> Phase:
+            ready_s = job.wait_until_ready()
+            sent.publish_steadily(scenario.per_s, scenario.warm_up_s, types=AWAKE)
+            wait_for_all(job, AWAKE, IDLE_S)  # what has come during the first micro-batches, which are long
+            began_s, before = time.time(), job.meter.read()
+            numbers = sent.publish_steadily(scenario.per_s, scenario.seconds, types=AWAKE)
+            wait_for_all(job, AWAKE, IDLE_S)
+            used, [first, *batches] = job.meter.read().since(before), job.micro_batches("retry")
+            phase = Phase(
+                ready_s=ready_s,
+                numbers=numbers,
+                batches=[one for one in batches if one.ended_at_s >= began_s],
+                first=first,
+                used=used,
+                taken=_taken(servers, job),
+            )
+            terms.say(f"{_pending(job):,.0f} wait: a micro-batch takes {phase.micro_batch_ms['p50']} ms")
+            return phase
+
+        with servers.job("direct,retry", chosen) as job:
+            none = work_steadily(job)
+            began_s = job.elapsed_s()
+            sent.publish(scenario.pending, types=PAUSED)
+            published_s = job.elapsed_s() - began_s
+            fill_s = job.wait_until(lambda: _pending(job) >= scenario.pending, within_s=FILL_S, what="the filling") - began_s
+            terms.say(f"{scenario.pending:,} deliveries wait after {fill_s:.1f} s; starting the job again")
+            job.meter.read()
+        with servers.job("direct,retry", chosen) as again:
+            many = work_steadily(again)
+            awake_again = {**by_type, **{key: {"status": "active"} for key in RESUMED}}
+            servers.register(dataclasses.replace(registered, fields_by_type=awake_again).registry(customers.url))
+            resumed_s = again.elapsed_s()
+            recovered_s = wait_for_all(again, [*AWAKE, *RESUMED], RECOVERY_S) - resumed_s
+            again.meter.read()
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report)
+    waits_still = due(PAUSED) - due(RESUMED)
+    delivered = figures.delivered(report, sent.due)
+    return {
+        "scenario": "retries",
+        "pending": scenario.pending,
+        "micro_batch_ratio": {
+            which: round(many.micro_batch_ms[which] / none.micro_batch_ms[which], 2) for which in ("p50", "p99")
+        },
+        "none_wait": none.document(report),
+        "many_wait": many.document(report),
+        "filled": {"published_s": round(published_s, 1), "waiting_s": round(fill_s, 1)},
+        "resumed": {
+            "deliveries": due(RESUMED),
+            "took_s": round(recovered_s, 1),
+            "overtook": figures.overtook(report, registered.endpoints_of(RESUMED)),
+        },
+        "waits_still": waits_still,
+        **delivered,
+        "lost": delivered["lost"] - waits_still,
+        "reconciled": reconciled,
+        "peak_rss_mb": {role: round(peak) for role, peak in again.meter.peak_mb().items()},
+        "peak_rss_mb_while_filling": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
+        "settings": chosen,
+    }
+
+
+def _pending(job: platform.Job) -> float:
+    return job.metric("fanout_pending_events", lane="retry")
+
+
+def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
+    """Return what memory and disk the job takes now."""
+    return {
+        "heap_mb": job.meter.heap_mb(),
+        "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},
+        "state_memory_mb": round(job.metric("fanout_state_memory_bytes", lane="retry") / usage.MB),
+        "state_rows": round(job.metric("fanout_state_rows", lane="retry")),
+        "pending_mb": round(job.metric("fanout_pending_bytes", lane="retry") / usage.MB),
+        "checkpoint_mb": round(servers.checkpoint_mb("retry")),
+    }

@@ -1,0 +1,122 @@
+"""Search the attempts of the last days.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+import pydantic
+from pydantic import AwareDatetime, Field
+
+from subscriptions_db import disclosure
+from subscriptions_db.api.contract import routes
+from subscriptions_db.api.contract.routes import Call, Page, Route, Whose
+from subscriptions_db.api.deliveries import dead_letters
+from subscriptions_db.api.deliveries.dead_letters import Text
+from subscriptions_db.archive.ingest.archived_rows import AttemptRow
+from subscriptions_db.archive.search import attempts, cursor
+from subscriptions_db.manifest import manifest
+
+
+class Which(Whose, Page):
+    """Which attempts. What is left out is not asked about."""
+
+    endpoint: manifest.Id | None = None
+    event_type: Text | None = None
+    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
+    tenant: manifest.Id | None = None
+    status: Annotated[int, Field(ge=100, le=999)] | None = None
+    error_class: Text | None = None
+    accepted: bool | None = None
+    webhook_id: Text | None = None
+    since: AwareDatetime | None = None
+    """Begun at this time or later …"""
+    until: AwareDatetime | None = None
+    """… and before this one."""
+
+
+class Attempt(pydantic.BaseModel):
+    """A request to an endpoint, and what came of it."""
+
+    id: str
+    started_at: dt.datetime
+    endpoint: str
+    webhook_id: str
+    event_id: str | None
+    event_type: str | None
+    tenant: str | None
+    subscription: str | None
+    events: int
+    """More than one in a batch, for which event, type, tenant and subscription are null."""
+    attempt: int
+    """The first is 1."""
+    duration_ms: float
+    status: int | None
+    """Null: no answer came."""
+    error_class: str | None
+    """Null: the endpoint accepted it."""
+    detail: str
+
+
+class Attempts(pydantic.BaseModel):
+    """A page of attempts, the newest first."""
+
+    items: list[Attempt]
+    next_cursor: str | None
+    """A page may be empty, and have older ones behind it."""
+
+
+def list_(call: Call) -> Attempts:
+    """Return a page of attempts."""
+    wanted = call.query_as(Which)
+    asked = attempts.Asked(
+        endpoint_id=wanted.endpoint,
+        event_type=wanted.event_type,
+        tenant_id=wanted.tenant,
+        status=wanted.status,
+        error_class=wanted.error_class,
+        is_accepted=wanted.accepted,
+        webhook_id=wanted.webhook_id,
+        since=wanted.since,
+        until=wanted.until,
+    )
+    before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
+    found = attempts.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
+    items = routes.fitting_part(shown(found))
+    before = found.before if len(items) == len(found.attempts) else found.places[len(items) - 1]
+    return Attempts(items=items, next_cursor=None if before is None else before.text())
+
+
+def shown(found: attempts.Found) -> list[Attempt]:
+    """Return attempts as they are shown."""
+    return list(map(_shown, found.attempts, found.places))
+
+
+def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:
+    return Attempt(
+        id=place.text(),
+        started_at=row.started_at,
+        endpoint=row.endpoint_id,
+        webhook_id=row.webhook_id,
+        event_id=row.event_id,
+        event_type=row.event_type,
+        tenant=row.tenant_id,
+        subscription=row.subscription_id,
+        events=row.events,
+        attempt=row.attempt,
+        duration_ms=row.duration_ms,
+        status=row.status,
+        error_class=disclosure.word(row.error_class),
+        detail=row.detail,
+    )
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/attempts", name="listAttempts", summary="The attempts of the last days, the newest first.",
+        scopes=routes.READERS, handler=list_, query=Which, answer=Attempts,
+    ),
+)  # fmt: skip

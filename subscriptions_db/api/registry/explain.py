@@ -1,0 +1,132 @@
+"""Would this event match, and which rule decides?
+
+Runs in the API. Nothing is sent and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import pydantic
+from pydantic import Field
+
+from delivery import errors
+from delivery.model import Attribute, EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
+from delivery.webhooks.events import attributes
+from delivery.webhooks.routing import explain
+from subscriptions_db.api.contract import crud, problems, routes
+from subscriptions_db.api.contract.routes import Call, Route
+from subscriptions_db.api.registry import event_types
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.snapshot import registry_reader
+
+MAX_EXPLAINED = 100
+
+
+def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
+    """Return the attributes as an event would have them."""
+    try:
+        return dict(attributes.beside(named, frozenset()))
+    except errors.EventRejected as exc:
+        raise ValueError(exc.detail) from None
+
+
+class ExplainedEvent(manifest.Part):
+    """An event as it might come."""
+
+    type: str = Field(min_length=1, max_length=1024)
+    tenant_id: manifest.Id
+    sub_tenant_id: manifest.Id | None = None
+    id: str = Field("evt_1", max_length=1024)
+    source: str = Field("events", max_length=1024)
+    time: str = Field("2026-01-01T00:00:00Z", max_length=64)
+    attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
+    """The CloudEvents attributes that have no field here, as `subject`."""
+    data: Any = None
+
+
+class Explain(manifest.Part):
+    """What is asked."""
+
+    event: ExplainedEvent
+
+
+class Explanation(pydantic.BaseModel):
+    """What would become of the event at one subscription. Whether the tenant is known and active is not told."""
+
+    subscription: str
+    endpoint: str
+    is_due: bool
+    rule: explain.Rule
+    """What decides."""
+    detail: str
+
+
+class Explanations(pydantic.BaseModel):
+    """What would become of the event at each subscription, of the first 100 by their ids."""
+
+    items: list[Explanation]
+    catalogue: event_types.InCatalogue
+
+
+def for_endpoint(call: Call) -> Explanations:
+    """Explain for each subscription to an endpoint."""
+    endpoint_id = call.path["endpoint_id"]
+    asked = {"endpoint_id": endpoint_id, "limit": MAX_EXPLAINED}
+    ids = [row["id"] for row in call.connection.execute(query("subscriptions_to_endpoint"), asked)]
+    return _explanations(call, endpoint_id, ids)
+
+
+def for_subscription(call: Call) -> Explanations:
+    """Explain for one subscription."""
+    subscription_id = call.path["subscription_id"]
+    row = crud.found(call, "subscription", subscription_id)
+    return _explanations(call, row["endpoint"], [subscription_id])
+
+
+def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> Explanations:
+    wanted = call.body_as(Explain).event
+    event = _event(wanted)
+    read = registry_reader.read_rows(
+        call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
+    )
+    endpoint = read.endpoints.get(EndpointId(endpoint_id))
+    if endpoint is None:
+        raise problems.not_found("endpoint")
+    items = []
+    for subscription_id in map(SubscriptionId, subscription_ids):
+        verdict = explain.explain(event, read.subscriptions[subscription_id], endpoint)
+        items.append(Explanation(subscription=subscription_id, endpoint=endpoint_id, **verdict._asdict()))
+    return Explanations(items=items, catalogue=event_types.explain(call, wanted.type, wanted.data))
+
+
+def _event(wanted: ExplainedEvent) -> Event:
+    data = orjson.dumps(wanted.data)
+    return Event(
+        event_id=EventId(wanted.id),
+        event_type=wanted.type,
+        source=wanted.source,
+        tenant_id=TenantId(wanted.tenant_id),
+        sub_tenant_id=None if wanted.sub_tenant_id is None else SubTenantId(wanted.sub_tenant_id),
+        time=wanted.time,
+        data=data,
+        content=wanted.data,
+        record=Record(topic=wanted.source, partition=0, offset=0, appended_at_ms=0, value=data),
+        attributes=tuple(wanted.attributes.items()),
+    )
+
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/endpoints/{endpoint_id}/explain", name="explainForEndpoint",
+        summary="Whether an event would go to an endpoint, by which subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_endpoint, body=Explain, answer=Explanations,
+    ),
+    Route(
+        method="POST", path="/v1/subscriptions/{subscription_id}/explain", name="explainForSubscription",
+        summary="Whether an event would match a subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_subscription, body=Explain, answer=Explanations,
+    ),
+)  # fmt: skip

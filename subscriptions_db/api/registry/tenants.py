@@ -1,0 +1,80 @@
+"""Tenants and their sub-tenants. The operator's alone.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+
+from subscriptions_db.api.contract import crud, routes
+from subscriptions_db.api.contract.routes import Call, Page, Route
+from subscriptions_db.manifest import manifest
+
+
+class Tenant(pydantic.BaseModel):
+    """An organisation whose events flow through Kafka."""
+
+    id: str
+    name: str
+    status: str
+    sub_tenants: list[manifest.SubTenant]
+
+
+class Tenants(pydantic.BaseModel):
+    """A page of tenants."""
+
+    items: list[Tenant]
+    next_cursor: str | None
+
+
+def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
+    departments = [manifest.SubTenant(id=key, name=name) for key, name in sorted(row["sub_tenants"].items())]
+    return Tenant(id=row_id, name=row["name"], status=row["status"], sub_tenants=departments)
+
+
+def list_(call: Call) -> Tenants:
+    """Return a page of tenants."""
+    items, cursor = crud.page(call, "tenant", crud.each(_tenant))
+    return Tenants(items=items, next_cursor=cursor)
+
+
+def get(call: Call) -> Tenant:
+    """Return a tenant."""
+    return _tenant(call.path["tenant_id"], crud.found(call, "tenant", call.path["tenant_id"]))
+
+
+def put(call: Call) -> Tenant:
+    """Bring a tenant to what is said of it, new or not."""
+    tenant_id = call.path["tenant_id"]
+    crud.hold(call, "tenant", tenant_id)
+    crud.put(call, {"tenants": [{"id": tenant_id} | call.document]}, customer_id=None)
+    return get(call)
+
+
+def delete(call: Call) -> None:
+    """Delete a tenant: its events are rejected from now on. Scopes that name it stay."""
+    crud.delete(call, "tenant", call.path["tenant_id"], lambda _: None)
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/tenants", name="listTenants", summary="All tenants.",
+        scopes=routes.OPERATOR, handler=list_, query=Page, answer=Tenants,
+    ),
+    Route(
+        method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="A tenant.",
+        scopes=routes.OPERATOR, handler=get, answer=Tenant,
+    ),
+    Route(
+        method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Register a tenant, or change it.",
+        scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True,
+    ),
+    Route(
+        method="DELETE", path="/v1/tenants/{tenant_id}", name="deleteTenant",
+        summary="Delete a tenant: its events are rejected from now on.",
+        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True,
+    ),
+)  # fmt: skip

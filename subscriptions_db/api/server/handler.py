@@ -1,0 +1,191 @@
+"""Do what a request asks, in one transaction: once, however often it is repeated with the same `Idempotency-Key`.
+
+Runs in the API, on its worker threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pydantic
+from psycopg.types.json import Jsonb
+
+from delivery import errors
+from delivery.config import service_settings
+from delivery.webhooks.http import guard, transport
+from subscriptions_db.api.contract import problems, routes
+from subscriptions_db.api.contract.principals import Principal
+from subscriptions_db.api.contract.routes import Route
+from subscriptions_db.api.server import transactions
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.secrets import keyring
+
+MAX_KEY_CHARS = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What came, before it is checked."""
+
+    principal: Principal
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes = field(repr=False)
+    idempotency_key: str | None = None
+    header: str | None = None
+    """The value of the header that the route reads."""
+
+    def digest(self, route: Route) -> bytes:
+        """Return what is the same for a request that is repeated, and for no other."""
+        asked = [route.name, sorted(self.path.items()), sorted(self.query.items()), hashlib.sha256(self.body).hexdigest()]
+        return hashlib.sha256(orjson.dumps(asked)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is answered."""
+
+    status: int
+    document: dict[str, Any] | None
+    is_repeated: bool = False
+    sending: routes.Sending | None = None
+    """What is to be sent before there is a document."""
+    exchange: routes.Exchange | None = None
+    """What is to be asked before there is a document."""
+    awaited: routes.Awaited | None = None
+    """How long to wait for another answer than this one."""
+    following: routes.Following | None = None
+    """What is answered to all that follow the registry from there."""
+    content: bytes | None = None
+    """What is answered in place of a document."""
+
+
+class Answerer:
+    """Answers requests. Safe between threads."""
+
+    def __init__(
+        self,
+        opened: transactions.Store,
+        ring: keyring.KeyRing,
+        address_guard: guard.Guard,
+        bounds: service_settings.Api,
+        webhook_origin: str,
+    ) -> None:
+        self._store = opened
+        self._ring = ring
+        self._guard = address_guard
+        self._bounds = bounds
+        self._webhook_origin = webhook_origin
+
+    def answer(self, route: Route, request: Request) -> Answer:
+        """Return the answer; raise Refused."""
+        with self._call(route, request) as call:
+            return _once(route, request, call) if request.idempotency_key else _made(route, call)
+
+    def conclude(
+        self, route: Route, request: Request, exchange: routes.Exchange, said: transport.Response | errors.AttemptFailed
+    ) -> Answer:
+        """Return the answer once a receiver has been asked; raise Refused."""
+        with self._call(route, request) as call:
+            return Answer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
+
+    @contextlib.contextmanager
+    def _call(self, route: Route, request: Request) -> Iterator[routes.Call]:
+        asked, document, body = _checked(route, request)
+        is_change = route.is_change or route.is_poll or route.is_validation
+        try:
+            with self._store.transaction(request.principal, is_change=is_change) as connection:
+                yield routes.Call(
+                    principal=request.principal,
+                    connection=connection,
+                    ring=self._ring,
+                    guard=self._guard,
+                    bounds=self._bounds,
+                    webhook_origin=self._webhook_origin,
+                    path=request.path,
+                    query=asked,
+                    body=body,
+                    document=document,
+                    header=request.header,
+                )
+        except errors.FanoutError as exc:
+            raise problems.of_error(exc) from exc
+
+
+def _made(route: Route, call: routes.Call) -> Answer:
+    match made := route.handler(call):
+        case None:
+            return Answer(status=route.status, document=None)
+        case routes.Sending():
+            return Answer(status=route.status, document=None, sending=made)
+        case routes.Exchange():
+            return Answer(status=route.status, document=None, exchange=made)
+        case routes.Following():
+            return Answer(status=route.status, document=None, following=made)
+        case routes.Raw(content):
+            return Answer(status=route.status, document=None, content=content)
+        case routes.Awaited(answer):
+            return Answer(status=route.status, document=answer.model_dump(mode="json"), awaited=made)
+    return Answer(status=route.status, document=made.model_dump(mode="json"))
+
+
+def _once(route: Route, request: Request, call: routes.Call) -> Answer:
+    repeated = _claim(call.connection, route, request)
+    if repeated is not None:
+        return repeated
+    answer = _made(route, call)
+    _keep(call.connection, route, request, answer)
+    return answer
+
+
+def _checked(route: Route, request: Request) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
+    """Return query and body as the route has declared them."""
+    kind = route.query
+    try:
+        asked = kind.model_validate(dict(request.query))
+        document = _document(request.body) if route.body else {}
+        kind = route.body or routes.Nothing
+        return asked, document, kind.model_validate(document)
+    except pydantic.ValidationError as exc:
+        raise problems.of_validation(exc, kind) from None
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:  # its text quotes nothing
+        raise problems.invalid(("", f"the body is not JSON: {exc.msg}")) from None
+    if not isinstance(document, dict):
+        raise problems.invalid(("", "the body must be a JSON object"))
+    return document
+
+
+def _claim(connection: connect.Connection, route: Route, request: Request) -> Answer | None:
+    """Take the key for this request; return what was answered if it had been taken."""
+    wanted = _row(request) | {"request_digest": request.digest(route)}
+    connection.execute(query("forget_old_answers"))
+    if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:
+        return None
+    [kept] = connection.execute(query("kept_answer"), wanted).fetchall()
+    if not hmac.compare_digest(bytes(kept["request_digest"]), wanted["request_digest"]):
+        raise problems.invalid(("Idempotency-Key", "was used for another request: take a new one"))
+    return Answer(status=kept["status"], document=kept["answer"], is_repeated=True)
+
+
+def _keep(connection: connect.Connection, route: Route, request: Request, answer: Answer) -> None:
+    document = answer.document
+    if document is not None and route.shown_once:
+        document = document | {route.shown_once: None}
+    kept = None if document is None else Jsonb(document)
+    connection.execute(query("keep_answer"), _row(request) | {"status": answer.status, "answer": kept})
+
+
+def _row(request: Request) -> dict[str, Any]:
+    return {"customer_id": request.principal.customer_id, "idempotency_key": request.idempotency_key}

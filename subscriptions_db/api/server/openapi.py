@@ -1,0 +1,111 @@
+"""The OpenAPI 3.1 document, made from the routes' own declarations.
+
+Runs in the API and in the command. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
+
+import pydantic
+from pydantic.json_schema import models_json_schema
+
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.contract.routes import Raw, Route
+
+REF = "#/components/schemas/{model}"
+ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+DESCRIPTION = """\
+Register endpoints and subscriptions, and see what came of it. Errors are problem+json (RFC 9457) and name the field. Lists have
+cursors. A change may carry an `Idempotency-Key`: repeated within a day, it is answered and not done again; what was shown once
+is null then."""
+
+Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Return the document."""
+    routes = list(routes)
+    models: list[tuple[type[pydantic.BaseModel], Any]] = [(problems.Problem, "serialization")]
+    models += [(route.body, "validation") for route in routes if route.body]
+    models += [
+        (route.answer, "serialization") for route in routes if route.answer and issubclass(route.answer, pydantic.BaseModel)
+    ]
+    refs, definitions = models_json_schema(list(dict.fromkeys(models)), ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fanout", "version": metadata.version("fanout"), "description": DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {
+                "api_key": {"type": "http", "scheme": "bearer", "description": "`fk_…`, by `fanout api-keys`."}
+            },
+        },
+    }
+
+
+def _operation(route: Route, refs: Any) -> dict[str, Any]:
+    problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
+    success: dict[str, Any] = {"description": "Done."}
+    if route.answer is Raw:
+        success["content"] = {"application/octet-stream": {}}
+    elif route.answer:
+        success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]}}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        # Any one of these scopes.
+        "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # none: no key is asked for
+        "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
+        "responses": {
+            str(route.status): success,
+            **({"304": {"description": "As it was: `ETag` is that of `If-None-Match`."}} if route.is_conditional else {}),
+            **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
+        },
+    }
+    if route.body:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": refs[route.body, "validation"]}},
+        }
+    return operation
+
+
+def _refusals(route: Route) -> list[int]:
+    """Return with which status a route may refuse."""
+    found = [400, 422, 429, 500, 503]
+    found += [] if route.is_open else [401, 403]
+    found += [404] if _PARAMETER.search(route.path) else []
+    found += [409] if route.is_change or route.is_validation else []
+    found += [413, 415] if route.body else []
+    return sorted(found)
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    schema = {"type": "string", "pattern": ID_PATTERN}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in _PARAMETER.findall(route.path)]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    schema = route.query.model_json_schema()
+    return [
+        {"name": name, "in": "query", "required": False, "schema": part} for name, part in schema.get("properties", {}).items()
+    ]
+
+
+def _headers(route: Route) -> list[dict[str, Any]]:
+    printable = {"type": "string", "pattern": "^[!-~]{1,255}$"}
+    taken = {
+        "Idempotency-Key": printable if route.is_change else None,
+        "If-None-Match": {"type": "string"} if route.is_conditional else None,
+        route.header: printable if route.header else None,
+    }
+    return [{"name": name, "in": "header", "required": False, "schema": schema} for name, schema in taken.items() if schema]

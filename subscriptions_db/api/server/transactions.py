@@ -1,0 +1,125 @@
+"""The API's connections to Postgres: a pool, and transactions in which the rights of who asks are in force.
+
+Runs in the API, on its worker threads: what it calls is the registry's code, which waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections.abc import Iterator
+from typing import Any, Self
+
+import psycopg
+import psycopg.conninfo
+import psycopg_pool
+from psycopg.rows import dict_row
+
+from delivery.config import settings
+from delivery.observability import metrics
+from subscriptions_db.api.contract.principals import Principal
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.registration import receiver_permission
+from subscriptions_db.secrets import keyring
+
+CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
+WAIT_S = 2
+"""How long a request waits for a connection before the answer is 503: with Postgres away, all of them do."""
+
+
+class Store:
+    """Transactions as somebody. Safe between threads."""
+
+    def __init__(self, config: settings.Settings) -> None:
+        self.ring = keyring.KeyRing.from_settings(config.keys)
+        self._ring_fits = False
+        database = config.database
+        url = config.api.database_url.get_secret_value() or database.url.get_secret_value()
+        with connect.refusing_bad_urls():
+            psycopg.conninfo.conninfo_to_dict(url)
+        self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
+            url,
+            min_size=0,
+            max_size=config.api.max_connections,
+            timeout=WAIT_S,
+            open=False,
+            check=_check,
+            kwargs=connect.options(database, application_name="fanout api") | {"row_factory": dict_row},
+        )
+
+    def __enter__(self) -> Self:
+        self._pool.open()
+        metrics.API_CONNECTIONS.set_function(self._in_use)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    @contextlib.contextmanager
+    def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
+        """Yield a connection in a transaction with the rights of who asks; committed at the end, or nothing is.
+
+        What only reads sees one moment. A change does not: after it has waited for a row, it must see it as it is then.
+        """
+        self._require_ring()
+        customer_id = principal.customer_id
+        role = OPERATOR_ROLE if customer_id is None else CUSTOMER_ROLE
+        with self._transaction(role, customer_id or "", "begin_change" if is_change else "begin_read") as connection:
+            yield connection
+
+    def key_row(self, key_id: str) -> dict[str, Any] | None:
+        """Return what is kept of an API key."""
+        with self._transaction(OPERATOR_ROLE) as connection:
+            return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
+
+    def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
+        """Return whose endpoint it is that a token's digest may permit deliveries to."""
+        with self._transaction(OPERATOR_ROLE) as connection:
+            asked = receiver_permission.open_question(connection, endpoint_id, token)
+            return None if asked is None else str(asked["customer_id"])
+
+    def require_ready(self) -> None:
+        """Raise RegistryUnavailable or RegistryOutdated when no request could be answered, SettingsError when none may be."""
+        self._require_ring()
+        with self._transaction(OPERATOR_ROLE) as connection:
+            migrate.require_current(connection)
+
+    def _require_ring(self) -> None:
+        """Raise SettingsError where the key ring is not the registry's. Asked until it has been found to fit, once.
+
+        So that nothing is done with another one either where Postgres was away at the start.
+        """
+        if not self._ring_fits:
+            with self._transaction(OPERATOR_ROLE) as connection:
+                keyring.require_fits(connection, self.ring)
+            self._ring_fits = True
+
+    def passes_by_policies(self) -> bool:
+        """Tell whether the login itself is above row-level security. Each transaction steps down, so this is a warning."""
+        with connect.translating(), self._pool.connection() as connection:
+            row = connection.execute(query("login_rights")).fetchone()
+            return bool(row and row["passes_by"])
+
+    def _in_use(self) -> int:
+        stats = self._pool.get_stats()
+        return stats["pool_size"] - stats["pool_available"]
+
+    @contextlib.contextmanager
+    def _transaction(self, role: str, customer_id: str = "", begin: str = "begin_read") -> Iterator[connect.Connection]:
+        """Yield a connection in a transaction, which the pool commits or, after an error, rolls back."""
+        with connect.translating(), self._pool.connection() as connection:
+            # One round trip for both statements, which takes a cursor that fills in the values by itself.
+            psycopg.ClientCursor(connection).execute(query(begin), {"role": role, "customer_id": customer_id})
+            yield connection
+
+
+def _check(connection: connect.Connection) -> None:
+    """Raise for a connection that broke while it lay idle, so that it is replaced before somebody meets it.
+
+    Nobody says anything on one that is well. So Postgres is asked only where there is something to hear, such as its end.
+    """
+    idle = select.poll()
+    idle.register(connection.fileno(), select.POLLIN)
+    if idle.poll(0):
+        psycopg_pool.ConnectionPool.check_connection(connection)

@@ -1,0 +1,193 @@
+"""Check the catalogue's JSON Schemas, and payloads by them. Pure: nothing is fetched, and no check goes on for ever.
+
+Runs in the command and in the API; delivery never asks: what is published is delivered byte for byte, whatever a schema says.
+A schema is the operator's, a payload that is explained may be anybody's. So both are bounded in size and depth, and the check
+in steps, because few lines of a schema can double the work a hundred times. Regular expressions are RE2's, and pay as well.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jsonschema
+import referencing
+from jsonschema import validators
+from referencing import jsonschema as dialects
+
+from delivery import errors
+from subscriptions_db.manifest import schema_patterns
+from subscriptions_db.snapshot import endpoint_checks
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+MAX_BYTES = 64 * 1024
+"""Of a schema, of all examples of a type, and of a payload that is checked: the bound of the columns."""
+MAX_DEPTH = 32
+MAX_STEPS = 20_000
+"""At the worst about a second of CPU."""
+MAX_PROBLEMS = 10
+_LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_REFERENCES = ("$ref", "$dynamicRef")
+_NO_OTHERS: referencing.Registry[Any] = referencing.Registry()
+"""Knows no other document, and has no way to fetch one."""
+_steps_left = contextvars.ContextVar("steps_left", default=0)
+
+Keyword = Callable[..., Iterator[Any] | None]
+
+
+class Problem(NamedTuple):
+    """Where a payload does not keep to its schema."""
+
+    path: str
+    problem: str
+
+
+class _TooMuch(Exception):
+    """A check has taken all its steps."""
+
+
+def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
+    """Raise RegistrationError, with its path, for a schema that is none and an example that does not keep to it."""
+    with endpoint_checks.below("examples"):
+        _require_small(examples)
+    if schema is None:
+        return
+    with endpoint_checks.below("json_schema"):
+        _require_small(schema)
+        _require_schema(schema)
+    for number, example in enumerate(examples):
+        with endpoint_checks.below(f"examples[{number}]"):
+            for found in problems(schema, example):
+                raise errors.RegistrationError(*found)
+
+
+def problems(schema: dict[str, Any], payload: Any) -> list[Problem]:
+    """Return where a payload does not keep to a schema that was checked; raise RegistrationError when that takes too much."""
+    _require_small(payload)
+    own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}
+    given = _steps_left.set(MAX_STEPS)
+    try:
+        schema_patterns.require(_schemas(own))
+        found = itertools.islice(_Bounded(own, registry=_NO_OTHERS).iter_errors(payload), MAX_PROBLEMS)
+        return [Problem(_path_of(error), _short(error.message)) for error in found]
+    except (_TooMuch, RecursionError):
+        raise errors.RegistrationError("", "takes too many steps to be checked by the schema") from None
+    except referencing.exceptions.Unresolvable:
+        raise errors.RegistrationError("", "cannot be checked: a reference of the schema leads nowhere") from None
+    finally:
+        _steps_left.reset(given)
+
+
+def _require_small(value: Any) -> None:
+    """Raise RegistrationError unless it is JSON that Postgres keeps, and not too large."""
+    _require_plain(value, MAX_DEPTH)
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):  # YAML has dates, and numbers that are none
+        raise errors.RegistrationError("", "is not JSON") from None
+    if size > MAX_BYTES:
+        raise errors.RegistrationError("", f"is more than {MAX_BYTES} bytes")
+
+
+def _require_plain(value: Any, levels: int) -> None:
+    if levels < 0:
+        raise errors.RegistrationError("", f"is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str) and "\0" in value:
+        raise errors.RegistrationError("", "has a NUL, which cannot be kept")
+    if isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
+        raise errors.RegistrationError("", "has half of a character (a lone surrogate), which cannot be kept")
+    if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # what a test event could not be made of
+        raise errors.RegistrationError("", "has a whole number of more than 64 bits")
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise errors.RegistrationError("", "has a name that is no text")
+            _require_plain(name, levels)
+            _require_plain(part, levels - 1)
+    elif isinstance(value, list):
+        for part in value:
+            _require_plain(part, levels - 1)
+
+
+def _require_schema(schema: dict[str, Any]) -> None:
+    if schema.get("$schema", DIALECT) != DIALECT:
+        raise errors.RegistrationError("$schema", f"is {DIALECT}, or left out")
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)
+    except jsonschema.SchemaError as exc:
+        raise errors.RegistrationError(_path_of(exc), _said(exc)) from None
+    schema_patterns.require(_schemas(schema))
+    resolver = referencing.Registry().with_resource("", dialects.DRAFT202012.create_resource(schema)).resolver()
+    for path, name, value in _texts(schema, ""):
+        if name in {"$schema", "$id"} and path != name:
+            raise errors.RegistrationError(path, "stands at the top only: a schema is one document")
+        if name in _REFERENCES:
+            try:
+                leads = _LOCAL.fullmatch(value) is not None and resolver.lookup(value).contents is not None
+            except referencing.exceptions.Unresolvable:
+                leads = False
+            if not leads:
+                raise errors.RegistrationError(path, "leads nowhere: a reference is # or #/$defs/…; nothing is fetched")
+
+
+def _schemas(schema: Any) -> Iterator[Any]:
+    """Yield a schema and all that stand in it."""
+    yield schema
+    for one in dialects.DRAFT202012.subresources_of(schema):
+        yield from _schemas(one)
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield path, name and value of each text that has a name."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            below = f"{path}.{name}" if path else name
+            if isinstance(part, str):
+                yield below, name, part
+            else:
+                yield from _texts(part, below)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _texts(part, f"{path}[{number}]")
+
+
+def _counted(name: str, keyword: Keyword) -> Keyword:
+    """Return the keyword, which pays for what it goes through."""
+
+    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        there, here = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
+        # Each item with each other one, and each name with each pattern; the others go through the one, the other, or both.
+        cost = {"uniqueItems": here * here // 20, "patternProperties": here * there}.get(name, here + there)
+        cost += schema_patterns.cost(name, value, instance, schema)
+        left = _steps_left.get() - cost - 1
+        if left < 0:
+            raise _TooMuch
+        _steps_left.set(left)
+        yield from keyword(validator, value, instance, schema) or ()
+
+    return checked
+
+
+_DRAFT: Any = jsonschema.Draft202012Validator
+_KEYWORDS: dict[str, Keyword] = _DRAFT.VALIDATORS | schema_patterns.KEYWORDS
+_Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for name, keyword in _KEYWORDS.items()})
+
+
+def _said(error: Any) -> str:
+    """Return in words what is wrong with a schema. The library says of most that it is not valid under any schema."""
+    if str(error.json_path).endswith(".type"):
+        return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
+    return _short(error.message)
+
+
+def _path_of(error: Any) -> str:
+    return str(error.json_path).removeprefix("$").removeprefix(".")
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= 200 else f"{message[:200]}…"  # noqa: PLR2004  # a line

@@ -1,0 +1,96 @@
+"""Warn of registrations that are allowed and will match nothing: the mistake shows as events that never come.
+
+Runs in the command and in the API. `strict` refuses what is warned of here.
+
+1. A filter names a field that no event has beside its payload.
+2. A subscription names a tenant or sub-tenant that is not registered. Its events are delivered all the same, if they come.
+3. A subscription asks for an event type that nobody knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from delivery import errors
+from delivery.model import PLATFORM
+from delivery.webhooks.events import attributes
+from delivery.webhooks.routing import matching
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+ROOTS = ("id", "type", "source", "tenant_id", "sub_tenant_id", "time", "data")
+"""The fields of matching.filter_document that every event has."""
+_LISTS = {("include", True): "tenants", ("include", False): "sub_tenants",
+          ("exclude", True): "except_tenants", ("exclude", False): "except_sub_tenants"}  # fmt: skip
+
+
+def subscriptions(
+    connection: connect.Connection, paths: Mapping[str, str] | None, types: Collection[str] = ()
+) -> list[errors.RegistrationError]:
+    """Return a warning for each doubtful field of the registered subscriptions, in the order of their ids.
+
+    `paths` maps the ids of the subscriptions to look at to their places in a document; None looks at all, by their ids.
+    `types` are event types that are known beside those of the catalogue.
+    """
+    if paths is not None and not paths:
+        return []
+    ids = None if paths is None else list(paths)
+    known = frozenset(types) | {row["event_type"] for row in connection.execute(query("catalogue"))}
+    found: list[errors.RegistrationError] = []
+    doubts: dict[str, list[errors.RegistrationError]] = {}
+    for row in connection.execute(query("lint_subscriptions"), {"ids": ids}):
+        at = row["id"] if paths is None else paths[row["id"]]
+        wanted = row["event_type"]  # of 100,000 subscriptions most share theirs with others
+        if wanted not in doubts:
+            doubts[wanted] = list(event_type(wanted, known))
+        found += (problem.within(at) for problem in doubts[wanted])
+        found += (problem.within(at) for problem in filter_roots(row["filter"]))
+    if not connection.execute(query("reads_tenants")).fetchall()[0]["reads_tenants"]:
+        return found  # a customer of the API: it names tenants that the operator has granted, and sees no others
+    for row in connection.execute(query("lint_scopes"), {"ids": ids}):
+        at = row["id"] if paths is None else paths[row["id"]]
+        found.append(_unregistered(row).within(at))
+    return found
+
+
+def event_type(wanted: str, known: Collection[str]) -> Iterator[errors.RegistrationError]:
+    """Yield a warning when no known event type is taken by a subscription. Where none is known at all, none is doubtful."""
+    is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
+    if is_own or not known or any(matching.takes_type(wanted, one) for one in known):
+        return
+    close = difflib.get_close_matches(wanted, known, n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    yield errors.RegistrationError(
+        "event_type", f"{wanted} is neither in the catalogue of event types nor the name of a topic{meant}"
+    )
+
+
+def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:
+    """Yield a warning for each field of a pattern that no event has beside its payload."""
+    if not isinstance(pattern, dict):  # written by SQL; the snapshot quarantines it
+        return
+    for name, wanted in pattern.items():
+        if name == "$or":
+            for number, branch in enumerate(wanted if isinstance(wanted, list) else ()):
+                yield from filter_roots(branch, f"{path}.$or[{number}]")
+        elif name not in ROOTS:
+            yield errors.RegistrationError(f"{path}.{name}", _root_meant(name, wanted))
+
+
+def _root_meant(name: str, wanted: Any) -> str:
+    close = difflib.get_close_matches(name, ROOTS, n=1, cutoff=0.75)
+    meant = f"{close[0]}?" if close else f"data.{name}? Fields of the payload stand below data"
+    if attributes.is_name(name) and not isinstance(wanted, dict):
+        return f"matches only events with the CloudEvents attribute {name}; or did you mean {meant}"
+    return f"is no field of an event ({', '.join(ROOTS)}); did you mean {meant}"
+
+
+def _unregistered(row: Mapping[str, Any]) -> errors.RegistrationError:
+    is_tenant = row["sub_tenant_id"] is None
+    field = _LISTS[row["effect"], is_tenant]
+    path = field if is_tenant else f"{field}.{row['tenant_id']}"
+    if is_tenant or not row["has_tenant"]:
+        return errors.RegistrationError(path, f"tenant {row['tenant_id']} is not registered")
+    return errors.RegistrationError(path, f"sub-tenant {row['sub_tenant_id']} of tenant {row['tenant_id']} is not registered")

@@ -1,0 +1,76 @@
+"""Bring the schema to this version: numbered files, forward only, each in a transaction of its own.
+
+Runs in the command; the job only checks. Every migration must leave the version before it working.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from delivery import errors
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+FOLDER = Path(__file__).parent / "migrations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One numbered file."""
+
+    name: str
+    statements: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.statements.encode()).hexdigest()
+
+
+def migrations(folder: Path = FOLDER) -> list[Migration]:
+    """Return the files in their order."""
+    return [Migration(name=path.stem, statements=path.read_text()) for path in sorted(folder.glob("[0-9]*.sql"))]
+
+
+def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
+    """Apply what is missing and return its names. Two at once are safe: the second waits and finds nothing to do."""
+    wanted = migrations() if wanted is None else wanted
+    with connect.translating():
+        connection.execute(query("take_the_time_needed"))
+        connection.execute(query("migration_lock"))
+        try:
+            missing = _apply_missing(connection, wanted)
+        finally:
+            if not connection.broken:  # the lock ends with the session
+                connection.execute(query("migration_unlock"))
+    return [migration.name for migration in missing]
+
+
+def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:
+    connection.execute(query("create_migrations"))
+    missing = _missing(connection, wanted)
+    for migration in missing:
+        with connection.transaction():
+            connection.execute(migration.statements)
+            connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
+    return missing
+
+
+def require_current(connection: connect.Connection) -> None:
+    """Raise RegistryOutdated unless every migration of this version is applied. Newer ones do no harm."""
+    with connect.translating():
+        row = connection.execute(query("has_migrations")).fetchone()
+        if row is None or not next(iter(row.values())):
+            raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`")
+        if missing := _missing(connection, migrations()):
+            names = ", ".join(migration.name for migration in missing)
+            raise errors.RegistryOutdated(f"the registry lacks {names}: run `fanout db migrate`")
+
+
+def _missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:
+    applied = {row["name"]: row["sha256"] for row in connection.execute(query("applied_migrations"))}
+    for migration in wanted:
+        if applied.get(migration.name, migration.sha256) != migration.sha256:
+            raise errors.RegistryOutdated(f"migration {migration.name} was changed after it was applied: restore the file")
+    return [migration for migration in wanted if migration.name not in applied]

@@ -1,0 +1,27 @@
+"""Give the statements of every queries.sql in this package by name.
+
+Runs on the driver and in the command.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import LiteralString
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+def query(name: str) -> LiteralString:
+    """Return the statement called `name`. It is text of ours, which is what psycopg's type asks for."""
+    return _queries()[name]
+
+
+@functools.cache
+def _queries() -> dict[str, str]:
+    queries: dict[str, str] = {}
+    for path in sorted(Path(__file__).parents[1].rglob("queries.sql")):
+        _, *parts = _NAME.split(path.read_text())
+        queries |= dict(zip(parts[::2], parts[1::2], strict=True))
+    return queries

@@ -1,0 +1,338 @@
+"""Register what a manifest says: find the differences, then write them in one transaction.
+
+Runs in the command and in the API. Applying the same manifest twice changes nothing. What the manifest does not name stays as
+it is, unless `prune` is asked for: then the endpoints and subscriptions of the customers that it names, and it does not, are
+deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Json, Jsonb
+
+from delivery import errors
+from delivery.webhooks.sending import signing
+from subscriptions_db.manifest import lint, manifest
+from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.registration import columns, diff, registered_rows
+from subscriptions_db.secrets import endpoint_secrets, keyring
+from subscriptions_db.secrets.endpoint_secrets import Opened
+
+SCOPES_AT_ONCE = 50_000
+"""A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
+NOTED_AT_ONCE = 1_000
+SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was changed, or with `dry_run` would be."""
+
+    changes: tuple[diff.Change, ...]
+    new_secrets: dict[str, str] = field(default_factory=dict)
+    """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
+    still_disabled: dict[str, str] = field(default_factory=dict)
+    """Endpoint id → why it was disabled, of those that stay so because the manifest does not say their status."""
+    awaiting_permission: tuple[str, ...] = ()
+    """The endpoints of the manifest to which nothing is sent before their receivers permit it."""
+    warnings: tuple[errors.RegistrationError, ...] = ()
+    """What is doubtful in the manifest's subscriptions (subscriptions_db/manifest/lint.py)."""
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.changes)} changes)"
+
+
+def apply(
+    connection: connect.Connection,
+    wanted: manifest.Manifest,
+    ring: keyring.KeyRing,
+    *,
+    dry_run: bool = False,
+    prune: bool = False,
+    known_types: Collection[str] = (),
+    strict: bool = False,
+) -> Result:
+    """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it.
+
+    `known_types` are event types that exist beside those of the catalogue. `strict` refuses what is only doubtful, too.
+    Rows that plain SQL changes at the same time raise RegistryUnavailable, with nothing written: do it again.
+    """
+    with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
+        connection.execute("set transaction isolation level repeatable read")
+        current = registered_rows.rows_of(connection)
+        result = _bring(connection, wanted, ring, current, prune=prune, known_types=known_types, strict=strict)
+        _note(connection, result.changes, wanted, current)
+    return replace(result, new_secrets={}) if dry_run else result
+
+
+def apply_rows(
+    connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, *, strict: bool = False
+) -> Result:
+    """Bring the rows that the manifest names to it, in the caller's transaction, which keeps others from changing them.
+
+    Reads nothing else, so that it takes as long in a large registry as in a small one.
+    """
+    with connect.translating():
+        return _bring(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
+
+
+def _bring(
+    connection: connect.Connection,
+    wanted: manifest.Manifest,
+    ring: keyring.KeyRing,
+    current: registered_rows.Rows,
+    *,
+    prune: bool = False,
+    known_types: Collection[str] = (),
+    strict: bool = False,
+) -> Result:
+    secrets = _Secrets(connection, ring, [row.id for row in wanted.endpoints])
+    still_disabled = _still_disabled(wanted, current)
+    wanted = _with_statuses(wanted, still_disabled)
+    changes = tuple(diff.of(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+    diff.require_possible(changes, wanted, current)
+    _require_new(connection, wanted, current)
+    _write(connection, changes, wanted, secrets)
+    paths = {row.id: f"subscriptions[{number}]" for number, row in enumerate(wanted.subscriptions)}
+    warnings = lint.subscriptions(connection, paths, known_types)
+    if strict and warnings:
+        raise errors.ManifestRefused(warnings)
+    return Result(
+        changes=changes,
+        new_secrets=secrets.made,
+        still_disabled=still_disabled,
+        awaiting_permission=_awaiting_permission(connection, wanted),
+        warnings=tuple(warnings),
+    )
+
+
+def _named(wanted: manifest.Manifest) -> dict[registered_rows.Kind, list[str]]:
+    """Return the ids of all rows that a manifest is about: its own, and those that they belong to."""
+    return {
+        "tenant": [row.id for row in wanted.tenants],
+        "customer": [*(row.id for row in wanted.customers), *(row.customer for row in wanted.endpoints)],
+        "endpoint": [*(row.id for row in wanted.endpoints), *(row.endpoint for row in wanted.subscriptions)],
+        "subscription": [row.id for row in wanted.subscriptions],
+        "event_type": [row.id for row in wanted.event_types],
+    }
+
+
+@contextlib.contextmanager
+def alone(connection: connect.Connection) -> Iterator[None]:
+    """Wait for another apply: each would compute its differences from a registry that the other is changing."""
+    connection.execute(query("take_the_time_needed"))
+    connection.execute(query("apply_lock"))
+    try:
+        yield
+    finally:
+        if not connection.broken:  # the lock ends with the session
+            connection.execute(query("apply_unlock"))
+
+
+class _Secrets:
+    """The secrets of endpoints: which are there, whether the manifest's are the same, and how they are written."""
+
+    def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:
+        self._connection = connection
+        self._ring = ring
+        self.made: dict[str, str] = {}
+        self._rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in connection.execute(query("secrets"), {"ids": endpoint_ids}):
+            self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
+
+    def fields(self, endpoint: manifest.Endpoint) -> dict[str, Any]:
+        """Return what stands for the secrets in the comparison: a word that is the registry's when they are the same."""
+        return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
+
+    def _mark(self, endpoint_id: str, name: str, wanted: list[Opened] | None) -> str | None:
+        if wanted == []:
+            return None
+        is_kept = (endpoint_id, name) in self._rows if wanted is None else wanted == self._opened(endpoint_id, name)
+        return registered_rows.SECRET_KEPT if is_kept else "*** (new)"
+
+    def _opened(self, endpoint_id: str, name: str) -> list[Opened] | None:
+        try:
+            return [Opened.from_row(row, self._ring) for row in self._rows.get((endpoint_id, name), [])]
+        except errors.SealError:
+            return None  # cannot be compared: what the manifest says replaces it
+
+    def write(self, endpoints: Iterable[manifest.Endpoint]) -> None:
+        """Bring the endpoints' secrets to the manifest; make a signing secret where there is none."""
+        replaced, rows = [], []
+        for endpoint in endpoints:
+            for name, wanted in _secrets_of(endpoint).items():
+                secrets = self._first_one(endpoint.id) if wanted is None else wanted
+                if secrets is not None and secrets != self._opened(endpoint.id, name):
+                    purposes = [purpose for purpose, field in endpoint_secrets.FIELD_OF.items() if field == name]
+                    replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
+                    # The newest is written last, and so read first.
+                    rows += [
+                        secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id)
+                        for secret in reversed(secrets)
+                    ]
+        with self._connection.cursor() as cursor:
+            _each(cursor, "delete_secrets", replaced)
+            _each(cursor, "put_secret", rows)
+
+    def _first_one(self, endpoint_id: str) -> list[Opened] | None:
+        if (endpoint_id, "signing_secrets") in self._rows:
+            return None
+        key = signing.generate()
+        self.made[endpoint_id] = signing.to_text(key)
+        return [Opened.of_key(key)]
+
+
+def _secrets_of(endpoint: manifest.Endpoint) -> dict[str, list[Opened] | None]:
+    """Return the secrets that the manifest gives, newest first, by the field that stands for them; None: as they are."""
+    auth, tls_key = manifest.secret(endpoint.auth.secret), manifest.secret(endpoint.tls.key)
+    keys = manifest.signing_keys(endpoint)
+    return {
+        "auth_secret": [] if auth is None else [Opened(purpose=endpoint_secrets.AUTH, secret=auth)],
+        "tls_key": [] if tls_key is None else [Opened(purpose=endpoint_secrets.TLS_KEY, secret=tls_key)],
+        "signing_secrets": None if keys is None else [Opened.of_key(key) for key in keys],
+    }
+
+
+def _still_disabled(wanted: manifest.Manifest, current: registered_rows.Rows) -> dict[str, str]:
+    """Return which endpoints stay disabled, and why they are.
+
+    Documents are applied by machines, again and again. One that says nothing of the status must not switch on what was
+    switched off because it fails; one that says `status: active` does.
+    """
+    reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
+    return {row_id: reason for row_id, reason in reasons.items() if reason is not None}
+
+
+def _awaiting_permission(connection: connect.Connection, wanted: manifest.Manifest) -> tuple[str, ...]:
+    ids = [row.id for row in wanted.endpoints if row.validation != "none"]
+    return tuple(row["endpoint_id"] for row in connection.execute(query("awaiting_permission"), {"ids": ids})) if ids else ()
+
+
+def _with_statuses(wanted: manifest.Manifest, still_disabled: Collection[str]) -> manifest.Manifest:
+    endpoints = [
+        row if row.status else row.model_copy(update={"status": "disabled" if row.id in still_disabled else "active"})
+        for row in wanted.endpoints
+    ]
+    return wanted.model_copy(update={"endpoints": endpoints})
+
+
+def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registered_rows.Rows:
+    return {
+        "tenant": {row.id: columns.tenant(row) for row in wanted.tenants},
+        "customer": {row.id: {"name": row.name} for row in wanted.customers},
+        "endpoint": {row.id: columns.endpoint(row) | secrets.fields(row) for row in wanted.endpoints},
+        "subscription": {row.id: columns.subscription(row) for row in wanted.subscriptions},
+        "event_type": {row.id: row.model_dump(exclude={"id"}) for row in wanted.event_types},
+    }
+
+
+def _owners(wanted: manifest.Manifest) -> set[str]:
+    return {row.id for row in wanted.customers} | {row.customer for row in wanted.endpoints}
+
+
+def _require_new(connection: connect.Connection, wanted: manifest.Manifest, current: registered_rows.Rows) -> None:
+    """Raise RegistrationError where an id was that of a customer who was deleted.
+
+    What archive and audit log still have of that one would be another's to read.
+    """
+    numbers = {row.id: number for number, row in enumerate(wanted.customers) if row.id not in current["customer"]}
+    if not numbers:
+        return
+    for row in connection.execute(query("deleted_customers"), {"ids": list(numbers)}):
+        problem = (
+            f"{row['id']} was a customer that was deleted, of whom dead letters and the audit log may tell: take another id"
+        )
+        raise errors.RegistrationError(f"customers[{numbers[row['id']]}].id", problem)
+
+
+def _write(
+    connection: connect.Connection, changes: tuple[diff.Change, ...], wanted: manifest.Manifest, secrets: _Secrets
+) -> None:
+    ids = {
+        kind: {change.id for change in changes if change.kind == kind and change.action != "delete"}
+        for kind in registered_rows.KINDS
+    }
+    with connection.cursor() as cursor:
+        tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
+        _each(cursor, "put_tenant", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        named = [row for row in tenants if row.sub_tenants is not None]
+        keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
+        _each(cursor, "delete_sub_tenants", keep)
+        departments = [
+            {"tenant_id": row.id, "id": department.id, "name": department.name}
+            for row in named
+            for department in row.sub_tenants or ()
+        ]
+        _each(cursor, "put_sub_tenant", departments)
+        customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
+        _each(cursor, "put_customer", customers)
+        endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
+        _each(
+            cursor,
+            "put_endpoint",
+            [{"id": row.id} | columns.endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints],
+        )
+        secrets.write(endpoints)
+        subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
+        if subscriptions:
+            cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
+        _each(cursor, "put_subscription", [{"id": row.id} | columns.subscription(row) for row in subscriptions])
+        scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
+        while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
+            cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
+        filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
+        _each(cursor, "put_filter", filtered)
+        unfiltered = [row.id for row in subscriptions if row.filter is None]
+        if unfiltered:
+            cursor.execute(query("delete_filters"), {"ids": unfiltered})
+        event_types = [row for row in wanted.event_types if row.id in ids["event_type"]]
+        _each(cursor, "put_event_type", [_event_type(row) for row in event_types])
+        for kind in ("subscription", "endpoint"):
+            gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
+            if gone:
+                cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
+
+
+def _note(
+    connection: connect.Connection, changes: Iterable[diff.Change], wanted: manifest.Manifest, current: registered_rows.Rows
+) -> None:
+    """Note what the command changes in the audit log. Some at a time: a large registration has a hundred thousand changes."""
+    owners = {key: row["customer"] for key, row in current["endpoint"].items()} | {
+        row.id: row.customer for row in wanted.endpoints
+    }
+    endpoints = {key: row["endpoint"] for key, row in current["subscription"].items()}
+    endpoints |= {row.id: row.endpoint for row in wanted.subscriptions}
+
+    def noted(change: diff.Change) -> dict[str, Any]:
+        of: dict[str, str | None] = {
+            "customer": change.id,
+            "endpoint": owners.get(change.id),
+            "subscription": owners.get(endpoints.get(change.id, "")),
+        }
+        told = {"before": current[change.kind][change.id]} if change.action == "delete" else change.told()
+        who = audit.COMMAND
+        return audit.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **told)
+
+    entries = map(noted, changes)
+    while some := list(itertools.islice(entries, NOTED_AT_ONCE)):
+        audit.note_all(connection, some)
+
+
+def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
+    schema = None if row.json_schema is None else Json(row.json_schema)
+    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
+
+
+def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
+    """Execute a statement for each row. `executemany` waits for Postgres three times, and also where there is no row."""
+    if len(rows) == 1:
+        cursor.execute(query(name), rows[0])
+    elif rows:
+        cursor.executemany(query(name), rows)

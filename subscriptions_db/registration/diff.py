@@ -1,0 +1,93 @@
+"""Find what must change in the registry to bring it to a manifest; pure.
+
+Runs in the command and in the API.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from delivery import errors
+from subscriptions_db.manifest import manifest
+from subscriptions_db.registration import registered_rows
+
+MOST_COMPARED = 10_000
+"""Of ids that might have been meant: to compare takes 10 µs each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference between the registry and the manifest. Secrets show as `***`."""
+
+    action: Literal["create", "update", "delete"]
+    kind: registered_rows.Kind
+    id: str
+    fields: tuple[tuple[str, Any, Any], ...] = ()
+    """(name, before, after) of each field that differs; for `create` before is None."""
+
+    def told(self) -> dict[str, dict[str, Any] | None]:
+        """Return what a row that is not deleted was and is, as the audit log has it."""
+        before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
+        return {"before": None if self.action == "create" else before, "after": after}
+
+
+def of(current: registered_rows.Rows, wanted: registered_rows.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
+    """Yield what must change, in an order in which it can be written; pure."""
+    for kind in registered_rows.KINDS:
+        for row_id, row in wanted[kind].items():
+            before = current[kind].get(row_id)
+            if before is None:
+                yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
+            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
+                yield Change(action="update", kind=kind, id=row_id, fields=changed)
+    if not prune_customers:
+        return
+    for row_id, row in current["subscription"].items():
+        owner = current["endpoint"][row["endpoint"]]["customer"]
+        if owner in prune_customers and row_id not in wanted["subscription"]:
+            yield Change(action="delete", kind="subscription", id=row_id)
+    for row_id, row in current["endpoint"].items():
+        if row["customer"] in prune_customers and row_id not in wanted["endpoint"]:
+            yield Change(action="delete", kind="endpoint", id=row_id)
+
+
+def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.Rows) -> None:
+    """Raise ManifestRefused for all that the database would refuse too, but without saying where it stands."""
+    if found := list(_impossible({(change.kind, change.id) for change in changes}, wanted, current)):
+        raise errors.ManifestRefused(found)
+
+
+def _impossible(
+    changed: set[tuple[registered_rows.Kind, str]], wanted: manifest.Manifest, current: registered_rows.Rows
+) -> Iterator[errors.RegistrationError]:
+    customers = current["customer"].keys() | {row.id for row in wanted.customers}
+    endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
+    modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
+    for number, endpoint in enumerate(wanted.endpoints):
+        if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
+            yield errors.RegistrationError(f"endpoints[{number}].customer", _nobody("customer", endpoint.customer, customers))
+        owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
+        if owner != endpoint.customer:
+            problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
+            yield errors.RegistrationError(f"endpoints[{number}].customer", problem)
+        if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
+            problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
+            yield errors.RegistrationError(f"endpoints[{number}].mode", problem)
+    for number, subscription in enumerate(wanted.subscriptions):
+        if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
+            problem = _nobody("endpoint", subscription.endpoint, endpoints)
+            yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+            continue
+        before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
+        if before in modes and modes[before] != modes[subscription.endpoint]:
+            problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
+            yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+
+
+def _nobody(kind: str, row_id: str, known: Iterable[str]) -> str:
+    """Say that there is none, in the document and in the registry; and which was meant, perhaps."""
+    close = difflib.get_close_matches(row_id, sorted(known)[:MOST_COMPARED], n=1)
+    return f"there is no {kind} {row_id}" + (f"; did you mean {close[0]}?" if close else "")

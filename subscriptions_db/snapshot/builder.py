@@ -1,0 +1,215 @@
+"""Make of the registry's rows what the job works with. A row that cannot be used is quarantined, and everybody else is served.
+
+Runs on the driver, in executors that look up, and in whoever follows the API's snapshot. Pure, but for the log.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from delivery import errors
+from delivery.model import (
+    Auth,
+    AuthKind,
+    Batching,
+    ContentMode,
+    CustomerId,
+    DeliveryMode,
+    Endpoint,
+    EndpointId,
+    EndpointStatus,
+    Retrying,
+    Scope,
+    Subscription,
+    SubscriptionId,
+    SubscriptionStatus,
+    SubTenantId,
+    TenantId,
+    TenantStatus,
+    Tls,
+)
+from delivery.secret import Secret
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.http import guard
+from delivery.webhooks.sending import handshake
+from subscriptions_db.secrets import endpoint_secrets, keyring
+from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.snapshot import endpoint_checks
+
+log = logging.getLogger(__name__)
+
+Rows = Iterable[dict[str, Any]]
+
+
+def tenants(rows: Rows) -> Iterator[tuple[TenantId, TenantStatus]]:
+    """Yield each tenant with its status."""
+    for row in rows:
+        yield TenantId(sys.intern(row["tenant_id"])), TenantStatus(row["status"])
+
+
+def endpoints(
+    rows: Rows, secret_rows: Rows, ring: keyring.KeyRing, address_guard: guard.Guard
+) -> Iterator[tuple[EndpointId, Endpoint]]:
+    """Yield each endpoint, with its secrets opened."""
+    secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in secret_rows:
+        secrets[row["endpoint_id"]].append(row)
+    for row in rows:
+        try:
+            endpoint = _endpoint(row, [Opened.from_row(secret, ring) for secret in secrets[row["endpoint_id"]]])
+            endpoint_checks.check_endpoint(endpoint, address_guard)
+        except (errors.SealError, errors.RegistrationError) as exc:
+            endpoint = _quarantined(row, str(exc))
+        except Exception:
+            # A surprise in one row must not keep the registry from everybody: the job would hold, or never start.
+            log.exception("endpoint %s cannot be used in an unforeseen way", row["endpoint_id"])
+            endpoint = _quarantined(row, "cannot be used; the log says why")
+        yield endpoint.endpoint_id, endpoint
+
+
+def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
+    """Yield each subscription with its scope and its filter."""
+    scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in scope_rows:
+        scopes[row["subscription_id"]].append(row)
+    # Thousands of subscriptions share few scopes, filters, event types and endpoints; what is shared is pickled and kept once.
+    shared: dict[Scope, Scope] = {}
+    read_pattern = functools.cache(_pattern)
+    for row in rows:
+        scope = _scope(row["scope"], scopes.pop(row["subscription_id"], []))
+        pattern, fault = read_pattern(row["pattern"])
+        subscription = Subscription(
+            subscription_id=SubscriptionId(row["subscription_id"]),
+            endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
+            event_type=sys.intern(row["event_type"]),
+            scope=shared.setdefault(scope, scope),
+            filter_pattern=pattern,
+            status=SubscriptionStatus(row["status"]),
+            fault=fault,
+        )
+        yield subscription.subscription_id, subscription
+
+
+def unsendable(row: dict[str, Any]) -> Endpoint:
+    """Return an endpoint without all that only sending needs."""
+    return Endpoint(
+        endpoint_id=EndpointId(row["endpoint_id"]),
+        customer_id=CustomerId(row["customer_id"]),
+        url=row["url"],
+        status=_status(row),
+        mode=DeliveryMode(row["mode"]),
+        batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+        retrying=_retrying_of(row),
+        order_by=row["order_by"],
+    )
+
+
+def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
+    """Return an endpoint to which the lanes send nothing until an operator mends its row."""
+    return replace(unsendable(row), fault=fault)
+
+
+def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
+    signing_keys = tuple(secret.signing_key() for secret in secrets if secret.purpose in endpoint_secrets.SCHEME_OF)
+    if not signing_keys:
+        raise errors.SealError("has no signing secret that has not expired")
+    by_purpose = {secret.purpose: secret.secret for secret in secrets}
+    return Endpoint(
+        endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
+        customer_id=CustomerId(sys.intern(row["customer_id"])),
+        url=row["url"],
+        status=_status(row),
+        mode=DeliveryMode(row["mode"]),
+        signing_keys=signing_keys,
+        auth=Auth(
+            kind=AuthKind(row["auth_kind"]),
+            username=row["auth_username"],
+            header=row["auth_header"],
+            secret=by_purpose.get(endpoint_secrets.AUTH),
+            client_id=row["auth_client_id"],
+            token_url=row["auth_token_url"],
+            token_scope=row["auth_token_scope"],
+        ),
+        content_mode=ContentMode(row["content_mode"]),
+        headers=tuple(json.loads(row["headers"]).items()),
+        tls=_tls(row["tls_authorities"], row["tls_certificate"], by_purpose.get(endpoint_secrets.TLS_KEY)),
+        max_in_flight=row["max_in_flight"],
+        max_per_second=handshake.limit_per_s(row["max_per_second"], row["permitted_per_minute"]),
+        batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
+        retrying=_retrying_of(row),
+        order_by=row["order_by"] and sys.intern(row["order_by"]),
+        origin=row["permitted_origin"] and sys.intern(row["permitted_origin"]),
+    )
+
+
+def _status(row: dict[str, Any]) -> EndpointStatus:
+    """Return an endpoint's status: without its receiver's permission it is as a paused one, whoever has made it active."""
+    status = EndpointStatus(row["status"])
+    return EndpointStatus.PAUSED if status is EndpointStatus.ACTIVE and row["awaits_permission"] else status
+
+
+def _batching(row: dict[str, Any]) -> Batching:
+    return Batching(
+        max_events=row["batch_max_events"],
+        max_wait_s=row["batch_max_wait_s"],
+        max_bytes=row["batch_max_bytes"],
+        is_gzipped=row["batch_gzip"],
+    )
+
+
+def _retrying_of(row: dict[str, Any]) -> Retrying:
+    schedule_s = row["retry_schedule_s"]
+    return _retrying(None if schedule_s is None else tuple(schedule_s), row["retry_max_age_s"], row["retry_timeout_s"])
+
+
+# Nearly all endpoints have the same; what is shared is pickled and kept once.
+@functools.lru_cache(maxsize=1024)
+def _retrying(schedule_s: tuple[float, ...] | None, max_age_s: float | None, timeout_s: float | None) -> Retrying:
+    said: dict[str, Any] = {"schedule_s": schedule_s, "max_age_s": max_age_s, "timeout_s": timeout_s}
+    return Retrying(**{name: value for name, value in said.items() if value is not None})
+
+
+def _tls(authorities: str | None, certificate: str | None, key: Secret | None) -> Tls | None:
+    if authorities is None and certificate is None and key is None:
+        return None
+    # Thousands of endpoints share the certificates of few authorities; shared texts are pickled and kept once.
+    return Tls(
+        authorities=authorities and sys.intern(authorities), certificate=certificate and sys.intern(certificate), key=key
+    )
+
+
+def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
+    found: dict[str, Any] = {}
+    for row in rows:
+        tenants = [TenantId(sys.intern(tenant_id)) for tenant_id in row["tenants"] or ()]
+        pairs = [
+            (TenantId(sys.intern(tenant_id)), SubTenantId(sys.intern(sub_tenant_id)))
+            for tenant_id, sub_tenant_id in row["sub_tenants"] or ()
+        ]
+        if row["effect"] == "include":
+            found |= {"tenants": tuple(sorted(tenants)), "sub_tenants": tuple(sorted(pairs))}
+        else:
+            found |= {"without_tenants": frozenset(tenants), "without_sub_tenants": frozenset(pairs)}
+    # Only what there is: the empty sets are then those of Scope's defaults, which all scopes share.
+    return Scope(everything=kind == "everything", **{name: ids for name, ids in found.items() if ids})
+
+
+def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the filter and what is wrong with it. A wrong one is left out: nested deeply, it would not even pickle."""
+    if text is None:
+        return None, None
+    try:
+        pattern: dict[str, Any] = json.loads(text)
+        event_pattern.compile_pattern(pattern)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists in lists
+        return None, "filter: cannot be read as JSON"
+    except errors.FilterError as exc:
+        return None, f"filter: {exc}"
+    return pattern, None

@@ -1,0 +1,82 @@
+"""The registry as a document: rows as Postgres has them, secrets sealed. `GET /v1/snapshot` gives it; its readers build on it.
+
+Written in the API, read by whoever follows it and has the key ring. A document has all rows, or those that changed since a
+revision and the ids of those that are gone. Both come to what the driver reads straight from Postgres: the same statements, and
+the same building of rows.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from delivery.model import EndpointId, Revision, SubscriptionId, TenantId
+from delivery.webhooks.http import guard
+from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import builder, registry_reader
+
+PARTS = {
+    "tenants": ("tenants", "tenant"),
+    "endpoints": ("endpoints", "endpoint"),
+    "secrets": ("secrets", "endpoint"),
+    "subscriptions": ("subscriptions", "subscription"),
+    "scopes": ("snapshot_scopes", "subscription"),
+}
+"""Part of the document → its statement, and whose ids that takes."""
+IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscription_id"}
+
+
+def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
+    """Return what changed since a revision; all, with `since` null, without one or when the log does not reach back.
+
+    The caller's transaction must see one moment only.
+    """
+    if since is None:
+        newest, changed = registry_reader.revisions(connection).newest, None
+    else:
+        newest, changed = registry_reader.changed_since(connection, since)
+    document: dict[str, Any] = {"revision": newest, "since": None if changed is None else since}
+    for part, (statement, entity) in PARTS.items():
+        ids = None if changed is None else changed.get(entity, [])
+        asked = {"ids": ids, "tenant_id": None}
+        document[part] = [] if ids == [] else connection.execute(query(statement), asked).fetchall()
+    for row in document["secrets"]:
+        row["sealed"] = base64.b64encode(row["sealed"]).decode()
+    document["gone"] = {
+        entity: sorted(set(ids) - {row[IDS[entity]] for row in document[f"{entity}s"]})
+        for entity, ids in (changed or {}).items()
+        if entity in IDS
+    }
+    return document
+
+
+def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
+    """Return the registry that a document without `since` has."""
+    return Snapshot(
+        revision=Revision(document["revision"]),
+        tenants=dict(builder.tenants(document["tenants"])),
+        endpoints=dict(builder.endpoints(document["endpoints"], _secrets(document), ring, address_guard)),
+        subscriptions=dict(builder.subscriptions(document["subscriptions"], document["scopes"])),
+    )
+
+
+def changes(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> SnapshotChanges:
+    """Return the changes that a document with `since` has."""
+    now = whole(document, ring, address_guard)
+    gone = document["gone"]
+    return SnapshotChanges(
+        since=Revision(document["since"]),
+        revision=now.revision,
+        tenants=registry_reader.with_deleted(map(TenantId, gone.get("tenant", ())), now.tenants.items()),
+        endpoints=registry_reader.with_deleted(map(EndpointId, gone.get("endpoint", ())), now.endpoints.items()),
+        subscriptions=registry_reader.with_deleted(
+            map(SubscriptionId, gone.get("subscription", ())), now.subscriptions.items()
+        ),
+    )
+
+
+def _secrets(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row | {"sealed": base64.b64decode(row["sealed"])} for row in document["secrets"]]

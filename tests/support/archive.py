@@ -1,0 +1,137 @@
+"""What the archive's tests put into it: records as the job writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import orjson
+
+from delivery.model import Attempt, CustomerId, LeaveReason, Outcome, OutcomeKind, SubscriptionId, SubTenantId
+from delivery.webhooks.batching import segment
+from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.sending import batch_payload
+from subscriptions_db.archive.ingest import archived_rows as archive_rows
+from subscriptions_db.archive.ingest import writer
+from tests.support import builders
+
+NOW = dt.datetime(2026, 5, 10, 12, tzinfo=dt.UTC)
+KEPT = writer.Kept(letters=30, attempts=7)
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead-letters", rejected="rejected", retries="retries")
+PAYLOAD = b'{ "z": 1.0,\n "a": "\xc3\xa9\\u0000" }'
+
+
+def outcome(
+    *, customer: str = "c1", endpoint: str = "ep1", reason: str = "timeout", at: dt.datetime = NOW, **event: Any
+) -> Outcome[Any]:
+    """A delivery that failed once and was given up."""
+    failed = Attempt(
+        number=1, started_at_ms=round(at.timestamp() * 1000), duration_ms=20.0, status=500, error_class="server_error",
+        detail="no\0thing", response=b"\0\xff",
+    )  # fmt: skip
+    made = builders.event(**{"data": PAYLOAD, "sub_tenant_id": SubTenantId("100"), **event})
+    to = builders.endpoint(endpoint, customer_id=CustomerId(customer))
+    return Outcome(builders.delivery(event=made, endpoint=to), OutcomeKind.DEAD_LETTERED, (failed,), reason)
+
+
+def without_attempt(kind: OutcomeKind, reason: str, **fields: Any) -> Outcome[Any]:
+    """A delivery that has ended, or waits, without an attempt."""
+    return outcome(**fields)._replace(kind=kind, attempts=(), reason=reason)
+
+
+def batch_outcome(
+    *, customer: str = "c1", endpoint: str = "ep1", count: int = 3, rejected: Collection[int] = (), at: dt.datetime = NOW
+) -> batch_payload.BatchOutcome:
+    """A batch that failed once and was given up; or, with `rejected`, that was taken but for these of its events."""
+    failed = outcome(customer=customer, endpoint=endpoint, at=at)
+    to = failed.delivery.endpoint
+    of = [segment.unpacked(segment.item(builders.event(), 0).packed) for _ in range(count)]
+    through = [SubscriptionId("s1")] * count
+    webhook_id = batch_payload.webhook_id(to.endpoint_id, of, through)
+    delivery = batch_payload.BatchDelivery(to, webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    made = failed._replace(delivery=delivery)
+    if rejected:
+        taken = failed.attempts[0]._replace(status=200, error_class=None)
+        made = made._replace(kind=OutcomeKind.DELIVERED, attempts=(taken,), reason=None)
+    return batch_payload.BatchOutcome(made, dict.fromkeys(rejected, "no"))
+
+
+def letter(*, dead_lettered_at: dt.datetime = NOW, **fields: Any) -> bytes:
+    """A record of the dead-letter topic."""
+    [written] = [
+        row.value for row in topic_rows.rows(Results(outcomes=[outcome(**fields)]), TOPICS) if row.topic == "dead-letters"
+    ]
+    return orjson.dumps(orjson.loads(written) | {"dead_lettered_at_ms": round(dead_lettered_at.timestamp() * 1000)})
+
+
+def results(outcomes: Iterable[Outcome[Any] | batch_payload.BatchOutcome]) -> Results:
+    """What came of deliveries and batches, as a lane has it."""
+    made = Results()
+    for one in outcomes:
+        if isinstance(one, batch_payload.BatchOutcome):
+            made.batches.append(one)
+        else:
+            made.outcomes.append(one)
+    return made
+
+
+def attempts(*outcomes: Outcome[Any] | batch_payload.BatchOutcome) -> list[bytes]:
+    """Records of the attempts topic."""
+    return [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
+
+
+def letter_row(written: bytes) -> archive_rows.LetterRow:
+    """What the archive keeps of a record of the dead-letter topic."""
+    return archive_rows.letter_row(*dead_letter_records.decode_with_document(written))
+
+
+def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.AttemptRow]:
+    """What the archive keeps of a record of the attempts topic, written `at`."""
+    record = log_records.decode(written)
+    return archive_rows.attempt_rows(record, at) if isinstance(record, log_records.LogRecord) else []
+
+
+def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.Taken:
+    row = letter_row(letter(**fields))
+    return archive_rows.Taken(topic="dead-letters", partition=partition, offset=offset, letter=row)
+
+
+def taken_attempts(
+    offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
+) -> archive_rows.Taken:
+    """What the attempts topic tells of these, written `at`, as one record."""
+    found = [row for written in attempts(*outcomes) for row in attempt_rows(written, at)]
+    return archive_rows.Taken(topic="attempts", partition=0, offset=offset, attempts=found)
+
+
+def taken_letters(
+    offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
+) -> list[archive_rows.Taken]:
+    """The dead letters of these, given up `at`."""
+    written = [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
+    found = [dataclasses.replace(letter_row(one), dead_lettered_at=at) for one in written]
+    return [
+        archive_rows.Taken(topic="dead-letters", partition=0, offset=offset + number, letter=one)
+        for number, one in enumerate(found)
+    ]
+
+
+def end_session_after(statements, dying, other):
+    """Have the server end the session `dying`, by way of another one, before the statement after so many.
+
+    Returns whether it has.
+    """
+    left, execute = statements, dying.execute
+
+    def dies(*arguments, **options):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            other.execute("select pg_terminate_backend(%s)", [dying.info.backend_pid])
+        return execute(*arguments, **options)
+
+    dying.execute = dies
+    return lambda: left < 0

@@ -1,0 +1,35 @@
+"""Lots, and the batches that leave of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delivery.model import Batching, CustomerId, DeliveryMode, Endpoint, EndpointId, Event, LeaveReason, SubscriptionId
+from delivery.webhooks.batching import segment
+from tests.support import builders
+
+LATER_MS = 2**60
+
+
+def lot(*events: Event, endpoint: str = "ep1", customer: str = "c1", through: str = "s1", **fields: Any) -> segment.Lot:
+    bounds = segment.Bounds(fields.pop("max_events", 1000), fields.pop("max_wait_ms", 1000), fields.pop("max_bytes", 1_000_000))
+    made = segment.Lot(endpoint_id=EndpointId(endpoint), customer_id=CustomerId(customer), bounds=bounds, **fields)
+    for event in events:
+        made.add(segment.item(event, LATER_MS), SubscriptionId(through))
+    return made
+
+
+def events(count: int, **fields: Any) -> list[Event]:
+    return [builders.event(**fields) for _ in range(count)]
+
+
+def endpoint(endpoint_id: str = "ep1", **fields: Any) -> Endpoint:
+    return builders.endpoint(endpoint_id, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
+
+
+def left(made: segment.Lot) -> bytes:
+    return segment.batch_of(made, LeaveReason.COUNT)
+
+
+def ids(batch: segment.Batch) -> list[str]:
+    return [segment.unpacked(packed).event_id for packed in batch.packed]

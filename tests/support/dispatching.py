@@ -1,0 +1,82 @@
+"""Deliveries through a dispatcher, with bounds of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from delivery.model import Delivery, Outcome
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import (
+    background_attempts,
+    circuit_breaker,
+    deferral,
+    dispatch,
+    endpoint_queue,
+    host_limits,
+    limits,
+    response_times,
+)
+from tests.support import builders, fakes
+
+
+def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Delivery]:
+    """As many to one endpoint."""
+    endpoint = builders.endpoint(endpoint_id, **fields)
+    return [builders.delivery(endpoint=endpoint) for _ in range(count)]
+
+
+def fast_lane(
+    sender: dispatch.Sender,
+    clock: Callable[[], float],
+    *,
+    held: Iterable[str] = (),
+    paces: limits.Paces | None = None,
+    known_hosts: host_limits.Hosts | None = None,
+    circuits: circuit_breaker.Circuits | None = None,
+    alone: background_attempts.Late | None = None,
+    answer_times: response_times.AnswerTimes | None = None,
+    quick_retry: retry_decision.QuickRetry | None = None,
+    judging: Callable[[], float] | None = None,
+    **bounds: Any,
+) -> tuple[dispatch.Dispatcher[Any], deferral.Handover]:
+    """What a fast lane has for one task: who delivers, and by what is handed over instead."""
+    kept, alone = {} if circuits is None else circuits, alone or fakes.under_way()
+    hand_over = fakes.handover(clock, held, kept, alone)
+    dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
+        sender,
+        limits.Limits(**bounds),
+        quick_retry or retry_decision.QuickRetry(first_wait_s=0.001),
+        hand_over,
+        alone,
+        memory=endpoint_queue.Memory(
+            paces={} if paces is None else paces,
+            hosts=known_hosts or host_limits.Hosts(limits.Limits(**bounds), clock),
+            circuits=kept,
+            answer_times={} if answer_times is None else answer_times,
+        ),
+        clock=clock,
+        judging=judging or clock,
+    )
+    return dispatcher, hand_over
+
+
+def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **told: Any) -> dispatch.Dispatcher[Delivery]:
+    """The first of the two."""
+    return fast_lane(sender, clock, **told)[0]
+
+
+def run(
+    sender: dispatch.Sender, submitted: Iterable[Delivery], clock: Callable[[], float], **bounds: Any
+) -> list[Outcome[Delivery]]:
+    """Deliver one micro-batch; return the outcomes."""
+
+    async def main() -> list[Outcome[Delivery]]:
+        dispatcher = dispatcher_of(sender, clock, **bounds)
+        for delivery in submitted:
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.ended()
+
+    return asyncio.run(main())

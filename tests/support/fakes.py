@@ -1,0 +1,130 @@
+"""Stand-ins at the edges, held to the same contract tests as the real thing (tests/integration/test_transport.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+
+from delivery.model import Attempt, Delivery, EndpointId
+from delivery.webhooks.http import origin, transport
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import background_attempts, circuit_breaker
+from delivery.webhooks.scheduling import deferral as handover_
+
+
+class FakeTransport:
+    """Answers by a script: a status, a whole response, or an error to raise. Remembers what was posted."""
+
+    def __init__(self, *script: int | transport.Response | Exception) -> None:
+        self._script = list(script)
+        self.posted: list[tuple[origin.Target, bytes, bytes, float]] = []
+
+    async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response:
+        self.posted.append((to, headers, body, timeout_s))
+        step = self._script.pop(0) if len(self._script) > 1 else self._script[0]
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, transport.Response):
+            return step
+        return transport.Response(status=step, headers=(), body=b"ok")
+
+
+class Clock:
+    """Time that moves when the test says so, or when somebody waits."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PassingClock(Clock):
+    """Time that passes when nobody in the event loop has anything to do: at once, up to the next timer."""
+
+    def install(self) -> None:
+        """Take the running loop's timers."""
+        loop = asyncio.get_running_loop()
+        timers: list[tuple[float, int, asyncio.Handle]] = []
+        numbers = itertools.count()
+
+        def call_later(wait_s: float, callback: Callable[..., object], *arguments: object, **_: object) -> asyncio.Handle:
+            handle = asyncio.Handle(callback, arguments, loop)
+            heapq.heappush(timers, (self.now + wait_s, next(numbers), handle))
+            return handle
+
+        async def pass_time() -> None:
+            while True:
+                for _ in range(30):
+                    await asyncio.sleep(0)
+                if timers:
+                    at, _, handle = heapq.heappop(timers)
+                    if not handle.cancelled():
+                        self.now = max(self.now, at)
+                        handle._run()
+
+        loop.call_later = call_later  # type: ignore[method-assign,assignment]
+        self._passing = loop.create_task(pass_time())
+
+
+class Middle:
+    """Randomness that spreads nothing."""
+
+    def uniform(self, a: float, b: float, /) -> float:
+        return (a + b) / 2
+
+
+def under_way() -> background_attempts.Late:
+    """What nobody asks about that goes on alone."""
+    return background_attempts.Late(2.0, 256, lambda _: None)
+
+
+def handover(
+    clock: Callable[[], float],
+    held: Iterable[str] = (),
+    circuits: circuit_breaker.Circuits | None = None,
+    alone: background_attempts.Late | None = None,
+) -> handover_.Handover:
+    """What is handed over when it is `clock`, in both of its ways to be read."""
+    known = {} if circuits is None else circuits
+    reasons = dict.fromkeys(map(EndpointId, held), retry_decision.CIRCUIT_OPEN)
+    return handover_.Handover(reasons, known, alone or under_way(), clock=clock, now_s=clock, rng=Middle())
+
+
+class FakeSender:
+    """Ends each attempt as `decide` says; counts what is under way to each endpoint."""
+
+    def __init__(self, decide: Callable[[Delivery, int], str | None], clock: Clock, seconds_per_attempt: float = 0.0) -> None:
+        self._decide = decide
+        self._clock = clock
+        self._seconds = seconds_per_attempt
+        self.in_flight: dict[str, int] = {}
+        self.most_in_flight: dict[str, int] = {}
+        self.order: list[str] = []
+
+    async def attempt(self, delivery: Delivery, number: int) -> Attempt:
+        endpoint_id = delivery.endpoint.endpoint_id
+        self.order.append(endpoint_id)
+        self.in_flight[endpoint_id] = self.in_flight.get(endpoint_id, 0) + 1
+        self.most_in_flight[endpoint_id] = max(self.most_in_flight.get(endpoint_id, 0), self.in_flight[endpoint_id])
+        await asyncio.sleep(0)
+        self._clock.now += self._seconds
+        self.in_flight[endpoint_id] -= 1
+        return Attempt(number=number, started_at_ms=0, duration_ms=1.0, status=None, error_class=self._decide(delivery, number))
+
+
+class Wire:
+    """The socket's side of a connection, without a socket."""
+
+    is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted

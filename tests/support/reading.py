@@ -1,0 +1,22 @@
+"""Read examples from the documents, for tests that run the examples."""
+
+import re
+import textwrap
+from pathlib import Path
+
+from tests.support import certificates
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def registering():
+    """The document with every field, with certificates for the reader's dots."""
+    [example] = blocks("docs/registering.md", "yaml")
+    for kind, pem in (("CERTIFICATE", certificates.issue("client").pem), ("PRIVATE KEY", certificates.issue("client").key)):
+        dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
+        example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
+    return example

@@ -1,0 +1,103 @@
+"""What the topics tell of a job, as its own code writes it, and the account of that: for tests of the proof."""
+
+import msgspec
+
+from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
+from delivery.model import Outcome as Ended
+from delivery.webhooks.batching import segment
+from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake
+from fanout.kafka.places import Place
+from fanout.reconcile import accounting, evidence
+from tests.support import builders
+from tests.unit.fanout.reconcile.test_ledger import TOPICS, attempt
+
+TOPIC = "events.order.created"
+PLACE = Place(TOPIC, 0)
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+DELIVERED, FAILED = (attempt(),), (attempt(1, "server_error"),)
+
+
+def event(offset, **fields):
+    return builders.event(record=builders.record(offset=offset), **fields)
+
+
+def outcome(offset, kind=OutcomeKind.DELIVERED, attempts=DELIVERED, subscription="s1", **fields):
+    delivery = builders.delivery(event=event(offset), subscription=builders.subscription(subscription))
+    return Ended(delivery=delivery, kind=kind, attempts=attempts, **fields)
+
+
+def dead(offset, attempts=FAILED):
+    return outcome(offset, OutcomeKind.DEAD_LETTERED, attempts, reason="server_error")
+
+
+def skipped(offset, reason=SkipReason.SUBSCRIPTION_PAUSED, **fields):
+    return outcome(offset, OutcomeKind.SKIPPED, (), reason=reason, **fields)
+
+
+def postponed(offset, attempts=FAILED):
+    again = Again(NOW_MS + 5000, 1)
+    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", again=again)
+
+
+def receipt(first, last, *, due, rejected=0, mode=DeliveryMode.DIRECT, records=None):
+    return intake.Receipt(
+        lane=mode, topic=TOPIC, partition=0, revision=Revision(1), first_offset=first, last_offset=last,
+        records=last - first + 1 if records is None else records, rejected=rejected, due=due,
+    )  # fmt: skip
+
+
+def rejection(offset, reason="not_json"):
+    return intake.Rejection(record=builders.record(offset=offset, value=b"?"), reason=reason, detail="")
+
+
+def packed(offset):
+    return segment.unpacked(segment.item(event(offset), 0).packed)
+
+
+def parcel_of(one, *, now_ms=NOW_MS):
+    waits = retry_messages.of(one, now_ms=now_ms)
+    return retry_messages.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
+
+
+class Told:
+    """The evidence of what the job wrote. `without` leaves out the rows of these topics."""
+
+    def __init__(self, *, records=10, first=0, no_record=(), no_event=(), event_type="order.created"):
+        self.evidence = evidence.Evidence()
+        self.evidence.events[PLACE] = evidence.Events(first)
+        for offset in range(first, first + records):
+            if offset not in no_record:
+                self.evidence.take_event(PLACE, offset, None if offset in no_event else event_type)
+        self._letters = []
+
+    def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
+        for row in topic_rows.rows(Results(outcomes=list(outcomes), **results), TOPICS):
+            if row.topic in without:
+                continue
+            if row.topic == "attempts":
+                self.evidence.take_attempts(log_records.decode(row.value), at_ms)
+            elif row.topic == "rejected":
+                self.evidence.take_rejected(rejected_records.decode(row.value))
+            else:
+                self._letters.append(dead_letter_records.decode(row.value))
+        for one in outcomes:
+            if one.kind is OutcomeKind.POSTPONED and "retries" not in without:
+                self.evidence.take_retries(parcel_of(one))
+        return self
+
+    def account(self, **terms):
+        for letter in self._letters:
+            self.evidence.take_dead_letter(letter)
+        return accounting.account(self.evidence, accounting.Terms(**{"now_ms": NOW_MS, "until_ms": 2**62} | terms))
+
+
+def kinds(account):
+    return {finding.kind.value: (finding.first, finding.last, finding.many) for finding in account.findings.kept}
+
+
+def all_of(count, make=outcome):
+    return [make(offset) for offset in range(count)]

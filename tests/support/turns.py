@@ -1,0 +1,64 @@
+"""Parcels that wait, and the turns in which they leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delivery.model import (
+    Batching,
+    CustomerId,
+    DeliveryMode,
+    EndpointId,
+    Event,
+    LeaveReason,
+    Retrying,
+    Subscription,
+    SubscriptionId,
+)
+from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing.registry_snapshot import Snapshot
+from tests.support import builders
+
+NOW_MS = 1_700_000_000_000
+LATER_MS = 2**60
+
+
+def registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
+    """One endpoint with a schedule, and what leads to it."""
+    endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
+    return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
+
+
+def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
+    """The same, of an endpoint that takes batches."""
+    return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
+
+
+def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.Parcel:
+    """A parcel of one event, or of several as a batch."""
+    of = events or (builders.event(),)
+    names = list(dict.fromkeys(through))
+    defaults: dict[str, Any] = {
+        "packed": [segment.item(event, LATER_MS).packed for event in of],
+        "subscriptions": [SubscriptionId(name) for name in names],
+        "through": [names.index(name) for name in through] if len(names) > 1 else [],
+        "left_by": LeaveReason.COUNT if len(of) > 1 else None,
+        "again_at_ms": 0,
+        "since_ms": 0,
+        "expires_ms": LATER_MS,
+        "reason": "server_error",
+    }
+    return retry_messages.Parcel(**defaults | fields)
+
+
+def turn(*parcels: retry_messages.Parcel, endpoint: str = "ep1", **fields: Any) -> retry_messages.Turn:
+    defaults: dict[str, Any] = {
+        "endpoint_id": EndpointId(endpoint),
+        "customer_id": CustomerId("c1"),
+        "order_key": None,
+        "number": 1,
+        "given_up": None,
+        "parcels": list(parcels) or [waiting()],
+    }
+    return retry_messages.Turn(**defaults | fields)

@@ -1,0 +1,137 @@
+"""Settings are checked once, and a wrong one is named together with the right one."""
+
+import pytest
+
+from delivery import errors
+from delivery.config import kafka_clients, loader, settings, worker_plans
+
+CANARY = "canary-5d1f"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / ".fanout").mkdir()
+    return tmp_path
+
+
+def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_up_wrote(folder):
+    local = folder / ".fanout" / "local.toml"
+    local.write_text('[kafka]\nbootstrap_servers = "local"\nsasl_username = "local"\n[logs]\nlevel="ERROR"')
+    (folder / "fanout.toml").write_text('[kafka]\nbootstrap_servers = "file"\nsasl_username = "file"')
+    loaded = loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
+    assert (loaded.kafka.bootstrap_servers, loaded.kafka.sasl_username, loaded.logs.level) == ("env", "file", "ERROR")
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_file_that_is_named_stands_alone(folder, by):
+    """What `fanout up` had left in the current folder opened the address guard beneath a production file."""
+    (folder / ".fanout" / "local.toml").write_text('[delivery]\nallow_networks = ["127.0.0.0/8"]\nallow_http = true')
+    (folder / "fanout.toml").write_text('[logs]\nlevel = "ERROR"')
+    named = folder / "production.toml"
+    named.write_text('[kafka]\nbootstrap_servers = "kafka:9092"')
+    loaded = loader.read({}, named, root=folder) if by == "option" else loader.read({"FANOUT_CONFIG": str(named)}, root=folder)
+    assert loaded == settings.Settings(kafka=settings.Kafka(bootstrap_servers="kafka:9092"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"FANOUT_KAFKA_BOOTSTRAP_SERVER": "x"}, "did you mean kafka.bootstrap_servers?"),
+        ({"FANOUT_KAFAK_X": "x"}, "did you mean kafka?"),
+        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "many"}, "delivery.max_attempts (FANOUT_DELIVERY_MAX_ATTEMPTS)"),
+        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, "greater than 0"),
+        ({"FANOUT_KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka.security_protocol"),
+        ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "("}, "source.tenant_of_topic (FANOUT_SOURCE_TENANT_OF_TOPIC)"),
+        ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "events\\..+"}, "must have exactly one group: the tenant's id"),
+        ({"FANOUT_CONFIG": "/nowhere.toml"}, "there is no settings file /nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_right_one(folder, environ, said):
+    with pytest.raises(errors.SettingsError) as refused:
+        loader.read(environ, root=folder)
+    assert said in str(refused.value)
+
+
+def test_every_wrong_setting_is_named_at_once(folder):
+    with pytest.raises(errors.SettingsError) as refused:
+        loader.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_setting_may_be_held_by_a_file_that_the_environment_names(folder):
+    (folder / "mounted").write_text(f"postgresql://fanout:{CANARY}@db/fanout\n")
+    config = loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+    assert config.database.url.get_secret_value() == f"postgresql://fanout:{CANARY}@db/fanout"
+
+
+def test_a_setting_that_is_itself_the_name_of_a_file_stays_one(folder):
+    assert loader.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
+
+
+@pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is no text")])
+def test_a_file_that_cannot_be_read_is_named(folder, held, said):
+    if held is not None:
+        (folder / "mounted").write_bytes(held)
+    with pytest.raises(errors.SettingsError, match=f"FANOUT_DATABASE_URL_FILE names .*mounted, which cannot be read: {said}"):
+        loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+
+
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_a_file_that_holds_nothing_is_named(folder, content):
+    (folder / "mounted").write_text(content)
+    with pytest.raises(errors.SettingsError, match=r"FANOUT_KEYS_RING_FILE names .*mounted, which is empty"):
+        loader.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
+
+
+def test_a_setting_that_is_given_by_value_and_by_file_is_refused_and_quoted_by_neither(folder):
+    (folder / "mounted").write_text(CANARY)
+    environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}
+    with pytest.raises(errors.SettingsError, match="keep one of them") as raised:
+        loader.read(environ, root=folder)
+    assert CANARY not in str(raised.value)
+
+
+def test_no_secret_shows_in_a_repr_or_an_error(folder):
+    environ = {
+        "FANOUT_DATABASE_URL": "postgresql://u:hunter2@h/d",
+        "FANOUT_KAFKA_SASL_PASSWORD": "hunter2",
+        "FANOUT_KEYS_RING": "a=hunter2",
+    }
+    assert "hunter2" not in repr(loader.read(environ, root=folder))
+    with pytest.raises(errors.SettingsError) as refused:
+        loader.read(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_every_setting_says_what_it_means():
+    assert all(settings.meaning(name) for name in settings.known_names())
+
+
+def test_sasl_and_tls_reach_both_clients():
+    kafka = settings.Kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="ann",
+        sasl_password='p"w\\',
+        ssl_ca_file="/ca.pem",
+        spark_options={"client.rack": "a"},
+        librdkafka_options={"client.rack": "b"},
+    )
+    assert kafka_clients.for_spark(kafka) == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ann" password="p\\"w\\\\";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.client.rack": "a",
+    }
+    command = kafka_clients.for_librdkafka(kafka)
+    assert (command["sasl.password"], command["ssl.ca.location"], command["client.rack"]) == ('p"w\\', "/ca.pem", "b")
+
+
+def test_what_is_open_for_development_is_said():
+    assert worker_plans.opened_for_development(settings.Delivery()) == ""
+    opened = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+    assert worker_plans.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"

@@ -1,0 +1,36 @@
+"""What `fanout doctor` says of the interpreter."""
+
+import sys
+import sysconfig
+
+import pytest
+
+from delivery.config import settings
+from delivery.stages.lanes import local_address
+from fanout.admin import diagnosis
+
+
+@pytest.mark.parametrize(
+    ("prefix", "arguments", "is_told"),
+    [
+        ("/home/somebody/.pyenv/versions/3.11.7", "'--enable-shared'", True),
+        ("/usr/local", "'--enable-optimizations' '--with-lto'", False),  # the official image
+        ("/usr", "'--enable-shared'", False),  # the distribution's says nothing of it in its arguments
+    ],
+)
+def test_an_interpreter_compiled_without_optimisation_is_told_and_is_no_fault(prefix, arguments, is_told, monkeypatch):
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments}.get)
+    [found] = diagnosis._findings(settings.Settings(), {"python": diagnosis._python})
+    assert (found.is_fine, "--enable-optimizations" in found.text) == (True, is_told)
+
+
+def test_a_host_name_that_does_not_resolve_is_told_with_the_address_that_spark_uses(monkeypatch):
+    for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(local_address, "host_name", lambda: "no..such..name")
+    [found] = diagnosis._findings(settings.Settings(), {"host name": diagnosis._host_name})
+    assert (found.is_fine, found.text) == (
+        True,
+        "no..such..name does not resolve: Spark uses 127.0.0.1, unless SPARK_LOCAL_IP is set",
+    )

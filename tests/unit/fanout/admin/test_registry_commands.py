@@ -1,0 +1,61 @@
+"""What a person says and sees of the registry."""
+
+import datetime as dt
+
+import pytest
+import rich.console
+
+from delivery import errors
+from delivery.webhooks.sending.handshake import Reply, State
+from fanout.admin import registry_commands
+from subscriptions_db.registration import apply
+from tests.support import certificates
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0s", 0), ("90s", 90), ("15m", 900), ("24h", 86_400), ("7d", 604_800), ("30d", 2_592_000)]
+)
+def test_an_overlap_is_a_number_and_a_unit(text, seconds):
+    assert registry_commands.overlap_of(text) == dt.timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "1", "24 h", "-1h", "31d", "721h", "9999999d", "1y", "1.5h", "٣h"])
+def test_an_overlap_that_is_none_is_refused(text):
+    with pytest.raises(errors.RegistrationError, match="--overlap: is a number with s, m, h or d, such as 24h, up to 30d"):
+        registry_commands.overlap_of(text)
+
+
+def test_a_person_sees_a_certificate_by_its_digest():
+    rows = [
+        {"id": "a", "tls": certificates.issue("client").pem, "limit": None, "headers": {}},
+        {"id": "b", "tls": None, "limit": None, "headers": {}},
+    ]
+    first, second = map(registry_commands.shortened, rows)
+    assert second == rows[1]
+    assert first["tls"].startswith("PEM, sha256 ")
+
+
+def shown(show, *what, **how):
+    console = rich.console.Console(width=200)
+    with console.capture() as captured:
+        show(console, *what, **how)
+    return captured.get()
+
+
+def test_who_applies_a_document_is_told_which_endpoints_wait_for_their_receivers():
+    result = apply.Result(changes=(), awaiting_permission=("acme-stock",))
+    text = shown(registry_commands.show, result, dry_run=False)
+    assert "acme-stock waits for its receiver's permission: fanout endpoints validate acme-stock" in text
+    assert registry_commands.as_document(result)["awaiting_permission"] == ("acme-stock",)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (Reply(State.PERMITTED), "ep1: permitted\n"),
+        (Reply(State.PERMITTED, 90), "ep1: permitted, at most 90 requests a minute\n"),
+        (Reply(State.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
+    ],
+)
+def test_what_a_receiver_said_is_a_line(reply, text):
+    assert shown(registry_commands.show_reply, "ep1", reply) == text

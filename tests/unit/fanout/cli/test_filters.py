@@ -1,0 +1,70 @@
+"""`fanout filter try` tells whether a filter takes an event, which fields keep it away, and what in it can never match."""
+
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from delivery import errors
+from fanout.cli import main
+
+EVENT = '{"id": "e1", "type": "order.created", "tenant_id": "t1", "amount": 700}'
+CLOUD_EVENT = (
+    '{"specversion": "1.0", "id": "e1", "source": "/shop", "type": "order.created", "tenantid": "t1", "region": "eu", '
+    '"data": {"amount": 700}}'
+)
+LARGE = '{"data": {"amount": [{"numeric": [">=", 500]}]}}'
+
+
+def tried(pattern, event=EVENT, **more):
+    return CliRunner().invoke(main.app, ["filter", "try", "--filter", pattern, "--event", event, "--json"], **more)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event", "matches", "detail"),
+    [
+        (LARGE, EVENT, True, "the filter takes it"),
+        (LARGE, EVENT.replace("700", "7"), False, "the filter does not take data.amount"),
+        ('{"region": ["eu"]}', CLOUD_EVENT, True, "the filter takes it"),
+        ('{"tenant_id": ["t2"], "data": {"amount": [700]}}', CLOUD_EVENT, False, "the filter does not take tenant_id"),
+    ],
+)
+def test_a_filter_is_tried_on_an_event(pattern, event, matches, detail):
+    done = tried(pattern, event)
+    said = json.loads(done.output)
+    assert (said["matches"], said["detail"], done.exit_code) == (matches, detail, 0 if matches else 1)
+
+
+def test_a_forgotten_data_is_warned_of():
+    [warning] = json.loads(tried('{"amount": [700]}').output)["warnings"]
+    assert "data.amount" in warning
+
+
+def test_files_and_standard_input_are_read(tmp_path):
+    file = tmp_path / "filter.yaml"
+    file.write_text("data:\n  amount: [{numeric: ['>=', 500]}]\n")
+    assert tried(str(file), "-", input=EVENT).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event", "said"),
+    [
+        ("[1]", EVENT, "--filter: is no filter"),
+        ('{"data": {"amount": 5}}', EVENT, r"--filter.*data\.amount"),
+        ("missing.json", EVENT, "--filter: is neither JSON nor a file"),
+        (LARGE, '{"type": "order.created"}', r"--event: the job would reject it \(missing_attribute"),
+        (LARGE, "{", r"--event: the job would reject it \(not_json"),
+    ],
+)
+def test_what_is_no_filter_or_no_event_is_refused_by_its_option(pattern, event, said):
+    with pytest.raises(errors.RegistrationError, match=said):
+        raise tried(pattern, event).exception
+
+
+def test_the_example_of_the_document_says_what_stands_there():
+    document = (pathlib.Path(__file__).parents[4] / "docs" / "registering.md").read_text()
+    [command, said] = re.search(r"```sh\n(fanout filter try.*?)```\s+```\n(.*?)```", document, re.DOTALL).groups()
+    assert CliRunner().invoke(main.app, shlex.split(command.replace("\\\n", ""))[1:]).output == said

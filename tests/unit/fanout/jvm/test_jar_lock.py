@@ -1,0 +1,102 @@
+"""Jars are those that the lock names, byte for byte, or they are refused by name."""
+
+import hashlib
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from delivery import errors
+from fanout.jvm import jar_lock, jars
+
+A, B = "broker/a-1.jar", "connector/b-2.jar"
+
+
+@pytest.fixture
+def library(tmp_path):
+    """Two jars as they were fetched and locked, beside their ivy.xml."""
+    for name in (A, B):
+        jar = tmp_path / "lib" / name
+        jar.parent.mkdir(parents=True)
+        jar.write_text(name)
+    (tmp_path / "jars.lock").write_text(jar_lock.written(tmp_path / "lib"))
+    (tmp_path / "ivy.xml").write_text("<ivy-module/>")
+    (tmp_path / "lib" / jars.MARKER).write_text(hashlib.sha256(b"<ivy-module/>").hexdigest())
+    return tmp_path / "lib"
+
+
+def change(library):
+    (library / B).write_text("connector/b-2.jaR")
+
+
+def remove(library):
+    (library / A).unlink()
+
+
+def add(library):
+    (library / "broker" / "c.jar").touch()
+
+
+def put_in_the_place_of_another(library):
+    (library / A).rename(library / "broker" / "a-2.jar")
+
+
+def move_to_the_other_folder(library):
+    (library / A).rename(library / "connector" / "a-1.jar")
+
+
+DIFFERENCES = [
+    (change, f"{B} is changed"),
+    (remove, f"{A} is missing"),
+    (add, "broker/c.jar is extra"),
+    (put_in_the_place_of_another, f"{A} is missing, broker/a-2.jar is extra"),
+    (move_to_the_other_folder, f"{A} is missing, connector/a-1.jar is extra"),
+]
+
+
+def refusal(library, problem):
+    there = library.parent
+    return (
+        f"jars are not those of {there}/jars.lock: {problem}. Remove {there}/lib and Ivy's own copies, ~/.ivy2/cache, to have "
+        "them fetched anew; after a change of ivy.xml, write the lock anew: make lock"
+    )
+
+
+@pytest.mark.parametrize(("differ", "problem"), DIFFERENCES)
+def test_a_jar_that_is_changed_missing_or_extra_is_refused_by_its_name_with_the_way_out(library, differ, problem):
+    differ(library)
+    with pytest.raises(errors.LocalStackError) as refused:
+        jars.ensure(library.parent / "ivy.xml")
+    assert str(refused.value) == refusal(library, problem)
+
+
+def test_the_jars_of_the_lock_are_taken_and_what_is_no_jar_is_not_asked_for(library):
+    (library / "spark-0123456789abcdef.jsa").touch()
+    found = jars.ensure(library.parent / "ivy.xml")
+    assert (found.broker, found.connector) == ((library / A,), (library / B,))
+
+
+@pytest.mark.parametrize(("differ", "problem"), DIFFERENCES)
+def test_a_jar_that_was_changed_on_its_way_never_gets_to_the_place_of_those_that_are_there(
+    library, monkeypatch, differ, problem
+):
+    def fetch(_, into):
+        for name in (A, B):
+            (into / name).parent.mkdir(parents=True)
+            (into / name).write_text(name)
+        differ(into)
+
+    (library / jars.MARKER).write_text("of another ivy.xml")
+    monkeypatch.setattr(jars, "_fetch", fetch)
+    with pytest.raises(errors.LocalStackError) as refused:
+        jars.ensure(library.parent / "ivy.xml", say=lambda _: None)
+    assert str(refused.value) == refusal(library, problem)
+    jar_lock.check(library, library.parent / "jars.lock")
+    assert sorted(path.name for path in library.parent.iterdir()) == ["ivy.xml", "jars.lock", "lib"]
+
+
+def test_the_lock_has_what_ivy_xml_declares_at_its_revision():
+    locked = (jars.IVY_FILE.parent / "jars.lock").read_text().splitlines()
+    declared = ET.parse(jars.IVY_FILE).findall("./dependencies/dependency")  # noqa: S314  # our own file
+    assert {f"{one.get('conf').split('->')[0]}/{one.get('name')}-{one.get('rev')}.jar" for one in declared} <= {
+        line.partition("  ")[2] for line in locked
+    }

@@ -1,0 +1,56 @@
+"""`fanout publish` refuses what the job would reject, names the line and the reason, and takes it when told to."""
+
+import pytest
+from typer.testing import CliRunner
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from fanout.cli import main
+from fanout.kafka import publishing
+
+CONFIG = settings.Settings()
+LAYOUT = worker_plans.layout_of(CONFIG)
+GOOD = b'{"id": "e1", "type": "order.created", "tenant_id": "t1", "amount": 1}'
+
+
+def read(*lines, topic=None, layout=LAYOUT):
+    return list(publishing.from_lines(lines, CONFIG.source, topic, layout))
+
+
+def test_a_line_goes_to_the_topic_of_its_type_as_it_is():
+    assert read(GOOD + b"\n", b"\n") == [publishing.Message(topic="events.order.created", value=GOOD)]
+
+
+def test_a_line_goes_to_the_topic_that_is_named():
+    assert [message.topic for message in read(GOOD, topic="events.other")] == ["events.other"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "line 2: not JSON"),
+        (b"[1]", "line 2: has no 'type'; or name a topic with --topic"),
+        (b'{"id": "e1", "tenant_id": "t1"}', "line 2: has no 'type'; or name a topic with --topic"),
+        (
+            b'{"type": "order.created", "id": "e1"}',
+            r"line 2: the job would reject it \(missing_attribute: .*tenant.*--unchecked",
+        ),
+        (GOOD[:-1] + b', "note": "' + b"x" * 300_000 + b'"}', r"line 2: the job would reject it \(too_large"),
+    ],
+)
+def test_a_line_that_the_job_would_reject_is_refused_with_its_number_and_the_reason(line, said):
+    with pytest.raises(errors.RegistrationError, match=said):
+        read(GOOD, line)
+
+
+def test_what_the_job_would_reject_is_published_unchecked():
+    line = b'{"type": "order.created"}'
+    assert [message.value for message in read(line, layout=None)] == [line]
+    assert [message.value for message in read(b"[1]", topic="events.other", layout=None)] == [b"[1]"]
+
+
+def test_of_a_file_with_a_line_that_is_refused_nothing_is_published(tmp_path):
+    file = tmp_path / "events.ndjson"
+    file.write_bytes(GOOD + b"\n{}\n")
+    result = CliRunner(env={"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}).invoke(main.app, ["publish", str(file)])
+    assert isinstance(result.exception, errors.RegistrationError)  # and not KafkaUnavailable: nobody asked there

@@ -1,0 +1,109 @@
+"""What a replay hands to the retry lane: what is due by the registry of now, under the `webhook-id` of the first delivery."""
+
+import dataclasses
+
+import msgspec
+import orjson
+import pytest
+
+from delivery.model import Batching, LeaveReason, Retrying
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import ordering_key
+from delivery.webhooks.events.parsing import Layout
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import dead_letter_records, log_records
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.sending import payload
+from fanout.redrive import redrive_plan, replay_plan
+from subscriptions_db.archive.ingest import archived_rows as archive_rows
+from subscriptions_db.replays.progress import Ended
+from tests.support import archive, batches, builders
+from tests.support.turns import registry, turn, waiting
+from tests.unit.webhooks.lanes.test_retry_lease import Carried
+
+NOW_MS = 1_800_000_000_000
+LAYOUT = Layout(topic_prefix="events.")
+
+
+def record(offset, **fields):
+    return builders.record(
+        offset=offset, value=orjson.dumps({"id": f"e{offset}", "tenant_id": "t1", "amount": offset} | fields)
+    )
+
+
+def due(*records, event_types=None, endpoint=None, **subscription):
+    to = endpoint or builders.endpoint()
+    known = builders.snapshot(to, builders.subscription(**subscription))
+    return replay_plan.Routes(known, to, LAYOUT).due(records, event_types)
+
+
+def offsets(found):
+    return [one.event.record.offset for one in found]
+
+
+def parcels(found, endpoint=None):
+    to = endpoint or builders.endpoint()
+    routes = replay_plan.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
+    written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS)
+    return [one for each in written for one in retry_messages.message(each).parcels]
+
+
+def test_what_is_due_now_is_handed_over_and_nothing_else():
+    records = [record(1), record(9), record(10, tenant_id="unknown"), builders.record(offset=11, value=b"?")]
+    assert offsets(due(*records, filter_pattern={"data": {"amount": [{"numeric": [">", 5]}]}})) == [9]
+    assert due(*records, event_type="user.created") == []
+    assert offsets(due(*records, event_types=["user.*", "order.created"])) == [1, 9]
+    assert due(*records, event_types=["order.createdLater", "user.*"]) == []
+
+
+def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
+    found = due(record(7), record(8))
+    first, second = parcels(found)
+    assert [segment.unpacked(one.packed[0]).offset for one in (first, second)] == [7, 8]
+    event = segment.unpacked(first.packed[0])
+    assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(found[0].event, "s1")
+    assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry_decision.REPLAYED, "rpl_1", None)
+    assert (first.order_key, first.revision) == (None, 7)
+
+
+def test_events_for_an_endpoint_with_an_order_stay_in_order():
+    ordered = builders.endpoint(order_by="amount")
+    assert [one.order_key for one in parcels(due(record(7), endpoint=ordered), ordered)] == [
+        ordering_key.key_of({"amount": 7}, "amount")
+    ]
+
+
+def test_events_for_an_endpoint_in_batch_mode_go_in_batches():
+    endpoint = batches.endpoint(batching=Batching(max_events=2))
+    made = parcels(due(*map(record, range(3)), endpoint=endpoint), endpoint)
+    assert [(len(one.packed), one.left_by, one.replay) for one in made] == [
+        (2, LeaveReason.REDRIVE, "rpl_1"), (1, LeaveReason.REDRIVE, "rpl_1")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error_class", [None, "server_error"])
+def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
+    marked = msgspec.structs.replace(waiting(), replay="rpl_1")
+    for mine, wanted in ((marked, "rpl_1"), (waiting(), None)):
+        told = Carried(registry(retrying=Retrying(schedule_s=())), turn(mine), error_class).written()
+        [log], dead = told["attempts"], told.get("dead", [])
+        assert {one.get("replay") for one in (*log["entries"], *dead)} == {wanted}
+        ended = archive_rows.ended(log_records.decode(orjson.dumps(log))) + [
+            one for row in dead for one in archive_rows.ended_of_letter(dead_letter_records.decode(orjson.dumps(row)))
+        ]
+        counted = Ended("rpl_1", delivered=1) if error_class is None else Ended("rpl_1", dead_lettered=1)
+        assert ended == ([] if wanted is None else [counted])
+
+
+def test_what_is_skipped_is_counted():
+    told = Carried(
+        dataclasses.replace(registry(), endpoints={}), turn(msgspec.structs.replace(waiting(), replay="rpl_1"))
+    ).written()
+    assert archive_rows.ended(log_records.decode(orjson.dumps(told["attempts"][0]))) == [Ended("rpl_1", skipped=1)]
+
+
+def test_a_dead_letter_of_a_replay_keeps_its_mark_when_it_is_redriven():
+    letter = dead_letter_records.decode(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
+    [written] = redrive_plan.records([[letter]], now_ms=NOW_MS)
+    assert [one.replay for one in retry_messages.message(written.postponed).parcels] == ["rpl_1"]
+    assert orjson.loads(written.note)["entries"][0]["replay"] == "rpl_1"

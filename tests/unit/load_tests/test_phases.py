@@ -1,0 +1,120 @@
+"""Load tests of two phases: what comes in the second, what polls report, and what is compared."""
+
+import collections
+import dataclasses
+import itertools
+import pickle
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.webhooks.events import parsing
+from load_tests.harness import figures, polling, receiver, traffic, usage
+from load_tests.scenarios import beside
+from load_tests.scenarios.beside import What
+from tests.support import builders
+
+DOCUMENT = {"id": "e1", "tenant_id": "t1", "sent_at_ms": 1, "amount": 5, "note": "0" * traffic.EVENT_BYTES}
+
+
+def report(*arrived):
+    """What arrived, as (number, endpoint, age)."""
+    made = receiver.Report()
+    for number, endpoint, age_ms in arrived:
+        made.numbers.append(number)
+        made.endpoints.append(endpoint)
+        made.ages_ms.append(age_ms)
+    return made
+
+
+@pytest.mark.parametrize("reason", traffic.POISON)
+def test_poison_is_rejected_for_the_reason_that_it_is_counted_by(reason):
+    assert parsing.parse(builders.record(value=orjson.dumps(DOCUMENT)), parsing.Layout()).event_id == "e1"
+    with pytest.raises(errors.EventRejected) as rejected:
+        parsing.parse(builders.record(value=traffic.spoiled(DOCUMENT, reason)), parsing.Layout())
+    assert rejected.value.reason == reason
+
+
+def test_poison_that_was_not_rejected_is_missed_by_its_reason():
+    published = collections.Counter(not_json=5, missing_attribute=5)
+    assert figures.poison(published, published)["not_rejected"] == 0
+    assert figures.poison(published, collections.Counter(not_json=10))["not_rejected"] == 5
+
+
+@pytest.mark.parametrize("hot", [0.5, 0.8, 0.9])
+def test_beside_a_hot_tenant_the_others_keep_their_pace_and_there_were_as_many_events_before(hot):
+    scenario = beside.Scenario(what=What.HOT, per_s=1000, hot=hot)
+    phase = beside.second(scenario)
+    assert phase.per_s * (1 - phase.hot) == pytest.approx(1000)
+    assert beside.first(scenario) == dataclasses.replace(phase, hot=0.0)
+
+
+def test_poison_comes_as_often_as_events():
+    phase = beside.second(beside.Scenario(what=What.POISON, per_s=1000))
+    assert (phase.per_s, phase.poison_per_s) == (1000, 1000)
+
+
+def test_the_flood_of_polls_is_around_the_same_events():
+    scenario = beside.Scenario(what=What.ARCHIVE, per_s=1000)
+    phase = beside.second(scenario)
+    assert (phase.per_s, phase.hot, phase.poison_per_s) == (1000, 0.0, 0)
+    assert phase.around == scenario.flood.around
+
+
+def test_a_phase_is_of_its_own_events_at_the_endpoints_that_are_asked_for():
+    hot, other = traffic.HOT_ENDPOINT, traffic.HOT_ENDPOINT + 1
+    arrived = report((0, other, 900.0), (1, other, 10.0), (2, hot, 500.0), (3, other, 30.0), (4, other, 900.0))
+    assert figures.latency_ms(arrived, range(1, 4))["max"] == 500
+    assert figures.latency_ms(arrived, range(1, 4), traffic.is_hot)["p50"] == 500
+    assert figures.latency_ms(arrived, range(1, 4), traffic.is_other) == {"p50": 20, "p90": 28, "p99": 30, "max": 30}
+
+
+def test_ratios_say_by_how_much_it_became_more():
+    assert figures.ratios({"p50": 40, "p99": 100}, {"p50": 50, "p99": 90}, "p50", "p99") == {"p50": 1.25, "p99": 0.9}
+
+
+def test_cpu_by_the_million():
+    used = usage.Usage(jvm_s=2.0, driver_s=1.0, workers_s=3.0)
+    assert used.per_million(100_000) == {"jvm": 20.0, "python": 40.0, "total": 60.0}  # 2, 4 and 6 s of a tenth
+
+
+def test_polls_are_due_at_their_pace_whatever_came_of_those_before():
+    assert list(itertools.islice(polling.schedule(10.0, 4.0), 4)) == [10.0, 10.25, 10.5, 10.75]
+
+
+def test_polls_report_by_their_kind_what_was_answered():
+    seen = polling.Report()
+    for kind, status in [("page", 200), ("page", 503), ("lease", 200), ("lease", 500), ("greedy", 429), ("greedy", 429)]:
+        seen.statuses[kind, status] += 1
+    seen.latencies_ms["page"] += [1.04, 3.0]
+    seen.broken["slow"] += 1
+    document = pickle.loads(pickle.dumps(seen)).document()  # it comes from another process
+    assert document["answers"] == {"page": {"200": 1, "503": 1}, "lease": {"200": 1, "500": 1}, "greedy": {"429": 2}}
+    assert document["latency_ms"] == {"page": {"p50": 2.0, "p90": 2.8, "p99": 3.0, "max": 3.0}}
+    assert document["unanswered"] == {"slow": 1}
+    assert document["failed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "failed"),
+    [
+        ("page", 200, 0),
+        ("page", 429, 1),
+        ("lease", 404, 1),
+        ("ack", 500, 1),
+        ("greedy", 429, 0),
+        ("greedy", 500, 1),
+        ("slow", 503, 1),
+    ],
+)
+def test_who_asks_no_more_than_it_may_is_to_be_answered_and_the_others_are_to_see_no_fault_of_ours(kind, status, failed):
+    seen = polling.Report()
+    seen.statuses[kind, status] += 1
+    assert seen.failed == failed
+
+
+def test_a_poll_without_an_answer_has_failed_but_for_one_that_reads_slowly():
+    seen = polling.Report()
+    seen.broken.update(["page", "slow"])
+    assert seen.failed == 1

@@ -1,0 +1,33 @@
+"""A load test that is asked to end, ends what it started."""
+
+import signal
+import subprocess
+import sys
+
+SCENARIO = """
+import contextlib, sys, time
+from load_tests.harness import stopping
+
+@contextlib.contextmanager
+def started():
+    try:
+        yield
+    finally:
+        print("stopped", flush=True)
+
+stopping.install()
+with started():
+    print("started", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_sigterm_stops_what_a_load_test_started():
+    """It left the job running without its Kafka."""
+    running = subprocess.Popen([sys.executable, "-c", SCENARIO], stdout=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "started\n"
+    running.send_signal(signal.SIGTERM)
+    said, _ = running.communicate(timeout=20)
+
+    assert said == "stopped\n"
+    assert running.returncode == 128 + signal.SIGTERM

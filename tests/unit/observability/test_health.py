@@ -1,0 +1,142 @@
+"""When the job is left alone, when it is restarted, and when it is ready."""
+
+import threading
+
+import pytest
+
+from delivery.observability import health
+from delivery.observability.health import Facts, Phase
+from delivery.stages.kafka import lag
+from tests.support import fakes
+
+STALLED_AFTER_S = 300
+
+
+def facts(phase=Phase.RUNNING, *, hold=None, lag=0, quiet_s=0.0, is_source_up=True):
+    return Facts(phase=phase, hold=hold, lag=lag, quiet_s=quiet_s, is_source_up=is_source_up)
+
+
+@pytest.mark.parametrize(
+    ("known", "is_healthy"),
+    [
+        pytest.param(facts(), True, id="idle"),
+        pytest.param(facts(quiet_s=1e6), True, id="idle for long"),
+        pytest.param(facts(lag=5, quiet_s=300), True, id="work, and something was committed in time"),
+        pytest.param(facts(lag=5, quiet_s=301), False, id="work, and nothing was committed in time"),
+        pytest.param(facts(lag=5, quiet_s=301, hold="Postgres"), True, id="work, held on purpose"),
+        pytest.param(facts(lag=None, quiet_s=301, is_source_up=False), True, id="Kafka does not answer"),
+        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=300), True, id="starting"),
+        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301), False, id="starting for too long"),
+        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301, hold="Postgres"), True, id="waiting for the first registry"),
+        pytest.param(facts(Phase.STOPPING, lag=5, quiet_s=301), True, id="asked to stop"),
+        pytest.param(facts(Phase.ENDED), False, id="the query has ended"),
+        pytest.param(facts(Phase.ENDED, hold="Postgres"), False, id="the query has ended while Postgres is away"),
+    ],
+)
+def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
+    assert health.liveness(known, STALLED_AFTER_S).ok is is_healthy
+
+
+@pytest.mark.parametrize(
+    ("known", "is_ready", "reason"),
+    [
+        (facts(), True, "running"),
+        (facts(lag=10_000, quiet_s=1e6), True, "running"),
+        (facts(hold="the registry was last confirmed 9 s ago"), False, "holding: the registry was last confirmed 9 s ago"),
+        (facts(lag=None), True, "running"),
+        (facts(lag=None, is_source_up=False), False, "Kafka does not answer"),
+        (facts(Phase.STARTING, is_source_up=False), False, "starting"),
+        (facts(Phase.STARTING), False, "starting"),
+        (facts(Phase.STARTING, hold="the registry was not read yet"), False, "holding: the registry was not read yet"),
+        (facts(Phase.STOPPING, hold="Postgres"), False, "stopping"),
+        (facts(Phase.ENDED), False, "ended"),
+    ],
+)
+def test_ready_means_that_an_event_would_be_delivered_now(known, is_ready, reason):
+    verdict = health.readiness(known)
+    assert (verdict.ok, verdict.reason) == (is_ready, reason)
+
+
+class Lane:
+    """A watch with its clock, and what it asks."""
+
+    def __init__(self):
+        self.clock = fakes.Clock()
+        self.hold = None
+        self.stop = threading.Event()
+        self.watch = health.Watch(hold=lambda: self.hold, stop=self.stop, clock=self.clock)
+
+    def after(self, seconds, *, lag, is_source_up=True):
+        """Let time pass, observed every 10 s."""
+        for _ in range(seconds // 10):
+            self.clock.now += 10
+            self.watch.observed(health.Backlog(lag=lag), is_source_up=is_source_up)
+        return self.watch.facts()
+
+
+@pytest.fixture
+def lane():
+    made = Lane()
+    made.watch.entered(Phase.RUNNING)
+    return made
+
+
+def test_time_counts_from_when_work_appeared_not_from_the_last_commit(lane):
+    assert lane.after(3600, lag=0).quiet_s == 0
+    assert lane.after(200, lag=5).quiet_s == 200
+
+
+def test_time_on_hold_is_not_counted(lane):
+    lane.hold = "Postgres"
+    assert lane.after(3600, lag=5).quiet_s == 0
+    lane.hold = None
+    assert lane.after(30, lag=5).quiet_s == 30
+
+
+def test_time_without_kafka_is_not_counted_at_a_start_either(lane):
+    lane.watch.entered(Phase.STARTING)
+    assert lane.after(3600, lag=None, is_source_up=False).quiet_s == 0
+    assert lane.after(30, lag=None).quiet_s == 30
+
+
+def test_a_query_that_is_planned_anew_has_not_come_on(lane):
+    assert lane.after(100, lag=5).quiet_s == 100
+    lane.watch.entered(Phase.RUNNING)
+    assert lane.watch.facts().quiet_s == 100
+
+
+def test_only_new_positions_are_progress(lane):
+    lane.watch.reached({"orders": {0: 7}})
+    assert lane.after(100, lag=5).quiet_s == 100
+    lane.watch.reached({"orders": {0: 7}})
+    assert lane.watch.facts().quiet_s == 100
+    lane.watch.reached({"orders": {0: 8}})
+    assert lane.watch.facts().quiet_s == 0
+
+
+def test_a_lane_that_is_asked_to_stop_is_stopping_and_one_that_ended_has_ended(lane):
+    lane.stop.set()
+    assert lane.watch.facts().phase is Phase.STOPPING
+    lane.watch.entered(Phase.ENDED)
+    assert lane.watch.facts().phase is Phase.ENDED
+
+
+def test_lag_is_what_lies_between_the_positions_and_the_ends():
+    positions = {"orders": {0: 5, 1: 7}, "users": {0: 3}}
+    ends = {"orders": {0: 9, 1: 10}, "users": {0: 3}}
+    assert lag.by_topic(positions, ends) == {"orders": 4 + 3, "users": 0}
+
+
+def test_a_position_beyond_the_end_is_no_negative_lag():
+    """The ends were asked for just before a micro-batch was committed."""
+    assert lag.by_topic({"orders": {0: 9}}, {"orders": {0: 5}}) == {"orders": 0}
+
+
+def test_what_was_handled_is_counted_on_partitions_that_were_known_before():
+    before = {"orders": {0: 10, 1: 7}}
+    now = {"orders": {0: 15, 1: 7, 2: 1_000_000}, "users": {0: 500}}
+    assert lag.handled_between(before, now) == 5
+
+
+def test_a_topic_that_begins_anew_has_handled_nothing():
+    assert lag.handled_between({"orders": {0: 10}}, {"orders": {0: 2}}) == 0

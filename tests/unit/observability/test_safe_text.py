@@ -1,0 +1,135 @@
+"""Foreign text does nothing to a terminal or a log: every control character is a visible escape."""
+
+import json
+import logging
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.observability import logs, safe_text
+from fanout.terminal import commands
+
+ROOT = Path(__file__).parents[3]
+CONTROLS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp", "Cs"}]
+"""Controls, format characters (bidirectional ones and zero widths among them), separators of lines, lone surrogates."""
+SHOWN = {"\t", "\n"}
+HARMLESS_FORMAT = re.compile(
+    "[\u0600-\u0605\u06dd\u070f\u0890-\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]"
+)
+"""Signs of scripts and music, which Unicode counts as format characters. They show, and change nothing else."""
+HOSTILE = [one for one in CONTROLS if not HARMLESS_FORMAT.match(one)]
+ALL = "a" + "".join(HOSTILE) + "z"
+WITH_UTF_8 = "".join(one for one in ALL if unicodedata.category(one) != "Cs")
+
+
+def assert_harmless(shown, *, lines):
+    left = {one for one in shown if one in set(HOSTILE)} - SHOWN
+    assert not left
+    assert shown.count("\n") <= lines
+
+
+def test_every_control_character_is_a_visible_escape():
+    assert_harmless(safe_text.text(ALL), lines=1)
+    assert_harmless(safe_text.line(ALL), lines=0)
+    assert safe_text.line("\x1b[2J\x9b\u202e\r\n\U000e0041") == r"\x1b[2J\x9b\u202e\r\n\U000e0041"
+
+
+@given(st.text())
+def test_other_text_is_shown_as_it_is(text):
+    if not set(text) & set(HOSTILE):
+        assert safe_text.text(text) == safe_text.line(text) == text
+
+
+@given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_json_says_the_same_and_holds_no_control(value):
+    document = safe_text.json(json.dumps(value, ensure_ascii=False))
+    assert json.loads(document) == value
+    assert_harmless(document, lines=0)
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize("text", [ALL, WITH_UTF_8], ids=["with surrogates", "utf-8"])
+def test_no_log_line_can_be_forged_and_none_moves_a_terminal(formatter, text):
+    record = logging.LogRecord("name", logging.INFO, __file__, 1, "said %s", (text,), None)
+    record.detail = text
+    assert_harmless(formatter.format(record), lines=0)
+
+
+def test_the_text_of_an_exception_is_harmless_in_the_log():
+    with pytest.raises(ValueError, match="invalid literal") as failed:
+        int(WITH_UTF_8)
+    told = (failed.type, failed.value, failed.tb)
+    record = logging.LogRecord("name", logging.ERROR, __file__, 1, "failed", (), told)
+    assert_harmless(logs.TextFormatter().format(record), lines=20)
+    assert "Traceback" in logs.TextFormatter().format(record)
+    assert_harmless(logs.JsonFormatter().format(record), lines=0)
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    """Return what was written to a terminal by now, without the colours of ours."""
+    monkeypatch.setattr(commands, "console", commands.Console(force_terminal=True, soft_wrap=True, highlight=False, width=200))
+
+    def written():
+        out, err = capsys.readouterr()
+        return re.sub(r"\x1b\[[0-9;]*m", "", out + err)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    "prints",
+    [
+        lambda: commands.print_table([{"id": "a", "detail": WITH_UTF_8}]),
+        lambda: commands.print_json([{"detail": WITH_UTF_8}]),
+        lambda: commands.say(WITH_UTF_8),
+        lambda: commands.console.print(WITH_UTF_8, markup=False),
+        lambda: commands.console.print("name", WITH_UTF_8, markup=False),
+        lambda: commands.JsonLines().write(json.dumps(WITH_UTF_8, ensure_ascii=False).encode() + b"\n"),
+    ],
+)
+def test_whatever_a_command_prints_is_harmless(shown, prints):
+    prints()
+    text = shown()
+    assert "u202e" in re.sub(r"[\s│]", "", text)
+    assert_harmless(text, lines=60)
+
+
+def test_a_receivers_answer_in_a_dead_letter_moves_no_terminal(shown):
+    """`fanout dead-letters show` wrote ESC sequences of a receiver to the operator's terminal."""
+    table = [{"status": "500", "response": "\x1b]0;owned\x07\x1b[2J\u202egnp.exe"}]
+    commands.print_table(table)
+    assert r"\x1b[2J\u202egnp.exe" in shown()
+
+
+def test_commands_print_through_the_terminals_module_alone():
+    """Around it, foreign text would reach the operator's terminal as it is."""
+    around = re.compile(r"sys\.(stdout|stderr)|\bprint\(|typer\.echo|click\.echo|rich\.console\.Console\(|rich\.print")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / "fanout").rglob("*.py")
+        if path.parent.name != "terminal"
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if around.search(re.sub(r"\w+\.print\(", "", text)) and "def " not in text
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_id_is_never_cut(capsys, monkeypatch, is_terminal):
+    """In 80 columns ids ended in an ellipsis, until they were useless."""
+    monkeypatch.setattr(commands, "console", commands.Console(force_terminal=is_terminal, soft_wrap=True, width=80))
+    row = {name: f"{name}-{'0123456789' * 4}" for name in ("endpoint", "customer", "subscription", "tenant")}
+    commands.print_table([row])
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "…" not in out
+    if is_terminal:
+        assert max(map(len, out.splitlines())) <= 80
+        cells = [[cell.strip() for cell in text.split("│")[1:-1]] for text in out.splitlines() if text.startswith("│")]
+        assert ["".join(parts) for parts in zip(*cells, strict=True)] == list(row.values())
+    else:
+        assert all(value in out for value in row.values())

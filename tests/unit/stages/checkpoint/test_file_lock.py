@@ -1,0 +1,70 @@
+"""One driver for each lane of a checkpoint."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from delivery import errors
+from delivery.stages.checkpoint import file_lock
+
+TAKES = (
+    "import sys; from delivery.stages.checkpoint import file_lock;"
+    "file_lock.take(sys.argv[1], sys.argv[2:]); print('taken', flush=True); input()"
+)
+
+
+@contextlib.contextmanager
+def running(folder, *lanes):
+    """A process that has claimed the lanes, until it is killed."""
+    command = [sys.executable, "-c", TAKES, str(folder), *lanes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True) as other:
+        try:
+            assert other.stdout.readline() == "taken\n"
+            yield other
+        finally:
+            other.kill()
+
+
+def test_a_lane_that_another_process_runs_is_refused_by_its_name_and_the_process_and_the_other_lanes_are_not(tmp_path):
+    with running(tmp_path / "new", "direct", "retry") as other:
+        with pytest.raises(errors.CheckpointInUse, match=rf"lane retry .*new is run by another job \(process {other.pid} on"):
+            file_lock.take(str(tmp_path / "new"), ["batch", "retry"])
+        file_lock.take(str(tmp_path / "elsewhere"), ["direct"])
+
+
+def test_what_a_killed_process_had_claimed_is_free(tmp_path):
+    with running(tmp_path, "direct") as other:
+        other.kill()
+        other.wait()
+        file_lock.take(str(tmp_path), ["direct"])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.SettingsError, match=r"file/direct\.lock cannot be written .*: set spark\.checkpoint"):
+        file_lock.take(str(tmp_path / "file"), ["direct"])
+
+
+def test_a_folder_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", refused)
+    with pytest.raises(errors.SettingsError, match=r"direct\.lock cannot be written \(No space left on device\)"):
+        file_lock.take(str(tmp_path), ["direct"])
+
+
+def test_a_folder_without_locks_is_used_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    file_lock.take(str(tmp_path), ["direct"])
+    assert "direct.lock cannot be locked (No locks available)" in caplog.text
+
+
+def test_a_checkpoint_elsewhere_than_in_a_folder_is_left_to_spark():
+    file_lock.take("s3a://bucket/checkpoint", ["direct"])

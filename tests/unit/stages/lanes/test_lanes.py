@@ -1,0 +1,166 @@
+"""What the workers tell of a micro-batch reaches who acts on it, in every lane; and what a lane does when they end."""
+
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from delivery.stages.lanes import held_endpoints, lanes, network_outage, streaming_lane, telemetry
+from delivery.stages.scaling import size
+from delivery.stages.tasks import observer, task_context
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.scheduling import outage
+from tests.support import builders
+
+
+class Accumulator:
+    def __init__(self, zero, merging):
+        self.value, self._merging = zero, merging
+
+    def add(self, more):
+        self.value = self._merging.addInPlace(self.value, more)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def observed(*results):
+    """Return what the driver is told of these results."""
+    total = Accumulator(Tally(), observer.Merging())
+    gone, silent = (Accumulator(frozenset(), observer.MergingEndpoints()) for _ in range(2))
+    observe = observer.Observer(total=total, gone=gone, silent=silent, level="ERROR", format="text", attempt_sample=0.0)
+    for one in results:
+        observe(one)
+    return telemetry.Told(total.value, gone.value, silent.value)
+
+
+def unreachable(first, end):
+    """What a task tells that has reached none of these destinations, each of another customer."""
+    return outage.reach(
+        (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
+    )
+
+
+def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
+    disabled = []
+    common = lanes.Common(
+        held=held_endpoints.Held(2.0, Clock()),
+        network=network_outage.Network(),
+        disable=lambda ids, why: disabled.append((set(ids), why)),
+        sizing=size.fixed(2),
+    )
+    common.told(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
+    assert disabled == []
+    common.told(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
+    assert disabled == [({"a", "b"}, retry_decision.GONE)]
+
+
+def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
+    ours = network_outage.Network()
+    common = lanes.Common(held=held_endpoints.Held(2.0, Clock()), network=ours, disable=lambda *_: None, sizing=size.fixed(2))
+    half = outage.MIN_DESTINATIONS // 2
+    some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
+    common.told(observed(some, some))
+    assert not ours.is_broken
+    common.told(observed(some, others))
+    assert ours.is_broken
+
+
+def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
+    common = lanes.Common(
+        held=held_endpoints.Held(2.0, clock := Clock()),
+        network=network_outage.Network(),
+        disable=lambda *_: None,
+        sizing=size.fixed(2),
+    )
+    common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
+    clock.now = 3.9
+    assert common.held.now() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
+    common.told(observed(Results(silent=frozenset({"b"}))))
+    clock.now = 4.0
+    assert common.held.now() == {"b": retry_decision.SLOW}
+    clock.now = 7.9
+    assert common.held.now() == {}
+
+
+def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
+    common = lanes.Common(
+        held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    )
+    common.told(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), silent=frozenset({"a"}))))
+    assert common.held.now() == {}
+
+
+def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
+    common = lanes.Common(
+        held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    )
+    common.told(observed(Results(silent=frozenset({"a"}))))
+    common.held.told(frozenset({"a", "c"}))
+    assert common.held.now() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
+    common.held.told(frozenset())
+    assert common.held.now() == {"a": retry_decision.SLOW}
+
+
+def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
+    """Before anything of its micro-batch is done, so that no journal is read."""
+    untouched = []
+    reruns = SimpleNamespace(untouched=lambda: untouched.append(True))
+    lanes._require_current(reruns, is_current=True)
+    with pytest.raises(streaming_lane.StartAgain):
+        lanes._require_current(reruns, is_current=False)
+    assert untouched == [True]
+
+
+ROWS_ARE_GONE = (
+    "Job aborted due to stage failure: ResultStage 53 (save) has failed the maximum allowable number of times: 1. "
+    "Most recent failure reason: org.apache.spark.shuffle.MetadataFetchFailedException"
+)
+
+
+def a_lane():
+    stopping = threading.Event()
+    stopping.set()  # so that nobody waits
+    return SimpleNamespace(
+        NAME="batch",
+        _starts=0,
+        _stop=stopping,
+        _pending=SimpleNamespace(value=None),
+        _common=SimpleNamespace(sizing=size.fixed(2)),
+    )
+
+
+def tasks_that(failure=None):
+    due = mock.MagicMock()
+    due.write.format.return_value.mode.return_value.save.side_effect = failure
+    return due
+
+
+def test_a_lane_whose_executors_keep_ending_starts_again_three_times_and_then_fails():
+    lane = a_lane()
+    for _ in range(3):
+        with pytest.raises(streaming_lane.StartAgain):
+            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+    with pytest.raises(task_context.RowsLost):
+        lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+
+
+def test_a_micro_batch_between_them_lets_a_lane_start_again_as_often_as_before():
+    lane = a_lane()
+    for _ in range(3):
+        with pytest.raises(streaming_lane.StartAgain):
+            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+        lanes._Stateful._deliver(lane, tasks_that())
+    assert lane._starts == 0
+
+
+def test_any_other_failure_of_the_tasks_is_the_lanes():
+    with pytest.raises(RuntimeError, match="failed 4 times"):
+        lanes._Stateful._deliver(a_lane(), tasks_that(RuntimeError("Task 0 in stage 53.0 failed 4 times")))

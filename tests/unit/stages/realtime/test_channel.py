@@ -1,0 +1,189 @@
+"""What the driver and the workers of the real-time lane tell each other, over real sockets of this machine."""
+
+import dataclasses
+import socket
+import struct
+import threading
+
+import pytest
+
+from delivery.stages.realtime import channel, hub, messages
+from delivery.webhooks.results.counters import Tally
+
+FIRST = messages.Report(task=3)
+AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
+
+
+@pytest.fixture
+def both_ends():
+    """Makes the channels of a worker and of the driver; with `key` the worker's is another."""
+    opened = []
+
+    def make(key=None):
+        worker, driver, wire = connected(key)
+        opened.extend([wire, driver])
+        return worker, driver, wire
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def connected(key):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+    right = channel.new_key()
+    driver = channel.accepted(theirs, right)
+    challenge = ours.recv(16)
+    return channel.Channel(ours, key or right, challenge, is_driver=False), driver, ours
+
+
+def test_a_message_arrives_in_both_directions(both_ends):
+    worker, driver, _ = both_ends()
+    worker.send("report")
+    driver.send(["news"])
+    assert (driver.receive(), worker.receive()) == ("report", ["news"])
+
+
+def test_a_message_of_another_key_is_refused(both_ends):
+    worker, driver, _ = both_ends(channel.new_key())
+    worker.send("report")
+    with pytest.raises(channel.ChannelBroken, match="not sealed for here"):
+        driver.receive()
+
+
+def test_a_message_that_is_sent_again_is_refused(both_ends):
+    worker, driver, wire = both_ends()
+    recorded = []
+    worker._connection = Recording(wire, recorded)
+    worker.send("report")
+    wire.sendall(recorded[0])
+    assert driver.receive() == "report"
+    with pytest.raises(channel.ChannelBroken, match="not sealed for here"):
+        driver.receive()
+
+
+class Recording:
+    """A socket that remembers what is sent."""
+
+    def __init__(self, wire, recorded):
+        self._wire, self._recorded = wire, recorded
+
+    def sendall(self, data):
+        self._recorded.append(data)
+        self._wire.sendall(data)
+
+
+def test_a_stranger_cannot_make_the_driver_reserve_memory(both_ends):
+    _, driver, wire = both_ends()
+    wire.sendall(struct.pack(">I", channel.MAX_REPORT_BYTES + 1))
+    with pytest.raises(channel.ChannelBroken, match="bytes"):
+        driver.receive()
+
+
+@pytest.fixture
+def listening():
+    listening = hub.Hub(
+        lambda known: messages.News(base_id="b1", is_paused=known.base_id == ""),
+        {("t", 0): 5},
+        bind="127.0.0.1",
+        host="127.0.0.1",
+        clock=lambda: NOW[0],
+    )
+    NOW[0] = 0.0
+    yield listening
+    listening.close()
+
+
+NOW = [0.0]
+
+
+@pytest.fixture
+def linked(listening):
+    """A task's end of a connection to the driver."""
+    link = channel.connect(listening.address)
+    yield link
+    link.close()
+
+
+def exchange(link, **told):
+    link.send(dataclasses.replace(FIRST, **told))
+    return link.receive()
+
+
+def test_reports_add_up_and_news_come_back(listening, linked):
+    first = exchange(linked)
+    assert (first.is_paused, first.next_offsets) == (True, {("t", 0): 5})
+    known = messages.Known(base_id="b1")
+    again = exchange(linked, known=known, tally=Tally(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
+    assert (again.is_paused, again.next_offsets) == (False, {})
+    exchange(linked, tally=Tally(retries=2), records=1, delay_s=0.25)
+    heard = listening.take()
+    assert (heard.tally.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
+    assert (listening.take().records, listening.running, listening.fault()) == (0, 1, None)
+    assert listening.positions == {"t": {0: 5, 1: 7}}
+
+
+def assert_becomes(value, wanted):
+    """See a value that another thread sets, which has all it needs for that."""
+    for _ in range(10_000_000):
+        if value() == wanted:
+            return
+    assert value() == wanted
+
+
+def test_a_task_that_ends_well_is_no_fault(listening, linked):
+    exchange(linked)
+    linked.send(dataclasses.replace(FIRST, state=messages.State.DONE))
+    linked.close()
+    assert_becomes(lambda: listening.running, 0)
+    assert listening.fault() is None
+
+
+def test_a_worker_that_is_killed_is_noticed_at_once(listening, linked):
+    exchange(linked)
+    linked.close()
+    assert_becomes(lambda: listening.running, 0)
+    assert listening.fault() == "the worker of task 3 was lost: the other side is gone"
+
+
+def test_a_task_says_why_it_fails(listening, linked):
+    exchange(linked)
+    linked.send(dataclasses.replace(FIRST, state=messages.State.FAILED, failure="ValueError: x"))
+    assert_becomes(lambda: listening.running, 0)
+    assert listening.fault() == "task 3 failed: ValueError: x"
+
+
+def test_a_task_that_is_silent_is_a_fault(listening, linked):
+    exchange(linked)
+    assert listening.fault() is None
+    NOW[0] = hub.SILENT_S + 1
+    assert listening.fault() == "task 3 has not reported for 10 s"
+
+
+def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
+    monkeypatch.setattr(channel, "CONNECT_S", 0.05)
+    link = channel.connect(listening.address)
+    listening.stop_tasks()
+    assert exchange(link).is_stopping
+    NOW[0] = hub.SILENT_S + 1
+    assert listening.fault() is None
+    threading.Event().wait(4 * channel.CONNECT_S)  # longer than any other message may take
+    link.send(dataclasses.replace(FIRST, state=messages.State.STOPPED))
+    assert_becomes(lambda: listening.running, 0)
+    assert listening.fault() is None
+    link.close()
+
+
+@pytest.mark.parametrize(("told", "has_advanced"), [({"records": 3}, False), (AGAIN, False), (FURTHER, True)])
+def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, told, has_advanced):
+    exchange(linked)
+    exchange(linked, **told)
+    assert listening.has_advanced is has_advanced
+
+
+def test_tasks_are_asked_to_stop(listening, linked):
+    assert not exchange(linked).is_stopping
+    listening.stop_tasks()
+    assert exchange(linked).is_stopping

@@ -1,0 +1,124 @@
+"""What is gone or failing is disabled, on a thread that no micro-batch waits for."""
+
+import threading
+
+import pytest
+
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.registry import endpoint_disabler
+
+
+class Registry:
+    """Takes what is written, or is away for some tries."""
+
+    def __init__(self, *failures):
+        self.failures = list(failures)
+        self.written = []
+        self.told = threading.Semaphore(0)
+
+    def __call__(self, endpoint_ids, reason):
+        if self.failures:
+            raise self.failures.pop(0)
+        self.written.append((sorted(endpoint_ids), reason))
+        self.told.release()
+        return endpoint_ids
+
+    def wait(self):
+        assert self.told.acquire(timeout=20)
+        return self.written[-1]
+
+
+@pytest.fixture
+def stop():
+    asked = threading.Event()
+    yield asked
+    asked.set()
+
+
+@pytest.fixture
+def now():
+    return [0.0]
+
+
+@pytest.fixture
+def disabler(stop, now):
+    def make(registry):
+        return endpoint_disabler.Disabling(settings.Settings(), stop, write=registry, clock=lambda: now[0])
+
+    return make
+
+
+def test_it_is_written_with_its_reason_and_once_however_often_it_is_told(disabler, stop):
+    registry = Registry()
+    disabler_ = disabler(registry)
+    disabler_.disable(["ep1"], "gone")
+    assert registry.wait() == (["ep1"], "gone")
+    for _ in range(3):
+        disabler_.disable(["ep1", "ep2"], endpoint_disabler.FAILING)
+    registry.wait()
+    stop.set()
+    disabler_.close()
+    assert registry.written == [(["ep1"], "gone"), (["ep2"], "failing")]
+
+
+def test_a_registry_that_is_away_is_waited_for_and_nothing_is_forgotten(disabler):
+    registry = Registry(errors.RegistryUnavailable("away"), ValueError("a surprise"), errors.RegistryUnavailable("away"))
+    disabler(registry).disable(["ep1"], "gone")
+    assert registry.wait() == (["ep1"], "gone")
+
+
+def test_what_was_told_while_the_registry_was_away_for_long_is_told_again_or_not_written(disabler, now):
+    """Written hours later it would disable an endpoint that is well, or that an operator has enabled."""
+    away, is_back = threading.Event(), threading.Event()
+
+    class Away(Registry):
+        def __call__(self, endpoint_ids, reason):
+            if not is_back.is_set():
+                away.set()
+                is_back.wait(20)
+                raise errors.RegistryUnavailable("away")
+            return super().__call__(endpoint_ids, reason)
+
+    registry = Away()
+    disabler_ = disabler(registry)
+    disabler_.disable(["well again", "failing still"], "gone")
+    assert away.wait(20)
+    now[0] = endpoint_disabler.STALE_S
+    disabler_.disable(["failing still"], "gone")
+    now[0] = endpoint_disabler.STALE_S + 1
+    is_back.set()
+    assert registry.wait() == (["failing still"], "gone")
+    disabler_.disable(["another"], "gone")
+    assert registry.wait() == (["another"], "gone")
+    assert len(registry.written) == 2
+
+
+def test_one_that_was_enabled_and_fails_again_is_disabled_again_but_not_by_what_is_late(disabler, now):
+    registry = Registry()
+    disabler_ = disabler(registry)
+    disabler_.disable(["ep1"], "gone")
+    registry.wait()
+    now[0] = endpoint_disabler.EFFECT_S - 1
+    disabler_.disable(["ep1"], "gone")  # from requests made before the workers knew
+    now[0] = endpoint_disabler.EFFECT_S + 1
+    disabler_.disable(["ep1"], "failing")
+    assert registry.wait() == (["ep1"], "failing")
+
+
+def test_what_was_told_last_is_written_before_the_end(disabler, stop):
+    held = threading.Event()
+
+    class Slow(Registry):
+        def __call__(self, endpoint_ids, reason):
+            held.wait(20)
+            return super().__call__(endpoint_ids, reason)
+
+    registry = Slow()
+    disabler_ = disabler(registry)
+    disabler_.disable(["ep1"], "gone")
+    stop.set()
+    disabler_.disable(["ep2"], "gone")
+    held.set()
+    disabler_.close()
+    assert sorted(name for names, _ in registry.written for name in names) == ["ep1", "ep2"]

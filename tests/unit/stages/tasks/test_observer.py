@@ -1,0 +1,35 @@
+"""What was spent is told once, whoever asks: lanes of an application share a meter, and publish from their own threads."""
+
+import threading
+
+from delivery.stages.tasks.observer import Meter
+
+
+def test_what_was_spent_since_the_last_call_is_told():
+    readings = iter([1.0, 4.0, 4.0])
+    meter = Meter(lambda: next(readings))
+    assert [meter.spent() for _ in range(3)] == [1.0, 3.0, 0.0]
+
+
+def test_a_clock_that_cannot_be_read_for_once_takes_nothing_back():
+    readings = iter([5.0, 0.0, 6.0])
+    meter = Meter(lambda: next(readings))
+    assert [meter.spent() for _ in range(3)] == [5.0, 0.0, 1.0]
+
+
+def test_of_two_lanes_that_ask_at_once_neither_is_told_less_than_nothing():
+    """It was: a counter refused it, and the lane ended."""
+    told, readings = [], iter([10.0, 11.0])
+    other = threading.Thread(target=lambda: told.append(meter.spent()))
+
+    def read():
+        now = next(readings)
+        if not other.ident:  # the first to ask is interrupted between its reading and what it makes of it
+            other.start()
+            other.join(0.1)
+        return now
+
+    meter = Meter(read)
+    told.append(meter.spent())
+    other.join()
+    assert sorted(told) == [1.0, 10.0]

@@ -1,0 +1,56 @@
+"""What the batch lane's first step tells, without Spark."""
+
+from types import SimpleNamespace
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from delivery.config import settings, worker_plans
+from delivery.stages.tasks import arrow, deliver_events, route, task_context
+from delivery.webhooks.routing import registries
+from delivery.webhooks.state import pickling
+from tests.support import builders, sinks
+
+CONFIG = settings.Settings()
+RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
+
+
+@pytest.mark.parametrize(("rejects", "told"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
+def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, told, tmp_path):
+    """The lanes follow the registry each for itself: what one does not know the other may deliver."""
+    seen, folder = [], sinks.Folder(tmp_path)
+
+    def observe(results):
+        seen.extend(rejection.reason for rejection in results.rejections)
+
+    partition = route.RoutePartition(
+        tools=task_context.Tools(plan=worker_plans.of(CONFIG), observe=observe, sink=folder),
+        source=registries.BroadcastSource(
+            base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
+        ),
+        shard_keys=(1, 2),
+        pass_through_s=1.0,
+        rejects=rejects,
+    )
+    count = len(RECORDS)
+    columns = [["events.order"] * count, [0] * count, list(range(count)), [0] * count, list(RECORDS.values()), [None] * count]
+    batch = pa.RecordBatch.from_pydict(dict(zip(deliver_events.COLUMNS, columns, strict=True)))
+    for_shards = [row for batch in partition([batch]) for row in batch.to_pylist()]
+    assert {(row["shard"], row["value"]) for row in for_shards} == {(1, None), (2, None)}
+    written = [orjson.loads(row.value)["reason"] for row in folder.rows() if row.topic == CONFIG.delivery.rejected_topic]
+    assert sorted(seen) == sorted(written) == told
+
+
+def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
+    rows = [route.Row(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route.Row(8)]
+    batches = list(route.written(rows))
+    assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
+        [400, 600],
+        [1],
+        [5000],
+        [999, 0],
+    ]
+    assert pa.Table.from_batches(batches).column("shard").to_pylist() == [7] * 5 + [8]
+    assert list(route.written([])) == []

@@ -1,0 +1,98 @@
+"""What had gone on alone is written whole before its shard hears of it, and forgets it."""
+
+import msgspec
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Attempt, Outcome, OutcomeKind
+from delivery.stages.tasks import task_context
+from delivery.webhooks.lanes import gc_tuning, retry_lane
+from delivery.webhooks.results import results
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.scheduling import background_attempts
+from tests.support import builders
+
+CONFIG = settings.Settings()
+
+
+class Writing:
+    """Remembers what it was handed, and when it was waited for."""
+
+    def __init__(self, *, fails=False):
+        self.story = []
+        self._fails = fails
+
+    def write(self, made):
+        self.story += [(row.topic, row.value) for row in made]
+
+    def finish(self):
+        if self._fails:
+            raise errors.KafkaUnavailable("away")
+        self.story.append("in its topic")
+
+
+def ended(kind=OutcomeKind.DELIVERED, error_class=None):
+    attempt = Attempt(number=1, started_at_ms=0, duration_ms=1500.0, status=None, error_class=error_class)
+    return background_attempts.Ended(b"name", Outcome(builders.delivery(), kind, (attempt,), error_class))
+
+
+def told(writing, *some):
+    tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
+    tools.write_late(results.of_late(some), list(some), 1)
+    return writing.story
+
+
+def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
+    dead = ended(OutcomeKind.DEAD_LETTERED, "timeout")
+    log, letter, health, waited, name, waited_again = told(Writing(), dead)
+    assert (log[0], letter[0], name[0]) == (
+        CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic, CONFIG.delivery.retries_topic,
+    )  # fmt: skip
+    assert orjson.loads(log[1])["entries"][0]["error_class"] == "timeout"
+    assert msgspec.structs.replace(retry_messages.message(health[1]), at_ms=0) == retry_messages.Postponed(
+        "ep1", "c1", [], accepts=False
+    )
+    assert retry_messages.message(name[1]) == retry_messages.Postponed("ep1", "c1", [], [b"name"])
+    assert waited == waited_again == "in its topic"
+
+
+def test_what_could_not_be_written_is_not_told_to_have_ended():
+    writing = Writing(fails=True)
+    with pytest.raises(errors.KafkaUnavailable):
+        told(writing, ended())
+    assert [topic for topic, _ in writing.story] == [CONFIG.delivery.attempts_topic]
+
+
+def test_those_of_one_endpoint_are_told_together():
+    one, other = ended(), ended()._replace(name=b"other")
+    *_, (_, name), _ = told(Writing(), one, other)
+    assert retry_messages.message(name) == retry_messages.Postponed("ep1", "c1", [], [b"name", b"other"], accepts=True)
+
+
+def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
+    """A shard forgets by the report what then was written nowhere: the process might be killed between the two."""
+    writing = Writing()
+    dead = ended(OutcomeKind.DEAD_LETTERED, "timeout").outcome
+    report = retry_messages.Report("ep1", "c1", None, turn=1, delivered=0, failed=1, hold=None, retry_after_s=None, back=[])
+    task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
+    task.write_turns(retry_lane.Ended(results.Results(outcomes=[dead]), [report]))
+    log, letter, waited, told_of = writing.story
+    assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
+    assert waited == "in its topic"
+    assert retry_messages.message(told_of[1]) == report
+
+
+def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):
+    put_aside = []
+    monkeypatch.setattr(gc_tuning.Garbage, "put_aside", lambda _: put_aside.append("once"))
+    tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=Writing)
+    begun = tools.begin()
+    assert put_aside == ["once"]
+    begun.finish()
+    assert put_aside == ["once"]
+
+
+def test_an_endpoint_that_is_gone_is_told_of():
+    assert results.of_late([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}

@@ -1,0 +1,141 @@
+"""A key is recognised by its digest, in constant time, while it holds; and asks no more often than it may."""
+
+import asyncio
+import collections
+import datetime as dt
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from subscriptions_db.api.contract import keys, problems
+from subscriptions_db.api.contract.principals import Principal, Scope
+from subscriptions_db.api.server import admission
+from subscriptions_db.api.server.table import ROUTES
+from tests.support.fakes import Clock
+
+NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+TEXT = "fk_abcdefghijkl_" + "x" * 43
+ROW = {
+    "key_id": "fk_abcdefghijkl", "customer_id": "acme", "scope": "read_only", "digest": keys.digest_of(TEXT),
+    "expires_at": None, "revoked_at": None,
+}  # fmt: skip
+READ = next(route for route in ROUTES if route.name == "listEndpoints")
+WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "is_known"),
+    [
+        (ROW, TEXT, True),
+        (ROW, TEXT[:-1] + "y", False),
+        (ROW | {"expires_at": NOW + dt.timedelta(seconds=1)}, TEXT, True),
+        (ROW | {"expires_at": NOW}, TEXT, False),
+        (ROW | {"revoked_at": NOW - dt.timedelta(days=1)}, TEXT, False),
+        (None, TEXT, False),
+    ],
+)
+def test_a_key_is_recognised_while_it_holds(row, text, is_known):
+    wanted = Principal("fk_abcdefghijkl", "acme", Scope.READ_ONLY) if is_known else None
+    assert keys.recognise(row, text, NOW) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "x", TEXT[:-1], TEXT + "x", TEXT.upper(), TEXT.replace("fk", "pk"), TEXT + "\n"])
+def test_what_does_not_look_like_a_key_is_none(text):
+    assert keys.id_of(text) is None
+
+
+def test_keys_are_compared_in_constant_time_only():
+    source = Path(keys.__file__).read_text()
+    assert re.findall(r"digest\w*\(?\w*\)? (?:==|!=)|(?:==|!=) \w*digest", source) == []
+    assert "hmac.compare_digest" in source
+
+
+@dataclass
+class Registry:
+    """The keys in the database, and how often it was asked."""
+
+    row: dict | None = field(default_factory=lambda: dict(ROW))
+    asked: int = 0
+
+    async def read(self, key_id):
+        self.asked += 1
+        return self.row if self.row and key_id == self.row["key_id"] else None
+
+
+def admit(admitted, route=READ, text=f"Bearer {TEXT}"):
+    try:
+        return asyncio.run(admitted.admit(text, route))
+    except problems.Refused as exc:
+        return exc.problem.status
+
+
+def test_a_key_that_was_revoked_is_refused_within_five_seconds():
+    registry, clock = Registry(), Clock()
+    admitted = admission.Admission(registry.read, max_per_s=100, clock=clock)
+    assert admit(admitted).key_id == "fk_abcdefghijkl"
+    registry.row["revoked_at"] = NOW
+    clock.now += 4.99
+    assert admit(admitted) == 401
+
+
+def test_a_known_key_is_not_read_again_at_once():
+    registry = Registry()
+    admitted = admission.Admission(registry.read, max_per_s=100, clock=Clock())
+    for _ in range(3):
+        admit(admitted)
+    assert registry.asked == 1
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "Bearer", "Bearer ", f"Basic {TEXT}", f"Bearer {TEXT}x", f"Bearer {TEXT[:-1]}y", "ä"]
+)
+def test_without_a_key_that_holds_nobody_comes_in(text):
+    assert admit(admission.Admission(Registry().read, max_per_s=100), text=text) == 401
+
+
+def test_a_key_does_what_its_scope_allows():
+    admitted = admission.Admission(Registry().read, max_per_s=100)
+    assert admit(admitted, WRITE) == 403
+    poller = Registry()
+    poller.row["scope"] = "poller"
+    for route in ROUTES:
+        refused = admit(admission.Admission(poller.read, max_per_s=1000), route) == 403
+        assert refused == (Scope.POLLER not in route.scopes)
+
+
+def test_no_more_requests_than_its_rate_are_answered_to_a_key():
+    clock = Clock()
+    admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
+    began = clock.now
+    answered = 0
+    while clock.now < began + 10:
+        answered += admit(admitted) != 429
+        clock.now += 0.01
+    assert 80 <= answered <= 85  # two at once, and then eight a second: never more than ten in any second
+
+
+def test_who_asks_too_often_is_told_when_to_come_again():
+    admitted = admission.Admission(Registry().read, max_per_s=0.1, clock=Clock())
+    admit(admitted)
+    with pytest.raises(problems.Refused) as refused:
+        asyncio.run(admitted.admit(f"Bearer {TEXT}", READ))
+    assert refused.value.headers == {"retry-after": "10"}
+
+
+def test_made_up_keys_are_looked_up_so_often_and_keep_no_known_one_out():
+    registry, clock = Registry(), Clock()
+    admitted = admission.Admission(registry.read, max_per_s=1000, clock=clock)
+    admit(admitted)
+
+    def made_up(count):
+        texts = ("fk_" + "".join("abcdefgh"[(number >> 3 * place) & 7] for place in range(12)) for number in range(count))
+        return collections.Counter(admit(admitted, text=f"Bearer {text}_{'x' * 43}") for text in texts)
+
+    answers = made_up(1000)
+    assert answers.keys() == {401, 429}
+    assert registry.asked == 1 + answers[401] < admission.MAX_STRANGERS_PER_S
+    clock.now += admission.KNOWN_FOR_S  # it has to be looked up again
+    made_up(1000)
+    assert admit(admitted).key_id == "fk_abcdefghijkl"

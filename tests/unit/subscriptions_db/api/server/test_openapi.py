@@ -1,0 +1,46 @@
+"""The OpenAPI document is valid, and says of each route what the route says of itself."""
+
+import orjson
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from subscriptions_db.api.contract import schemas
+from subscriptions_db.api.server import openapi
+from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.manifest import manifest
+
+DOCUMENT = openapi.document(ROUTES)
+
+
+def test_the_document_is_valid_openapi():
+    assert list(OpenAPIV31SpecValidator(orjson.loads(orjson.dumps(DOCUMENT))).iter_errors()) == []
+
+
+def test_every_route_is_in_it_once():
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert sorted(operation["operationId"] for operation in operations) == sorted(route.name for route in ROUTES)
+    assert len({route.name for route in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_change_is_for_admins_alone_and_takes_an_idempotency_key(route):
+    operation = DOCUMENT["paths"][route.path][route.method.lower()]
+    scopes = {scope for requirement in operation["security"] for scope in requirement["api_key"]}
+    names = {parameter["name"] for parameter in operation["parameters"]}
+    assert route.is_change == ("Idempotency-Key" in names)
+    assert route.is_change <= (scopes <= {"operator", "customer_admin"})
+    assert route.is_change or route.method in {"GET", "POST"}
+    assert not (route.is_change and route.is_poll)
+
+
+@pytest.mark.parametrize("kind", [schemas.Endpoint, schemas.MadeEndpoint, schemas.Endpoints, schemas.Subscription])
+def test_no_answer_has_a_place_for_a_secret_that_was_given(kind):
+    text = orjson.dumps(kind.model_json_schema(mode="serialization"))
+    assert b'"secret"' not in text
+    assert b'"key"' not in text
+
+
+def test_a_change_takes_the_fields_that_the_manifest_has():
+    assert schemas.EndpointChanges.model_fields.keys() == manifest.EndpointFields.model_fields.keys()
+    assert schemas.NewEndpoint.model_fields.keys() <= manifest.Endpoint.model_fields.keys()
+    assert schemas.NewSubscription.model_fields.keys() <= manifest.Subscription.model_fields.keys()

@@ -1,0 +1,184 @@
+"""Schemas and examples of the catalogue are checked, nothing is fetched, and no check goes on for ever."""
+
+import json
+import socket
+
+import jsonschema
+import pytest
+
+from delivery import errors
+from subscriptions_db.manifest import event_types
+from subscriptions_db.manifest.event_types import MAX_BYTES, MAX_DEPTH, check, problems
+
+ORDER = {
+    "$schema": event_types.DIALECT,
+    "$id": "https://schemas.example.com/order",
+    "type": "object",
+    "required": ["amount"],
+    "properties": {"amount": {"$ref": "#/$defs/money"}, "lines": {"type": "array", "items": {"required": ["sku"]}}},
+    "$defs": {"money": {"type": "number", "minimum": 0}},
+}
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = {"not": value}
+    return value
+
+
+def doubling(levels):
+    """A schema of few lines that looks at a payload 2^levels times."""
+    defs = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{levels}": {"type": "string"}}}
+
+
+def test_a_schema_and_examples_that_keep_to_it_are_taken():
+    check(ORDER, [{"amount": 5}, {"amount": 0.5, "lines": [{"sku": "a"}]}])
+    check(None, ["anything", None])
+    check({"pattern": r"^\p{L}+$"}, ["Größe"])
+    check({}, [5])
+    check({"properties": {"$ref": {"type": "string"}, "$id": True}}, [{"$ref": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "nonsense"}, "json_schema.type: must be one of array, boolean"),
+        ({"properties": {"a": {"minimum": "x"}}}, "json_schema.properties.a.minimum: 'x' is not of type 'number'"),
+        ({"pattern": "("}, "json_schema: '(' is no regular expression of RE2"),
+        ({"pattern": "a{1001}"}, "json_schema: 'a{1001}' is no regular expression of RE2"),
+        ({"title": "\ud800"}, "json_schema: has half of a character"),
+        ({"items": {"pattern": "a(?=b)"}}, "json_schema: 'a(?=b)' is no regular expression of RE2"),
+        ({"patternProperties": {r"(a)\1": True}}, r"json_schema: '(a)\\1' is no regular expression of RE2"),
+        (
+            {"patternProperties": {"^a": True}, "anyOf": [{"unevaluatedProperties": False}]},
+            "json_schema: has both patternProperties and unevaluatedProperties",
+        ),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#"},
+            "json_schema.$schema: is https://json-schema.org/draft/2020-12",
+        ),
+        ({"$ref": "https://example.com/a.json"}, "json_schema.$ref: leads nowhere"),
+        ({"items": {"$ref": "file:///etc/passwd"}}, "json_schema.items.$ref: leads nowhere"),
+        ({"allOf": [{"$ref": event_types.DIALECT}]}, "json_schema.allOf[0].$ref: leads nowhere"),
+        ({"$ref": "#/$defs/missing"}, "json_schema.$ref: leads nowhere"),
+        ({"$ref": "#/title", "title": "x"}, "json_schema.$ref: leads nowhere"),
+        ({"$dynamicRef": "#elsewhere"}, "json_schema.$dynamicRef: leads nowhere"),
+        ({"$defs": {"a": {"$id": "https://example.com/"}}}, "json_schema.$defs.a.$id: stands at the top only"),
+        ({"not": {"$schema": event_types.DIALECT}}, "json_schema.not.$schema: stands at the top only"),
+        ({"title": "x" * MAX_BYTES}, f"json_schema: is more than {MAX_BYTES} bytes"),
+        (nested(MAX_DEPTH + 1), f"json_schema: is nested more than {MAX_DEPTH} deep"),
+        ({"title": "\0"}, "json_schema: has a NUL"),
+        ({"maximum": 2**64}, "json_schema: has a whole number of more than 64 bits"),
+        ({1: True}, "json_schema: has a name that is no text"),
+        ({"const": float("nan")}, "json_schema: is not JSON"),
+    ],
+)
+def test_a_schema_that_is_none_or_leads_out_is_refused_by_its_place(schema, said):
+    with pytest.raises(errors.RegistrationError) as refused:
+        check(schema, [])
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        ([{"amount": 1}, {"amount": -1}], "examples[1].amount: -1 is less than the minimum of 0"),
+        ([{"amount": 1, "lines": [{"sku": 1}, {}]}], "examples[0].lines[1]: 'sku' is a required property"),
+        ([[]], "examples[0]: [] is not of type 'object'"),
+        ([{"amount": "x" * MAX_BYTES}], f"examples: is more than {MAX_BYTES} bytes"),
+        ([{"amount": "x" * 1000}], "examples[0].amount: 'xxx"),
+    ],
+)
+def test_an_example_that_does_not_keep_to_the_schema_is_named_with_the_place_in_it(examples, said):
+    with pytest.raises(errors.RegistrationError) as refused:
+        check(ORDER, examples)
+    assert str(refused.value).startswith(said)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_payload_is_told_all_that_is_wrong_with_it_up_to_a_bound():
+    assert problems(ORDER, {"amount": 1}) == []
+    assert [found.path for found in problems(ORDER, {"amount": "x", "lines": [{}, {}]})] == ["amount", "lines[0]", "lines[1]"]
+    assert len(problems(ORDER, {"amount": 1, "lines": [{}] * 50})) == event_types.MAX_PROBLEMS
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        (doubling(20), 1),
+        ({"$ref": "#"}, 1),
+        ({"type": "object", "anyOf": [{"additionalProperties": {"$ref": "#"}}] * 2}, json.loads('{"a":' * 30 + "1" + "}" * 30)),
+        ({"uniqueItems": True}, [{"n": n} for n in range(5000)]),
+        ({"contains": {"enum": list(range(3000))}}, [-1] * 3000),
+        ({"items": {"pattern": "((x?){300}){3}y"}}, ["x" * 6200] * 10),
+        ({"patternProperties": {"((x?){300}){3}y": True}}, {f"{n}" + "x" * 6200: n for n in range(10)}),
+        (
+            {"additionalProperties": False, "patternProperties": {"((x?){300}){3}y": True}},
+            {f"{n}" + "x" * 6200: n for n in range(10)},
+        ),
+    ],
+)
+def test_a_check_that_would_go_on_and_on_ends_and_says_so(schema, payload):
+    check(schema, [])
+    with pytest.raises(errors.RegistrationError, match="takes too many steps"):
+        problems(schema, payload)
+    assert problems({"type": "integer"}, 1) == []
+
+
+GOES_BACK = "^(a+)+$"
+"""Takes Python's `re` a second for 25 letters and another one, and twice as long for each further letter."""
+NOT_ALL_A = "a" * 60 + "!"
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "said"),
+    [
+        ({"pattern": GOES_BACK}, NOT_ALL_A, f"'{NOT_ALL_A}' does not match '{GOES_BACK}'"),
+        ({"patternProperties": {GOES_BACK: False}}, {NOT_ALL_A: 1}, None),
+        (
+            {"patternProperties": {GOES_BACK: True}, "additionalProperties": False},
+            {NOT_ALL_A: 1, "aa": 2},
+            f"Additional properties are not allowed ('{NOT_ALL_A}' was unexpected)",
+        ),
+        ({"propertyNames": {"pattern": GOES_BACK}}, {NOT_ALL_A: 1}, f"'{NOT_ALL_A}' does not match '{GOES_BACK}'"),
+    ],
+)
+def test_an_expression_made_for_back_tracking_takes_linear_time(schema, payload, said):
+    check(schema, [])
+    assert [found.problem for found in problems(schema, payload)] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"pattern": "^[a-z]{2,4}$"}, "ab"),
+        ({"pattern": "b"}, "abc"),
+        ({"pattern": "^x"}, 5),
+        ({"patternProperties": {"^s_": {"type": "string"}, "_n$": {"type": "integer"}}}, {"s_1": "x", "a_n": 1, "other": []}),
+        ({"patternProperties": {"^s_": True}, "additionalProperties": {"type": "integer"}}, {"s_1": "x", "other": 1}),
+        ({"properties": {"a": True}, "patternProperties": {"^s_": True}, "additionalProperties": False}, {"a": 1, "s_": 2}),
+        ({"const": {"pattern": "(?=x)"}}, {"pattern": "(?=x)"}),
+    ],
+)
+def test_expressions_mean_what_the_specification_says(schema, payload):
+    check(schema, [payload])
+    jsonschema.Draft202012Validator(schema).validate(payload)
+    for wrong in ("abcde", {"s_1": 5, "other": "x"}, {"a": 1, "b": 2}, {"s__n": 1.5}, "x"):
+        found = {error.json_path for error in jsonschema.Draft202012Validator(schema).iter_errors(wrong)}
+        assert {f"$.{problem.path}".rstrip(".") for problem in problems(schema, wrong)} == found
+
+
+def test_a_schema_that_came_past_the_checks_with_another_expression_is_not_searched_with():
+    with pytest.raises(errors.RegistrationError, match="is no regular expression of RE2"):
+        problems({"pattern": "a(?=b)"}, "ab")
+
+
+def test_what_leads_out_and_came_past_the_checks_is_not_fetched(monkeypatch):
+    def opened(*_, **__):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", opened)
+    with pytest.raises(errors.RegistrationError, match="leads nowhere"):
+        problems({"$ref": "http://127.0.0.1:9/a.json"}, 1)

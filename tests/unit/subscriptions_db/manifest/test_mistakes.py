@@ -1,0 +1,367 @@
+"""Mistakes that people make in a document, and what each of them is told: the line, the field, and what to write."""
+
+# ruff: noqa: E501  # a message is one line
+
+import pickle
+
+import pytest
+
+from delivery import errors
+from delivery.webhooks.http import guard
+from subscriptions_db.manifest import manifest, mistakes, yaml_document
+
+GUARD = guard.Guard()
+ENDPOINT = """\
+endpoints:
+  - id: ep1
+    customer: c1
+    url: https://example.com/
+"""
+SUBSCRIPTION = """\
+subscriptions:
+  - id: s1
+    endpoint: ep1
+    event_type: order.created
+    everything: true
+"""
+MISTAKES = [
+    (
+        "tenants:\n\t- id: a\n",
+        "2: not YAML: has a character that begins nothing in YAML: indent by spaces, not tabs; put @ ` % in quotes",
+    ),
+    (
+        "customers:\n  - id: acme\n    name: ACME: Inc\n",
+        "3: not YAML: has a colon where none may be: quote text that has `: `, or mend the indentation",
+    ),
+    (
+        "customers:\n  - id: acme\n   name: x\n",
+        "3: not YAML: is indented otherwise than the lines that it belongs to, or a bracket or quote is not closed",
+    ),
+    (
+        "tenants: [{id: a}, {id: b}\ncustomers: []\n",
+        "2: not YAML: a list or mapping in brackets is not closed, or lacks a comma",
+    ),
+    (
+        'customers:\n  - id: "acme\n',
+        "3: not YAML: a quote is not closed",
+    ),
+    (
+        "tenants: [{id: a}]\ntenants: [{id: b}]\n",
+        "2: not YAML: tenants stands here twice",
+    ),
+    (
+        "tenants: []\n---\ntenants: []\n",
+        "2: not YAML: a second document begins here (---): apply each by itself",
+    ),
+    (
+        "tenants: !!python/object:os.system {}\n",
+        "1: not YAML: has a tag (`!…`), which is not taken: put text that begins with ! in quotes",
+    ),
+    (
+        "subscriptions:\n  - id: s1\n    event_type: *\n",
+        '3: not YAML: has a `*` or `&` that begins no text in YAML: put it in quotes, as event_type: "*"',
+    ),
+    (
+        "tenants:\n  - id: @a\n",
+        "2: not YAML: has a character that begins nothing in YAML: indent by spaces, not tabs; put @ ` % in quotes",
+    ),
+    (
+        b"tenants:\n  - id: a\n    name: caf\xe9\n",
+        "not YAML: it is not UTF-8 text, or has control characters",
+    ),
+    (
+        "- id: a\n",
+        "must be a mapping (`name: value`), and is a list",
+    ),
+    (
+        "tenants\ncustomers: []\n",
+        "2: not YAML: has a colon where none may be: quote text that has `: `, or mend the indentation",
+    ),
+    (
+        "tenant: []\n",
+        "1: tenant: is not known here; did you mean tenants?",
+    ),
+    (
+        ENDPOINT + "    urll: x\n",
+        "5: endpoints[0].urll: is not known here; did you mean url?",
+    ),
+    (
+        "endpoints:\n  - id: ep1\n    customer: c1\n",
+        "2: endpoints[0].url: is missing",
+    ),
+    (
+        "tenants:\n  - id:\n",
+        "2: tenants[0].id: must be text, and is empty",
+    ),
+    (
+        "tenants:\n  - id: no\n",
+        "2: tenants[0].id: must be text, and is true or false, as YAML takes yes, no, on and off, too: put it in quotes",
+    ),
+    (
+        "tenants:\n  - id: a b\n",
+        "2: tenants[0].id: is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, and the first a letter or digit",
+    ),
+    (
+        "tenants:\n  - id: 1.5\n",
+        "2: tenants[0].id: must be text, and is a number: put it in quotes",
+    ),
+    (
+        "tenants: {id: a}\n",
+        "1: tenants: must be a list, and is a mapping",
+    ),
+    (
+        SUBSCRIPTION.replace("    everything: true\n", "    everything: maybe\n"),
+        "5: subscriptions[0].everything: must be true or false, and is text",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "http://example.com/"),
+        "4: endpoints[0].url: must begin with https://",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "https://10.0.0.1/"),
+        "4: endpoints[0].url: the address is not allowed: an endpoint is a public https address",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "example.com/"),
+        "4: endpoints[0].url: must begin with https://",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "https://a:b@example.com/"),
+        "4: endpoints[0].url: must not hold a user name or password; use auth",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "https://example.com:9000/"),
+        "4: endpoints[0].url: the port must be one of 80, 443, 8080, 8443",
+    ),
+    (
+        ENDPOINT.replace("https://example.com/", "https://example.com/a b"),
+        "4: endpoints[0].url: holds a character that no URL has; write it percent-encoded",
+    ),
+    (
+        SUBSCRIPTION.replace("order.created", "order*"),
+        "4: subscriptions[0].event_type: is no event type: order.created, all that begin so as order.*, or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
+    ),
+    (
+        SUBSCRIPTION.replace("order.created", "order created"),
+        "4: subscriptions[0].event_type: is no event type: order.created, all that begin so as order.*, or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
+    ),
+    (
+        SUBSCRIPTION + "    filter: {data: {amount: [{prefx: a}]}}\n",
+        "6: subscriptions[0].filter.data.amount[0].prefx: unknown operator; did you mean prefix?",
+    ),
+    (
+        SUBSCRIPTION + "    filter: {data: {status: paid}}\n",
+        '6: subscriptions[0].filter.data.status: must be an object of fields, or a list of at least one value, such as ["paid"]',
+    ),
+    (
+        SUBSCRIPTION + '    filter: {data: {amount: [{numeric: [">", "5"]}]}}\n',
+        "6: subscriptions[0].filter.data.amount[0].numeric: > compares with a number, not with '5'",
+    ),
+    (
+        SUBSCRIPTION + "    filter: {}\n",
+        '6: subscriptions[0].filter: must be an object with at least one field: {"data": {"status": ["paid"]}}',
+    ),
+    (
+        ENDPOINT + "    headers: {Host: x}\n",
+        "5: endpoints[0].headers.Host: is set by the platform or by HTTP itself",
+    ),
+    (
+        ENDPOINT + "    headers: {'X Y': x}\n",
+        "5: endpoints[0].headers.X Y: is no name of a header: letters, digits and `-`, without spaces",
+    ),
+    (
+        ENDPOINT + "    headers: {X-A: 1}\n",
+        "5: endpoints[0].headers.X-A: must be text, and is a number: put it in quotes",
+    ),
+    (
+        ENDPOINT + "    headers: {X-A: 'aé'}\n",
+        "5: endpoints[0].headers.X-A: its value must be printable ASCII, not empty, without spaces at its ends",
+    ),
+    (
+        ENDPOINT + "    auth: {kind: beerer, secret: x}\n",
+        "5: endpoints[0].auth.kind: must be one of none, basic, bearer, api_key, oauth2; did you mean bearer?",
+    ),
+    (
+        ENDPOINT + "    auth: {kind: bearer}\n",
+        "5: endpoints[0].auth: bearer needs secret",
+    ),
+    (
+        ENDPOINT + "    auth: {kind: none, secret: x}\n",
+        "5: endpoints[0].auth: none takes no secret",
+    ),
+    (
+        ENDPOINT + "    auth: {kind: basic, username: 'a:b', secret: x}\n",
+        "5: endpoints[0].auth.username: must have no colon, which ends a user name in HTTP",
+    ),
+    (
+        ENDPOINT + "    signing_secrets: [hunter2]\n",
+        "5: endpoints[0].signing_secrets[0]: a signing secret begins with whsec_ or whsk_",
+    ),
+    (
+        ENDPOINT + "    signing_secrets: ['whsec_hunter2!']\n",
+        "5: endpoints[0].signing_secrets[0]: what follows whsec_ is not base64",
+    ),
+    (
+        ENDPOINT + "    signing_secrets: [whsec_aHVudGVyMg==]\n",
+        "5: endpoints[0].signing_secrets[0]: an HMAC key has 24 to 64 bytes",
+    ),
+    (
+        ENDPOINT + "    mode: batched\n",
+        "5: endpoints[0].mode: must be one of direct, batch; did you mean batch?",
+    ),
+    (
+        ENDPOINT + "    status: off\n",
+        "5: endpoints[0].status: must be one of active, paused, disabled, and is true or false, as YAML takes yes, no, on and off, too: put it in quotes",
+    ),
+    (
+        ENDPOINT + "    max_in_flight: 0\n",
+        "5: endpoints[0].max_in_flight: must be at least 1",
+    ),
+    (
+        ENDPOINT + "    max_per_second: fast\n",
+        "5: endpoints[0].max_per_second: must be a number, and is text",
+    ),
+    (
+        ENDPOINT + "    mode: batch\n    batch: {max_events: 10001}\n",
+        "6: endpoints[0].batch.max_events: must be at most 10000",
+    ),
+    (
+        ENDPOINT + "    batch: {max_events: 5}\n",
+        "2: endpoints[0]: batch is for mode: batch",
+    ),
+    (
+        ENDPOINT + "    mode: batch\n    batch: {max_wait_s: 0}\n",
+        "6: endpoints[0].batch.max_wait_s: must be more than 0",
+    ),
+    (
+        ENDPOINT + "    retry: {schedule_s: [5, -1]}\n",
+        "5: endpoints[0].retry.schedule_s[1]: must be more than 0",
+    ),
+    (
+        ENDPOINT + "    retry: {schedule_s: 5}\n",
+        "5: endpoints[0].retry.schedule_s: must be a list, and is a number",
+    ),
+    (
+        ENDPOINT + "    retry: {timeout_s: 61}\n",
+        "5: endpoints[0].retry.timeout_s: must be at most 60",
+    ),
+    (
+        ENDPOINT + "    order_by: a..b\n",
+        "5: endpoints[0].order_by: must be the path of a field, such as data.order_id: names with dots between them, without spaces",
+    ),
+    (
+        ENDPOINT + "  - id: ep1\n    customer: c1\n    url: https://example.com/2\n",
+        "5: endpoints[1].id: ep1 stands at endpoints[0] already",
+    ),
+    (
+        SUBSCRIPTION + "    tenants: [a]\n",
+        "2: subscriptions[0]: says either everything: true, or which tenants or sub_tenants",
+    ),
+    (
+        SUBSCRIPTION.replace("    everything: true\n", ""),
+        "2: subscriptions[0]: says either everything: true, or which tenants or sub_tenants",
+    ),
+    (
+        SUBSCRIPTION.replace("    everything: true\n", "    tenants: tenant-1\n"),
+        "5: subscriptions[0].tenants: must be a list, and is text",
+    ),
+    (
+        SUBSCRIPTION.replace("    everything: true\n", "    sub_tenants: [a]\n"),
+        "5: subscriptions[0].sub_tenants: must be a mapping (`name: value`), and is a list",
+    ),
+    (
+        SUBSCRIPTION.replace("    everything: true\n", "    sub_tenants: {a: []}\n"),
+        "5: subscriptions[0].sub_tenants.a: must be a list of at least 1",
+    ),
+    (
+        "event_types:\n  - id: a\n    json_schema: {type: strin}\n",
+        "3: event_types[0].json_schema.type: must be one of array, boolean, integer, null, number, object, string, or a list of them",
+    ),
+    (
+        "event_types:\n  - id: a\n    json_schema: {type: string}\n    examples: [1]\n",
+        "4: event_types[0].examples[0]: 1 is not of type 'string'",
+    ),
+    (
+        "event_types:\n  - id: order.*\n",
+        "2: event_types[0].id: is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, and the first a letter or digit",
+    ),
+    (
+        ENDPOINT + "    tls: {certificate: x}\n",
+        "5: endpoints[0].tls: certificate and key go together",
+    ),
+    (
+        ENDPOINT + "    tls: {authorities: x}\n",
+        "5: endpoints[0].tls.authorities: is no PEM of certificates, in ASCII",
+    ),
+    (
+        "tenants:\n  - id: fanout\n",
+        "2: tenants[0].id: fanout is the platform's own name: take another",
+    ),
+    (
+        ENDPOINT + "    auth: {kind: api_key, header: X_Key, secret: x}\n",
+        "5: endpoints[0].auth.header: must be the name of a header: letters, digits and `-`, at most 128 of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES)
+def test_a_mistake_is_named_by_its_line_and_in_the_words_of_who_made_it(text, said):
+    with pytest.raises(errors.RegistrationError) as refused:
+        manifest.load(text, GUARD, "f.yaml")
+    assert str(refused.value).removeprefix("f.yaml:").strip() == said
+    assert "hunter2" not in repr(refused.value)
+
+
+def test_no_message_speaks_the_language_of_a_library():
+    """Regular expressions, names of constraints and of Python's types were told to people who wrote YAML."""
+    for _, said in MISTAKES:
+        assert not [
+            word
+            for word in ("^[", "Input should", "_check", "Extra inputs", "NoneType", "Traceback", "pydantic")
+            if word in said
+        ]
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines():
+    """Only the first was told: a document with ten was applied ten times."""
+    text = "subscriptions:\n  - {id: s1, endpoint: ep1, event_type: order*, everything: true}\n"
+    text += "  - {id: s2, endpoint: ep1, event_type: order, everything: true, filter: {data: {a: [{prefx: x}]}}}\n"
+    text += (
+        "endpoints:\n  - id: ep1\n    customer: c1\n    url: http://example.com/\n    headers: {Host: x}\n    modus: batch\n"
+    )
+    text += "  - {id: ep2, customer: c1, url: 'https://10.0.0.1/', headers: {Host: x}}\n  - {id: ep2, customer: c1, url: 'https://a.example/'}\n"
+    with pytest.raises(errors.ManifestRefused) as refused:
+        manifest.load(text, GUARD, "f.yaml")
+    assert [(one.line, one.path) for one in refused.value.found] == [
+        (2, "subscriptions[0].event_type"),
+        (3, "subscriptions[1].filter.data.a[0].prefx"),
+        (9, "endpoints[0].modus"),
+        (10, "endpoints[1].url"),
+        (10, "endpoints[1].headers.Host"),
+        (11, "endpoints[2].id"),
+    ]
+    assert str(refused.value).startswith(
+        "6 mistakes, nothing was changed:\n  f.yaml:2: subscriptions[0].event_type: is no event type"
+    )
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_of_a_document_with_a_mistake_in_each_row_some_are_told():
+    with pytest.raises(errors.ManifestRefused) as refused:
+        manifest.load("tenants:\n" + "  - id: a b\n" * 300, GUARD, "f.yaml")
+    assert len(str(refused.value).splitlines()) == 102
+    assert str(refused.value).endswith("… and 200 more")
+
+
+@pytest.mark.parametrize("pattern", mistakes.WORDS)
+def test_every_pattern_of_a_document_has_words(pattern):
+    assert not set("^$[]\\") & set(mistakes.WORDS[pattern].replace("`\\`", ""))
+
+
+def test_a_date_is_text_as_in_json():
+    assert yaml_document.read("a: [2024-01-01, 2024-13-01]").value == {"a": ["2024-01-01", "2024-13-01"]}
+
+
+def test_names_with_dots_lead_to_their_line():
+    document = yaml_document.read("a:\n  b.c:\n    - x\n    - d: 1\n  b:\n    c: 2\n")
+    assert [document.line_of(path) for path in ("a.b.c[1].d", "a.b", "a.b.nothing", "")] == [4, 5, 5, None]

@@ -1,0 +1,118 @@
+"""What Postgres and libpq raise becomes ours in one place, as one line that names the fix and shows no secret."""
+
+import socket
+
+import psycopg
+import pytest
+
+from delivery import errors
+from delivery.config import settings
+from subscriptions_db.postgres import connect
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [
+        (psycopg.errors.UniqueViolation, errors.RegistrationError),
+        (psycopg.errors.ForeignKeyViolation, errors.RegistrationError),
+        (psycopg.errors.CheckViolation, errors.RegistrationError),
+        (psycopg.errors.NotNullViolation, errors.RegistrationError),
+        (psycopg.errors.UntranslatableCharacter, errors.RegistrationError),
+        (psycopg.DataError, errors.RegistrationError),
+        (psycopg.errors.UndefinedTable, errors.RegistryOutdated),
+        (psycopg.errors.SerializationFailure, errors.RegistryUnavailable),
+        (psycopg.errors.DeadlockDetected, errors.RegistryUnavailable),
+        (psycopg.errors.ReadOnlySqlTransaction, errors.RegistryUnavailable),
+        (psycopg.errors.InsufficientPrivilege, errors.RegistryUnavailable),
+        (psycopg.errors.QueryCanceled, errors.RegistryUnavailable),
+        (psycopg.errors.AdminShutdown, errors.RegistryUnavailable),
+        (psycopg.errors.TooManyConnections, errors.RegistryUnavailable),
+        (psycopg.errors.ConnectionTimeout, errors.RegistryUnavailable),
+        (psycopg.OperationalError, errors.RegistryUnavailable),
+        (psycopg.InterfaceError, errors.RegistryUnavailable),
+    ],
+)
+def test_each_foreign_error_has_one_of_ours(raised, becomes):
+    with pytest.raises(becomes) as translated, connect.translating():
+        raise raised("in the way")
+    assert "\n" not in str(translated.value)
+
+
+def test_an_error_of_ours_passes_as_it_is():
+    refused = errors.SealError("in the way")
+    with pytest.raises(errors.SealError) as passed, connect.translating():
+        raise refused
+    assert passed.value is refused
+
+
+@pytest.mark.parametrize("url", ["postgres:u:hunter2@127.0.0.1/x", "postgresql://u:hunter2@127.0.0.1/x?hunter2=1", "hunter2"])
+def test_a_url_that_is_none_is_refused_without_quoting_it(url):
+    with (
+        pytest.raises(errors.SettingsError, match="setting database") as refused,
+        connect.connect(settings.Database(url=url)),
+    ):
+        pass
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'connection failed: connection to server at "10.0.0.6", port 5432 failed: Connection refused\n\tIs it running?',
+            "(10.0.0.6 port 5432 Connection refused)",
+        ),
+        (
+            'connection to server at "pg.example.com" (10.0.0.6), port 5432 failed: FATAL:  password authentication failed',
+            "(pg.example.com port 5432 FATAL: password authentication failed)",
+        ),
+        (
+            "failed to resolve host 'pg.example.com': [Errno -2] Name or service not known",
+            "(failed to resolve host pg.example.com)",
+        ),
+        (
+            'connection is bad: connection to server on socket "/run/.s.PGSQL.5432" failed: No such file or directory\n\tIs',
+            '(socket "/run/.s.PGSQL.5432" No such file or directory)',
+        ),
+        # Of postgresql://u:hun@ter2@pg/x, whose password is not percent-encoded.
+        ("failed to resolve host 'ter2@pg': [Errno -2] Name or service not known", "(OperationalError)"),
+        ('connection to server at "ter2@pg" (10.0.0.6), port 5432 failed: refused', "(OperationalError)"),
+        ("the connection is lost", "(OperationalError)"),
+    ],
+)
+def test_a_server_that_is_not_reached_is_named_with_the_reason(said, told):
+    with pytest.raises(errors.RegistryUnavailable) as translated, connect.translating():
+        raise psycopg.OperationalError(said)
+    assert told in str(translated.value)
+    assert "\n" not in str(translated.value)
+
+
+def test_a_server_that_does_not_listen_is_named_by_its_address():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        port = unused.getsockname()[1]
+        database = settings.Database(url=f"postgresql://u:hunter2@127.0.0.1:{port}/x")
+        with (
+            pytest.raises(errors.RegistryUnavailable, match=f"127.0.0.1 port {port} Connection refused"),
+            connect.connect(database),
+        ):
+            pass
+
+
+def test_a_server_that_is_starting_is_waited_for():
+    answers = [errors.RegistryUnavailable("away 1"), errors.RegistryUnavailable("away 2"), "there"]
+
+    def ask():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    slept = []
+    assert connect.for_at_most(60).copy(sleep=slept.append)(ask) == "there"
+    assert slept == [1, 1]
+
+    answers[:] = [errors.RegistryUnavailable("away 1")]
+    with pytest.raises(errors.RegistryUnavailable, match="away 1"):
+        connect.for_at_most(0)(ask)

@@ -1,0 +1,81 @@
+"""What is said of an endpoint is checked whole; what is wrong is named, and no secret is quoted."""
+
+import pytest
+
+from delivery import errors
+from delivery.model import Auth, AuthKind, SignatureScheme, SigningKey, Tls
+from delivery.secret import Secret
+from delivery.webhooks.http import guard
+from subscriptions_db.snapshot import endpoint_checks
+from tests.support import builders, certificates
+
+GUARD = guard.Guard()
+OAUTH2 = {"kind": AuthKind.OAUTH2, "client_id": "us", "secret": Secret(b"hunter2")}
+CLIENT = certificates.issue("client")
+KEY = Secret(CLIENT.key.encode())
+
+
+def hmac_key(length):
+    return SigningKey(secret=Secret(b"x" * length))
+
+
+def tls(**fields):
+    return {"tls": Tls(**{"certificate": CLIENT.pem, "key": KEY} | fields)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"headers": (("X-Team", "billing"), ("X-Stage", "live"))},
+        {"auth": Auth(**OAUTH2, token_url="https://login.example.com/token", token_scope="a b")},
+        {"tls": Tls(authorities=certificates.issue("one").pem + certificates.issue("two").pem)},
+        tls(),
+        tls(certificate=CLIENT.pem + certificates.issue("intermediate").pem),
+        {"signing_keys": (hmac_key(24), SigningKey(secret=Secret(b"x" * 32), scheme=SignatureScheme.ED25519))},
+    ],
+)
+def test_a_good_endpoint_passes(fields):
+    endpoint_checks.check_endpoint(builders.endpoint(**fields), GUARD)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"url": "http://example.com/"}, "url: must begin with https://"),
+        ({"auth": Auth(kind=AuthKind.BEARER)}, "auth: bearer needs a secret"),
+        ({"auth": Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2\r\nx: y"))}, "headers.authorization: a header value is"),
+        ({"auth": Auth(kind=AuthKind.API_KEY, header="Host", secret=Secret(b"hunter2"))}, "auth.headers.Host: is set by"),
+        ({"auth": Auth(**OAUTH2, token_url="https://10.0.0.1/token")}, "auth.token_url: the address is not allowed"),
+        ({"headers": (("Transfer-Encoding", "chunked"),)}, "headers.Transfer-Encoding: is set by the platform"),
+        ({"headers": (("X-A", "a\r\nb"),)}, "headers.X-A: its value must be printable"),
+        ({"headers": (("X-A", "1"), ("x-a", "2"))}, "headers.x-a: is given twice, or is set by auth"),
+        ({"headers": (("Authorization", "hunter2"),)}, "headers.Authorization: is given twice, or is set by auth"),
+        (
+            {"headers": (("X-Key", "1"),), "auth": Auth(kind=AuthKind.API_KEY, header="x-key", secret=Secret(b"hunter2"))},
+            "headers.X-Key: is given twice, or is set by auth",
+        ),
+        ({"headers": tuple((f"X-{n}", "v" * 4096) for n in range(4))}, "headers: are more than 16384 bytes together"),
+        ({"tls": Tls(authorities="trust me")}, "tls.authorities: is no PEM of certificates"),
+        ({"tls": Tls(authorities=CLIENT.pem + "ä")}, "tls.authorities: is no PEM of certificates, in ASCII"),
+        (tls(certificate=None), "tls: certificate and key go together"),
+        (tls(key=None), "tls: certificate and key go together"),
+        (tls(certificate=CLIENT.key), "tls.certificate: is no PEM of certificates"),
+        (tls(key=Secret(b"hunter2")), "tls.key: is no PEM of a private key"),
+        (tls(key=Secret(CLIENT.locked_key.encode())), "tls.key: is no PEM of a private key without a password"),
+        (tls(key=Secret(certificates.issue("other").key.encode())), "tls.key: is not the key of the certificate"),
+        (tls(certificate=certificates.issue("issuer").pem + CLIENT.pem), "tls.key: is not the key of"),
+        ({"signing_keys": (builders.KEY, hmac_key(1))}, "signing_secrets[1]: an HMAC key has 24 to 64 bytes"),
+        (
+            {"signing_keys": (SigningKey(secret=Secret(b"x" * 31), scheme=SignatureScheme.ED25519),)},
+            "signing_secrets[0]: an ed25519 key has 32 bytes",
+        ),
+        ({"signing_keys": (builders.KEY,) * 6}, "signing_secrets: are more than 5"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_request_is_named_by_its_place(fields, said):
+    with pytest.raises(errors.RegistrationError) as refused:
+        endpoint_checks.check_endpoint(builders.endpoint(**fields), GUARD)
+    assert said in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__cause__ is None

@@ -1,0 +1,82 @@
+"""Which filters a document is a candidate for: those of which it has what they require."""
+
+import pytest
+
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.filters.index import FilterIndex
+from tests.benchmarks import filter_index as kinds
+
+
+def candidates(document, *patterns):
+    """Return the candidates among `patterns`, each of which compiles."""
+    for pattern in patterns:
+        event_pattern.compile_pattern(pattern)
+    return [patterns[number] for number in sorted(FilterIndex((it, n) for n, it in enumerate(patterns)).candidates(document))]
+
+
+def test_a_filter_without_its_value_in_the_document_is_no_candidate():
+    paid, sent = {"status": ["paid"]}, {"status": ["sent", "lost"]}
+    assert candidates({"status": "paid"}, paid, sent) == [paid]
+    assert candidates({"status": "lost"}, paid, sent) == [sent]
+    assert candidates({"status": {"paid": "paid"}}, paid, sent) == []
+    assert candidates({}, paid, sent) == []
+
+
+def test_numbers_are_equal_as_numbers_and_never_to_a_boolean_a_text_or_null():
+    one, true, text, null = {"p": [1]}, {"p": [True]}, {"p": ["1"]}, {"p": [None]}
+    assert candidates({"p": 1}, one, true, text, null) == [one]
+    assert candidates({"p": 1.0}, one, true, text, null) == [one]
+    assert candidates({"p": True}, one, true, text, null) == [true]
+    assert candidates({"p": "1"}, one, true, text, null) == [text]
+    assert candidates({"p": None}, one, true, text, null) == [null]
+
+
+def test_a_value_counts_in_whatever_arrays_it_stands():
+    pattern = {"lines": {"sku": ["a"]}}
+    assert candidates({"lines": [{"sku": "b"}, [[{"sku": ["c", ["a"]]}]]]}, pattern) == [pattern]
+    assert candidates({"lines": [{"sku": "b"}, []]}, pattern) == []
+
+
+def test_arrays_nest_as_deeply_as_they_like():
+    nested = "a"
+    for _ in range(5000):
+        nested = [nested]
+    assert candidates({"p": nested}, {"p": ["a"]}, {"p": ["b"]}) == [{"p": ["a"]}]
+
+
+def test_each_branch_of_an_or_leads_to_the_filter():
+    pattern = {"$or": [{"p": ["a"]}, {"q": {"$or": [{"r": [1]}, {"s": [{"prefix": "b"}]}]}}]}
+    for document in ({"p": "a"}, {"q": {"r": 1}}, {"q": {"s": "bc"}}):
+        assert candidates(document, pattern) == [pattern]
+    assert candidates({"p": "b", "q": {"r": 2, "s": "cb"}}, pattern) == []
+
+
+def test_a_branch_that_needs_nothing_leaves_the_decision_to_what_stands_beside_the_or():
+    open_ended = {"$or": [{"p": ["a"]}, {"q": [{"exists": False}]}]}
+    assert candidates({"q": 1}, open_ended, {"r": [1], **open_ended}) == [open_ended]
+
+
+@pytest.mark.parametrize("alternatives", [[{"exists": False}], ["a", {"exists": False}]])
+def test_a_filter_that_takes_a_missing_field_is_always_a_candidate(alternatives):
+    assert candidates({"p": "b"}, {"p": alternatives}) == [{"p": alternatives}]
+
+
+@pytest.mark.parametrize(
+    "alternative",
+    [{"anything-but": ["a"]}, {"cidr": "10.0.0.0/8"}, {"exists": True}, {"wildcard": "*b*"}, {"prefix": ""}, {"suffix": ""}],
+)
+def test_a_filter_that_tells_no_more_is_a_candidate_where_there_is_a_value(alternative):
+    assert candidates({"p": "a"}, {"p": [alternative]}) == [{"p": [alternative]}]
+    assert candidates({"p": []}, {"p": [alternative]}) == []
+    assert candidates({"q": "a"}, {"p": [alternative]}) == []
+
+
+def test_a_filter_is_kept_where_the_fewest_compete():
+    patterns = [{"status": ["paid"], "customer": [f"c{n}"], "amount": [{"numeric": [">", n]}]} for n in range(10)]
+    assert candidates({"status": "paid", "customer": "c3", "amount": 100}, *patterns) == [patterns[3]]
+
+
+@pytest.mark.parametrize("kind", kinds.CANNOT_MATCH)
+def test_of_a_thousand_filters_that_cannot_match_none_is_asked(kind):
+    patterns = [kinds.CANNOT_MATCH[kind](n) for n in range(1000)]
+    assert candidates(kinds.CONTENT, *patterns) == []

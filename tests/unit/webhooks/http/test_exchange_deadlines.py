@@ -1,0 +1,84 @@
+"""Exchanges end when their time is up. An answer that came while we stood still is read first."""
+
+import asyncio
+
+import pytest
+
+from delivery import errors
+from delivery.webhooks.http import exchange_deadlines
+from delivery.webhooks.http.exchange_deadlines import MAX_EXTENSION_S, TICK_S
+from delivery.webhooks.scheduling import endpoint_clock
+from tests.simulation import virtual
+from tests.unit.webhooks.scheduling.test_endpoint_clock import Delay
+
+
+class Exchange:
+    """One that never ends by itself."""
+
+    def __init__(self):
+        self.failure, self.expired_at = None, None
+
+    def phase(self):
+        return "while waiting for the answer"
+
+    def expire(self, failure):
+        if self.failure is None:
+            self.failure, self.expired_at = failure, asyncio.get_running_loop().time()
+
+
+def expired(delay=None, stall_s=0.0, for_s=30.0, timeout_s=2.0):
+    """Return an exchange that was left to its deadline for some time."""
+
+    async def main():
+        clock = endpoint_clock.EndpointClock(delay or Delay())
+        running, exchange = exchange_deadlines.Deadlines(clock.time), Exchange()
+        running.begin(exchange, running.within(timeout_s))
+        await asyncio.sleep(1.0)
+        asyncio.get_running_loop().stall(stall_s)
+        await asyncio.sleep(for_s)
+        running.end(exchange)
+        running.stop()
+        clock.stop()
+        return exchange
+
+    return virtual.run(main())
+
+
+def test_an_endpoint_that_takes_too_long_times_out():
+    exchange = expired()
+
+    assert isinstance(exchange.failure, errors.AttemptTimedOut)
+    assert "while waiting for the answer" in str(exchange.failure)
+    assert exchange.expired_at == pytest.approx(2.0, abs=2 * TICK_S)
+
+
+def test_a_stop_of_ours_is_no_time_of_the_endpoints():
+    exchange = expired(stall_s=5.0, for_s=0.5)
+
+    assert exchange.failure is None
+
+
+def test_after_a_stop_answers_are_read_before_anything_expires():
+    """An attempt's time was over when the process went on, and its answer lay in the socket, unread."""
+
+    async def main():
+        clock = endpoint_clock.EndpointClock(Delay())
+        running, exchange = exchange_deadlines.Deadlines(clock.time), Exchange()
+        running.begin(exchange, running.within(0.5))
+        await asyncio.sleep(0.45)
+        asyncio.get_running_loop().stall(60.0)
+        await asyncio.sleep(0)  # timers, and then what the sockets have
+        early = exchange.failure
+        await asyncio.sleep(1.0)
+        return early, exchange.failure
+
+    early, late = virtual.run(main())
+    assert early is None
+    assert late is not None
+
+
+def test_with_too_little_cpu_for_long_the_failure_is_our_own():
+    exchange = expired(Delay(1.0))
+
+    assert isinstance(exchange.failure, errors.LocalFailure)
+    assert exchange.expired_at == pytest.approx(2.0 + MAX_EXTENSION_S, abs=2 * TICK_S)

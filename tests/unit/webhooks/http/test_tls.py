@@ -1,0 +1,90 @@
+"""The TLS context of an endpoint: always verifying, one object for each identity, the key never in a file."""
+
+import gc
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from delivery import errors
+from delivery.model import Tls
+from delivery.secret import Secret
+from delivery.webhooks.http import tls
+from tests.support import certificates
+
+CLIENT = certificates.issue("client", issuer=certificates.authority())
+OTHER = certificates.issue("other client", issuer=certificates.authority())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [None, Tls(), Tls(authorities=certificates.authority().pem), CLIENT.client_tls()],
+    ids=["none", "empty", "authorities", "client certificate"],
+)
+def test_every_context_verifies_chain_and_host_name_from_tls_1_2_on(settings):
+    made = tls.context(settings)
+    assert (made.verify_mode, made.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert made.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_equal_settings_share_a_context_and_others_never_do():
+    assert tls.context(CLIENT.client_tls()) is tls.context(CLIENT.client_tls())
+    all_of_them = [None, Tls(authorities=certificates.authority().pem), CLIENT.client_tls(), OTHER.client_tls()]
+    assert len({id(tls.context(settings)) for settings in all_of_them}) == len(all_of_them)
+
+
+def test_own_authorities_take_the_place_of_the_systems():
+    subjects = [dict(pair[0] for pair in one["subject"]) for one in
+                tls.context(Tls(authorities=certificates.authority().pem)).get_ca_certs()]  # fmt: skip
+    assert subjects == [{"commonName": "authority"}]
+
+
+def test_no_descriptor_stays_open_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    gc.collect()
+    before = descriptors()
+    tls.context(certificates.issue("fresh", issuer=certificates.authority()).client_tls())
+    with pytest.raises(errors.TargetRefused):
+        tls.context(Tls(certificate="nonsense", key=Secret(b"nonsense")))
+    # Only new ones count: another test's may be closed meanwhile.
+    assert (descriptors() - before, list(tmp_path.iterdir())) == (set(), [])
+
+
+def descriptors():
+    return {entry.name for entry in Path("/dev/fd").iterdir()}
+
+
+def encrypted_key():
+    return CLIENT.private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"hunter2")
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        pytest.param(Tls(authorities="nonsense"), "tls.authorities", id="authorities are not PEM"),
+        pytest.param(Tls(authorities=""), "tls.authorities", id="no authorities in it"),
+        pytest.param(Tls(authorities="zertifizierungsstelle ä"), "tls.authorities", id="authorities are not ASCII"),
+        pytest.param(Tls(certificate=CLIENT.pem), "tls.key", id="no key"),
+        pytest.param(Tls(certificate="ä", key=Secret(CLIENT.key.encode())), "tls", id="certificate is not ASCII"),
+        pytest.param(Tls(certificate=CLIENT.pem, key=Secret(b"nonsense")), "tls", id="key is not PEM"),
+        pytest.param(Tls(certificate=CLIENT.pem, key=Secret(OTHER.key.encode())), "tls", id="key of another"),
+        pytest.param(Tls(certificate=CLIENT.pem, key=Secret(encrypted_key())), "tls", id="key is encrypted"),
+        pytest.param(Tls(certificate=CLIENT.pem * 1000, key=Secret(b"")), "tls", id="longer than a pipe holds"),
+    ],
+)
+def test_what_makes_no_context_is_refused_without_quoting_it(settings, path):
+    with pytest.raises(errors.TargetRefused) as refused:
+        tls.context(settings)
+    assert refused.value.path == path
+    assert refused.value.__cause__ is None
+    assert not any(word in str(refused.value) for word in ("nonsense", "BEGIN", "hunter2"))
+
+
+def test_the_systems_authorities_are_read_when_needed_or_at_once():
+    """Of a folder with hashed names OpenSSL reads what it needs; elsewhere the bundle is loaded."""
+    folder = ssl.get_default_verify_paths().capath
+    is_hashed = folder is not None and any(Path(folder).glob("*.0"))
+    assert bool(tls.context(None).get_ca_certs()) is not is_hashed

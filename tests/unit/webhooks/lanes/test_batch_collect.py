@@ -1,0 +1,186 @@
+"""What is due in batches stands in one segment, in its endpoint's shard; what fills a batch goes to a shard of its own."""
+
+import asyncio
+import collections
+import subprocess
+import sys
+
+import orjson
+import pytest
+
+from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
+from delivery.webhooks.lanes import batch_collect
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.routing import intake, registries
+from delivery.webhooks.sending import batch_payload, payload
+from tests.support import builders
+from tests.support.batches import endpoint
+
+SHARDS = 16
+NOW_MS = builders.record().appended_at_ms
+
+
+def records(count, **fields):
+    return [
+        builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "type": "a", **fields}))
+        for n in range(count)
+    ]
+
+
+def collected(snapshot, some, **options):
+    registry = registries.WholeRegistry("base", snapshot)
+    collector = batch_collect.Collector(
+        registry, parsing.Layout(), **{"shards": SHARDS, "now_ms": NOW_MS, "pass_through_s": 0.5} | options
+    )
+    first, rest = asyncio.run(collector.take(some)), collector.finish()
+    return Results(outcomes=first.results.outcomes, rejections=first.results.rejections, receipts=rest.results.receipts), [
+        (row.shard, one) for row in [*first.rows, *rest.rows] for one in segment.decoded(row.segment)
+    ]
+
+
+def snapshot(*rows):
+    subscriptions = [builders.subscription(f"s-{row.endpoint_id}", endpoint_id=row.endpoint_id, event_type="*") for row in rows]
+    return builders.snapshot(*rows, *subscriptions)
+
+
+def event_ids(one):
+    return [segment.unpacked(item.packed).event_id for item in one.items]
+
+
+def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
+    to = endpoint(batching=Batching(max_events=50, max_wait_s=2.5, max_bytes=9000))
+    results, [(shard, one)] = collected(snapshot(to), records(5))
+    assert shard == segment.shard_of("ep1", SHARDS)
+    bounds = segment.bounds_of("ep1", to.batching)
+    assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
+    assert (bounds.max_events, bounds.max_bytes) == (50, 9000)
+    assert 2250 <= bounds.max_wait_ms <= 2500
+    assert (one.endpoint_id, one.customer_id, set(one.through)) == ("ep1", "c1", {"s-ep1"})
+    [receipt] = results.receipts
+    assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
+
+
+def test_an_event_that_is_due_to_many_is_written_once_in_a_shard():
+    many = [endpoint(f"ep{n}") for n in range(60)]
+    collector = batch_collect.Collector(
+        registries.WholeRegistry("base", snapshot(*many)), parsing.Layout(), shards=1, now_ms=NOW_MS
+    )
+    asyncio.run(collector.take(records(1, padding="x" * 3000)))
+    [row] = collector.finish().rows
+    assert len(segment.decoded(row.segment)) == 60
+    assert len(row.segment) < 2 * 3000 + 60 * 100
+
+
+def test_each_lane_has_the_endpoints_of_its_mode():
+    results, lots = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
+    assert [one.endpoint_id for _, one in lots] == ["batch"]
+    assert results.receipts[0].due == 3
+
+
+def test_a_hot_endpoints_full_batches_are_spread_and_the_rest_goes_home():
+    results, lots = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
+    full = [(shard, one) for shard, one in lots if one.mark == segment.Mark.FULL]
+    [(home, rest)] = [(shard, one) for shard, one in lots if one.mark != segment.Mark.FULL]
+    assert [len(one.items) for _, one in full] == [10] * 9
+    assert (home, len(rest.items)) == (segment.shard_of("ep1", SHARDS), 5)
+    assert len({shard for shard, _ in full}) > 4
+    in_order = sorted(full, key=lambda each: int(event_ids(each[1])[0][1:]))
+    assert [name for _, one in [*in_order, (home, rest)] for name in event_ids(one)] == [f"e{n}" for n in range(95)]
+    assert results.receipts[0].due == 95
+
+
+def test_a_batch_is_full_before_it_would_be_larger_than_its_bytes():
+    _, lots = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
+    assert [(len(one.items), one.mark) for _, one in sorted(lots, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
+    assert all(one.size <= 5000 for _, one in lots)
+
+
+def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
+    hasty, patient = (
+        endpoint("hasty", batching=Batching(max_wait_s=0.5)),
+        endpoint("patient", batching=Batching(max_wait_s=0.6)),
+    )
+    marks = {one.endpoint_id: one.mark for _, one in collected(snapshot(hasty, patient), records(1))[1]}
+    assert marks == {"hasty": segment.Mark.PASSES, "patient": segment.Mark.WAITS}
+
+
+@pytest.mark.parametrize(("max_wait_s", "spread_ms"), [(10, 1_000), (86_400, 10_000)])
+def test_endpoints_that_begin_together_are_not_due_together_and_none_waits_longer_than_it_may(max_wait_s, spread_ms):
+    waits_ms = [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
+    assert waits_ms == [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
+    assert max_wait_s * 1000 - spread_ms <= min(waits_ms)
+    assert max(waits_ms) <= max_wait_s * 1000
+    tenths = collections.Counter((max_wait_s * 1000 - wait_ms) * 10 // (spread_ms + 1) for wait_ms in waits_ms)
+    assert sorted(tenths) == list(range(10))
+    assert max(tenths.values()) < 150
+
+
+def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
+    bad = builders.record(value=b"{", offset=9)
+    broken = builders.subscription(event_type="*", fault="a filter that is none")
+    results, lots = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
+    assert lots == []
+    assert [(outcome.delivery.event.event_id, outcome.reason) for outcome in results.outcomes] == [
+        ("e0", "quarantined"),
+        ("e1", "quarantined"),
+    ]
+    assert [rejection.reason for rejection in results.rejections] == ["not_json"]
+    assert (results.receipts[0].rejected, results.receipts[0].due) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"status": EndpointStatus.PAUSED}, {"status": EndpointStatus.DISABLED}, {"fault": "a secret that does not open"}],
+)
+def test_for_an_endpoint_that_is_stopped_it_is_collected_as_for_the_others(fields):
+    """Its batches are postponed when they leave: they wait in the retry lane until it is active again."""
+    _, [(_, one)] = collected(snapshot(endpoint(**fields)), records(2))
+    assert event_ids(one) == ["e0", "e1"]
+
+
+def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+    pack = segment.item
+
+    def with_a_bug(event, now_ms):
+        if event.event_id == "e1":
+            raise RuntimeError("a bug")
+        return pack(event, now_ms)
+
+    monkeypatch.setattr(segment, "item", with_a_bug)
+    results, [(_, one)] = collected(snapshot(endpoint()), records(3))
+    assert event_ids(one) == ["e0", "e2"]
+    assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(1, intake.UNFORESEEN)]
+    assert "unforeseen" in caplog.text
+
+
+def test_what_is_collected_of_hot_endpoints_does_not_wait_in_memory(monkeypatch):
+    monkeypatch.setattr(segment, "MAX_BYTES", 20_000)
+    collector = batch_collect.Collector(
+        registries.WholeRegistry("base", snapshot(endpoint(batching=Batching(max_events=10)))), parsing.Layout(),
+        shards=4, now_ms=NOW_MS,
+    )  # fmt: skip
+    assert asyncio.run(collector.take(records(5))).rows == []
+    rows = asyncio.run(collector.take(records(200))).rows
+    assert sum(len(one.items) for row in rows for one in segment.decoded(row.segment)) == 200
+
+
+def test_a_shard_is_the_same_in_every_process():
+    code = "from delivery.webhooks.batching import segment; print([segment.shard_of(f'ep{n}', 16, n % 3) for n in range(50)])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str([segment.shard_of(f"ep{n}", 16, n % 3) for n in range(50)])
+
+
+@pytest.mark.parametrize("mode", [ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED])
+@pytest.mark.parametrize("text", ["plain", 'quo"ted\\', "é漢🎈", ""])
+def test_an_event_takes_no_more_of_a_body_than_was_reckoned_and_little_less(mode, text):
+    event = builders.event(
+        event_id=text, event_type=text, source=text, tenant_id=text, sub_tenant_id=text, time=text, data=b"1" * 300
+    )
+    if text:
+        event = event._replace(attributes=(("a", text), ("subject", text), ("n", 2**31 - 1), ("b", False)))
+    reckoned = segment.item(event, NOW_MS).size
+    assert len(batch_payload.content([event], mode).body) <= reckoned
+    one = len(payload.content(event, mode).body)
+    assert one < reckoned < one + 80

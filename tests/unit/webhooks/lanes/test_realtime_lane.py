@@ -1,0 +1,194 @@
+"""The real-time lane in a worker: records are delivered as they come, and receipts follow when all of theirs has ended."""
+
+import asyncio
+import collections
+import threading
+
+import orjson
+import pytest
+
+from delivery.webhooks.events import parsing
+from delivery.webhooks.lanes import direct_lane, realtime_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.routing import registries
+from delivery.webhooks.scheduling import drain
+from tests.support import builders, fakes
+from tests.support.dispatching import fast_lane
+
+
+class Answering:
+    """A sender that answers when it is allowed to, and about the offsets in `always` at once."""
+
+    def __init__(self):
+        self.may_answer = threading.Event()
+        self.always = set()
+        self._sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
+
+    async def attempt(self, delivery, number):
+        while not self.may_answer.is_set() and delivery.event.record.offset not in self.always:  # noqa: ASYNC110  # a test's thread sets it
+            await asyncio.sleep(0.001)
+        return await self._sender.attempt(delivery, number)
+
+
+@pytest.fixture
+def loop():
+    running = asyncio.new_event_loop()
+    thread = threading.Thread(target=running.run_forever)
+    thread.start()
+    yield running
+    running.call_soon_threadsafe(running.stop)
+    thread.join()
+    running.close()
+
+
+class Lane:
+    """A lane of a registry with one endpoint."""
+
+    def __init__(self, loop, *, next_offsets=None, slice_s=0.0, answers=True):
+        self.sender = Answering()
+        if answers:
+            self.sender.may_answer.set()
+        self.registry = registries.WholeRegistry(
+            "base", builders.snapshot(builders.endpoint(), builders.subscription(event_type="*"))
+        )
+        self.begun = 0
+        self.itself = realtime_lane.RealtimeLane(
+            loop, self._begin, next_offsets or {}, lambda results: results, slice_s=slice_s
+        )
+
+    def _begin(self):
+        self.begun += 1
+        door = drain.Gate(self.sender)
+        dispatcher, hand_over = fast_lane(door, asyncio.get_running_loop().time, quick_retry=retry_decision.QuickRetry())
+        return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, hand_over, parsing.Layout()), door)
+
+    def feed(self, *offsets, topic="events.a"):
+        value = orjson.dumps({"id": "e1", "tenant_id": "t1"})
+        return self.itself.feed([builders.record(topic=topic, offset=offset, value=value) for offset in offsets])
+
+    def taken(self, receipts):
+        """Take what has ended until so many receipts have come; return (outcomes, receipts)."""
+        outcomes, found = [], []
+        while len(found) < receipts:
+            ended = self.itself.take()
+            outcomes += ended.results.outcomes
+            found += [(one.first_offset, one.last_offset, one.records, one.due) for one in ended.receipts]
+        return outcomes, found
+
+
+def test_records_are_delivered_while_the_task_goes_on(loop):
+    lane = Lane(loop)
+    lane.feed(7)
+    outcomes, receipts = lane.taken(1)
+    assert ([one.kind.value for one in outcomes], receipts) == (["delivered"], [(7, 7, 1, 1)])
+    lane.feed(8, 9)
+    assert lane.taken(1)[1] == [(8, 9, 2, 2)]
+    assert lane.begun == 2
+    lane.itself.finish()
+    assert lane.itself.take() is None
+
+
+def test_a_receipt_covers_offsets_of_which_kafka_has_no_record(loop):
+    lane = Lane(loop, next_offsets={("events.a", 0): 5})
+    lane.feed(7)
+    assert lane.taken(1)[1] == [(5, 7, 1, 1)]
+    lane.feed(10)
+    assert lane.taken(1)[1] == [(8, 10, 1, 1)]
+    lane.itself.finish()
+
+
+def test_a_receipt_waits_for_the_answers(loop):
+    lane = Lane(loop, slice_s=1e9, answers=False)
+    lane.feed(7)
+    finishing = threading.Thread(target=lane.itself.finish)
+    finishing.start()
+    assert lane.itself._ended.empty()
+    lane.sender.may_answer.set()
+    outcomes, receipts = lane.taken(1)
+    assert (len(outcomes), receipts) == (1, [(7, 7, 1, 1)])
+    finishing.join()
+
+
+def test_another_registry_ends_the_slice_at_once(loop):
+    lane = Lane(loop, slice_s=1e9)
+    lane.feed(7)
+    lane.itself.turn()
+    assert lane.taken(1)[1] == [(7, 7, 1, 1)]
+    lane.itself.finish()
+
+
+def test_after_a_stop_nothing_more_is_begun(loop):
+    lane = Lane(loop)
+    lane.feed(7)
+    lane.taken(1)
+    lane.itself.stop()
+    assert not lane.feed(8)
+    lane.itself.finish()
+    assert lane.itself.take() is None
+
+
+def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
+    lane, may_go_on = Lane(loop, next_offsets={("events.a", 0): 7}), threading.Event()
+
+    class Stopping(collections.deque):
+        def extend(self, some):
+            """Stop between the look whether the lane is over and the adding."""
+            if some[0].offset == 8:
+                lane.itself.stop()
+                may_go_on.set()
+                for _ in range(3):
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+            super().extend(some)
+
+    lane.itself._waiting = Stopping()
+    loop.call_soon_threadsafe(may_go_on.wait)
+    lane.feed(7)
+    lane.feed(8)
+    lane.itself.finish()
+    assert (lane.itself.take(), lane.itself.is_over) == (None, True)
+
+
+def test_receipts_come_in_the_order_of_their_slices(loop):
+    lane = Lane(loop, slice_s=1e9, answers=False)
+    lane.sender.always = {8}
+    lane.feed(7)
+    lane.itself.turn()
+    while not lane.itself._finishing:
+        pass
+    lane.feed(8)
+    lane.itself.turn()
+    assert [one.delivery.event.record.offset for one in lane.itself.take().results.outcomes] == [8]
+    while len(lane.itself._finishing) < 2:
+        pass
+    lane.sender.may_answer.set()
+    assert lane.taken(2)[1] == [(7, 7, 1, 1), (8, 8, 1, 1)]
+    lane.itself.finish()
+
+
+def test_a_paused_lane_reads_on_when_it_may(loop):
+    lane = Lane(loop)
+    lane.itself.pause(is_paused=True)
+    feeding = threading.Thread(target=lane.feed, args=(7,))
+    feeding.start()
+    lane.itself.pause(is_paused=False)
+    feeding.join()
+    assert lane.taken(1)[1] == [(7, 7, 1, 1)]
+    lane.itself.finish()
+
+
+def test_a_task_that_is_given_up_tells_what_has_ended_without_a_receipt(loop):
+    lane = Lane(loop, slice_s=1e9)
+    lane.feed(7)
+    first = lane.itself.take()
+    lane.itself.close(0.1)
+    assert [one.kind.value for one in first.results.outcomes] == ["delivered"]
+    assert lane.itself.take() is None
+
+
+def test_a_fault_of_ours_ends_the_task(loop):
+    lane = Lane(loop)
+    lane.itself.fail(ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        lane.feed(7)
+    with pytest.raises(ValueError, match="x"):
+        lane.itself.finish()

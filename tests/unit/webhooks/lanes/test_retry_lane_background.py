@@ -1,0 +1,136 @@
+"""No micro-batch of the retry lane waits for an answer that is late, or for the end of the process: a later one reports it."""
+
+import asyncio
+
+from delivery.webhooks.lanes import retry_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
+from tests.support import builders
+from tests.support.retry_lanes import Sender, lane_of, together
+from tests.support.turns import NOW_MS, registry, turn, waiting
+
+
+class Hanging:
+    """A lane with an endpoint that does not answer before it is told to."""
+
+    def __init__(self, **bounds):
+        self.answers = asyncio.Event()
+        self.sender = Sender(lambda delivery: self.answers if delivery.endpoint.endpoint_id == "ep1" else None)
+        self.lane = lane_of(self.sender, **bounds)
+        other = [builders.endpoint("ep2"), builders.subscription("s2", endpoint_id="ep2")]
+        self.registry = registries.WholeRegistry(
+            "base", builders.snapshot(builders.endpoint(), builders.subscription(), *other)
+        )
+
+    async def micro_batch(self, *turns, settle_s=0.01):
+        taken = await self.lane.take(map(retry_messages.encoded, turns), self.registry, settle_s)
+        return together(taken, await self.lane.settle(settle_s))
+
+
+def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_it():
+    async def main():
+        hanging = Hanging()
+        first = await hanging.micro_batch(turn(), turn(waiting(through=("s2",)), endpoint="ep2"))
+        assert [report.endpoint_id for report in first.reports] == ["ep2"]
+        assert (await hanging.micro_batch()).reports == []
+        hanging.answers.set()
+        late = await hanging.micro_batch(turn(waiting(through=("s2",)), endpoint="ep2", number=2))
+        assert {(report.endpoint_id, report.delivered) for report in late.reports} == {("ep1", 1), ("ep2", 1)}
+        assert len(late.results.outcomes) == 2
+        assert (await hanging.micro_batch()).results.outcomes == []
+
+    asyncio.run(main())
+
+
+def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
+    async def main():
+        hanging = Hanging()
+        await hanging.micro_batch(turn())
+        assert hanging.lane.ended() is None
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        late = hanging.lane.ended()
+        assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
+        assert len(late.results.outcomes) == 1
+        assert hanging.lane.ended() is None
+        assert (await hanging.micro_batch()).reports == []
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
+    async def main():
+        hanging = Hanging()
+        await hanging.micro_batch(turn())
+        await hanging.micro_batch(turn())
+        hanging.answers.set()
+        ended = await hanging.micro_batch(turn(), settle_s=5)
+        assert [report.turn for report in ended.reports] == [1]
+        assert len(hanging.sender.sent) == 1
+
+    asyncio.run(main())
+
+
+def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_not_begun():
+    of = [waiting(builders.event(event_id=f"e{n}")) for n in range(3)]
+
+    async def main():
+        hanging = Hanging()
+        await hanging.micro_batch(turn(*of, order_key="k"))
+        await hanging.micro_batch(turn(*of, order_key="k", number=2))
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        ended = await hanging.micro_batch()
+        assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
+        assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back():
+    async def main():
+        hanging = Hanging(max_in_flight_per_endpoint=1)
+        await hanging.micro_batch(turn(waiting(), waiting()))
+        hanging.lane.stop()
+        hanging.answers.set()
+        await asyncio.wait(hanging.lane._tasks)
+        [report] = hanging.lane.ended().reports
+        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
+        assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
+    async def main():
+        known = registries.WholeRegistry("base", registry(max_per_second=0.05))
+        lane = lane_of(sender := Sender())
+        await lane.take([retry_messages.encoded(turn(waiting(), waiting()))], known, 0)
+        await lane.settle(0.01)
+        lane.stop()
+        ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
+        assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
+        [report] = lane.ended().reports
+        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
+
+    asyncio.run(main())
+
+
+def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_others_make_some(monkeypatch):
+    monkeypatch.setattr(retry_lane, "MAX_UNDER_WAY_BYTES", 3 * retry_lane.PARCEL_BYTES)
+    others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
+
+    async def main():
+        hanging = Hanging()
+        first = await hanging.micro_batch(turn(), *others)
+        assert sum(report.delivered for report in first.reports) == 20
+        turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
+        [report] = turned_away.reports
+        assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
+        assert all(back.again.at_ms > NOW_MS for back in report.back)
+        given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
+        assert len(given_up.results.outcomes) == 2
+        await hanging.lane.close()
+
+    asyncio.run(main())

@@ -1,0 +1,343 @@
+"""What the registry says now, and the answers, decide what becomes of each parcel of a turn; the report says it all."""
+
+import asyncio
+import base64
+import itertools
+
+import msgspec
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.webhooks.batching import segment
+from delivery.webhooks.lanes.retry_lease import TurnUnderWay
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import completed_work, counters, topic_rows
+from delivery.webhooks.routing import registries, revalidation
+from delivery.webhooks.sending import payload
+from tests.support import builders, fakes
+from tests.support.turns import LATER_MS, NOW_MS, batch_registry, registry, turn, waiting
+
+MAX_AGE_S = 3600.0
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class="server_error")
+
+
+class Carried:
+    """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
+
+    def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
+        tenants = revalidation.tenants(packed for waits in of.parcels for packed in waits.packed)
+        known = registries.WholeRegistry("", snapshot)
+        to = asyncio.run(known.destination(of.endpoint_id, tenants))
+        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
+        one.begin(NOW_MS)
+        self.sent = []
+        while one.waiting and one.until >= 0.0:
+            made = one.made(one.waiting.popleft())
+            if made is not None:
+                self.sent.append(made)
+                attempt = Attempt(made.number, NOW_MS, 5.0, None, error_class, **answer)
+                one.answered(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
+        one.end(NOW_MS)
+        self.report, self.results = one.report(NOW_MS), one.results
+        self.results.outcomes += one.accepted.outcomes
+        self.results.batches += one.accepted.batches
+
+    def written(self):
+        told = sorted(topic_rows.rows(self.results, TOPICS), key=lambda row: row.topic)
+        return {
+            topic: [orjson.loads(row.value) for row in of] for topic, of in itertools.groupby(told, key=lambda row: row.topic)
+        }
+
+    def deliveries(self):
+        return counters.of(self.results, cpu_s=0).deliveries
+
+
+def test_what_is_accepted_does_not_come_back():
+    report = Carried(registry(), turn(waiting(), waiting())).report
+    assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 2, 0, None, [])
+
+
+def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_story():
+    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, story=(FAILED,))), "server_error")
+    told = carried.written()
+    [entry] = told["attempts"][0]["entries"]
+    assert (entry["kind"], entry["attempt"]) == ("attempt", 2)
+    [letter] = told["dead"]
+    assert (letter["reason"], [attempt["attempt"] for attempt in letter["attempts"]]) == ("server_error", [1, 2])
+    assert carried.report.back == []
+    assert carried.report.failed == 1
+    counted = counters.of(carried.results, cpu_s=0)
+    assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
+
+
+def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of_now():
+    known = registry(retrying=Retrying(schedule_s=(1, 100, 1000)))
+    carried = Carried(known, turn(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
+    [back] = carried.report.back
+    assert (back.place, back.reason, back.again.retries) == (0, "unavailable", 2)
+    assert back.again.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
+    assert [attempt.number for attempt in back.attempts] == [3]
+    report = carried.report
+    assert (report.delivered, report.failed, report.retry_after_s) == (0, 1, 500.0)
+    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.POSTPONED]
+
+
+def test_what_would_come_back_after_it_expires_is_a_dead_letter_now():
+    carried = Carried(registry(), turn(waiting(expires_ms=NOW_MS + 10)), "timeout")
+    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
+
+
+@pytest.mark.parametrize("error_class", ["refused", "redirect"])
+def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpoint_that_is_ill(error_class):
+    report = Carried(registry(), turn(), error_class).report
+    assert (report.delivered, report.failed, report.refused) == (0, 0, 1)
+
+
+def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
+    report = Carried(registry(), turn(), errors.LocalFailure.error_class).report
+    assert (report.failed, len(report.back)) == (0, 1)
+
+
+def test_in_order_nothing_is_attempted_after_what_has_failed():
+    carried = Carried(registry(), turn(waiting(), waiting(), waiting(), order_key="k"), "server_error")
+    assert len(carried.sent) == 1
+    assert (carried.report.order_key, carried.report.failed) == ("k", 1)
+    assert [(back.place, len(back.attempts)) for back in carried.report.back] == [(0, 1), (1, 0), (2, 0)]
+
+
+ELSEWHERE = builders.subscription(endpoint_id="ep2")
+
+
+@pytest.mark.parametrize("of", [1, 2])
+@pytest.mark.parametrize(
+    ("snapshot", "reason"),
+    [
+        (lambda _: builders.snapshot(), "endpoint_deleted"),
+        (lambda made: made(customer_id="c2"), "endpoint_deleted"),
+        (lambda made: builders.snapshot(*made().endpoints.values()), "subscription_deleted"),
+        (
+            lambda made: builders.snapshot(*made().endpoints.values(), builders.endpoint("ep2"), ELSEWHERE),
+            "subscription_deleted",
+        ),
+        (lambda made: made(builders.subscription(status=SubscriptionStatus.PAUSED)), "subscription_paused"),
+        (lambda made: made(builders.subscription(fault="a filter that is none")), "quarantined"),
+    ],
+)
+@pytest.mark.parametrize("given_up", [{}, {"given_up": retry_decision.EXPIRED, "number": 0}])
+def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, snapshot, reason, given_up):
+    made = registry if of == 1 else batch_registry
+    carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
+    assert carried.sent == []
+    assert carried.deliveries() == {("skipped", reason): of}
+    assert (carried.report.back, carried.report.delivered) == ([], 0)
+    [entry] = carried.written()["attempts"][0]["entries"]
+    assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
+
+
+def of_tenants(*tenants):
+    return [builders.event(tenant_id=tenant) for tenant in tenants]
+
+
+def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
+    alone = turn(*(waiting(event) for event in of_tenants("t1", "deleted", PLATFORM)))
+    carried = Carried(registry(), alone)
+    assert [made.delivery.event.tenant_id for made in carried.sent] == ["t1", PLATFORM]
+    assert carried.deliveries() == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
+
+    in_batch = Carried(batch_registry(), turn(waiting(*of_tenants("deleted", "t1", "deleted"))))
+    assert [event.tenant_id for made in in_batch.sent for event in made.delivery.events] == ["t1"]
+    assert in_batch.deliveries() == {("delivered", "none"): 1, ("skipped", "tenant_deleted"): 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "hold"),
+    [
+        ({"status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_PAUSED),
+        ({"status": EndpointStatus.DISABLED}, retry_decision.ENDPOINT_DISABLED),
+        ({"fault": "a secret that does not open"}, retry_decision.ENDPOINT_QUARANTINED),
+        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_QUARANTINED),
+    ],
+)
+def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
+    carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
+    report = carried.report
+    assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
+    assert [(back.place, back.reason, back.again.retries, back.attempts) for back in report.back] == [
+        (0, hold, 2, ()),
+        (1, hold, 0, ()),
+    ]
+    assert (carried.sent, carried.results.outcomes) == ([], [])
+
+
+@pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
+@pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
+def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
+    carried = Carried(registry(**fields), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
+    assert carried.sent == []
+    told = carried.written()
+    assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
+    assert [entry["kind"] for entry in told["attempts"][0]["entries"]] == ["dead_lettered"]
+
+
+def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_names_are_dead_letters():
+    of = [builders.event() for _ in range(3)]
+    rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
+    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, story=(FAILED,))), response=rejecting)
+    [made] = carried.sent
+    assert (made.number, [one["id"] for one in orjson.loads(made.delivery.body)]) == (2, [event.event_id for event in of])
+    assert made.delivery.webhook_id.startswith("batch_")
+    [letter] = carried.written()["dead"]
+    assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
+    assert letter["webhook_id"] == payload.webhook_id(of[1], "s1")
+    assert (carried.report.delivered, carried.report.back) == (1, [])
+
+
+def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
+    of = [builders.event() for _ in range(3)]
+    parcels = waiting(*of, through=("s1", "gone", "s1"))
+    failed = Carried(batch_registry(), turn(parcels), "server_error")
+    assert failed.deliveries() == {("postponed", "server_error"): 2}
+    [back] = failed.report.back
+    ended = Carried(batch_registry(), turn(parcels.returned(back)))
+    assert ended.deliveries() == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
+
+
+LATER = 2
+"""A revision after that of `registry`."""
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "of"),
+    [
+        (builders.snapshot(), waiting(revision=LATER)),
+        (registry(), waiting(revision=LATER, subscriptions=["s-new"])),
+        (registry(), waiting(builders.event(tenant_id="t-new"), revision=LATER)),
+    ],
+    ids=["endpoint", "subscription", "tenant"],
+)
+@pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (3_599_999, 300_000)])
+def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
+    behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
+    carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
+    [back] = carried.report.back
+    assert (back.place, back.reason, back.again, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
+    assert len(carried.sent) == len(snapshot.endpoints)
+    assert not any(kind == "skipped" for kind, _ in carried.deliveries())
+
+
+def test_what_is_not_there_in_the_registry_that_made_it_due_or_a_later_one_is_skipped():
+    for fields in ({"revision": 0}, {"revision": 1}, {"revision": LATER, "since_ms": NOW_MS - 3_600_000}):
+        carried = Carried(registry(), turn(waiting(subscriptions=["s-old"], **{"since_ms": NOW_MS} | fields)))
+        assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
+
+
+def test_in_order_nothing_passes_what_waits_for_the_registry():
+    key = {"order_key": "a"}
+    carried = Carried(
+        registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
+    )
+    assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
+
+
+def test_what_is_given_up_does_not_wait_for_the_registry():
+    of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_decision.EXPIRED)
+    assert Carried(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
+
+
+def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
+    one = TurnUnderWay(
+        turn(waiting(retries=2), waiting()),
+        registries.Destination(None, {}),
+        until=0.0,
+        revision=1,
+        registry_max_age_s=MAX_AGE_S,
+    )
+    one.turn_away(NOW_MS)
+    report = one.report(NOW_MS)
+    assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
+    assert [(back.reason, *back.again) for back in report.back] == [
+        ("server_error", NOW_MS + 5000, 2),
+        ("server_error", NOW_MS + 5000, 0),
+    ]
+
+
+def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeypatch, caplog):
+    broken, unpack = waiting(retries=3), segment.unpacked
+    monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
+    paused = registry(builders.subscription(status=SubscriptionStatus.PAUSED))
+    carried = Carried(paused, turn(waiting(), broken, waiting()))
+    [back] = carried.report.back
+    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    assert [attempt.error_class for attempt in back.attempts] == ["local"]
+    assert (carried.report.failed, len(carried.results.outcomes)) == (0, 2)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
+def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the_others_go_on(caplog, subscriptions):
+    """Such a parcel failed the task of its lane for ever: its shard had forgotten it, and nothing could be told of it."""
+    broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
+    given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_decision.EXPIRED)
+    carried = Carried(registry(*subscriptions), given_up)
+    assert len(carried.results.outcomes) == 2
+    [row] = carried.written()["rejected"]
+    assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
+    assert base64.b64decode(row["value_base64"]) == broken
+    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
+    assert "unforeseen" in caplog.text
+
+
+def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
+    good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
+    broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
+    carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry_decision.NO_ROOM))
+    assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
+    assert [rejection.record.value for rejection in carried.results.rejections] == [b"\xc1"]
+
+
+def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
+    monkeypatch.setattr(payload, "content", lambda *_: 1 / 0)
+    carried = Carried(registry(), turn(waiting(expires_ms=LATER_MS)))
+    assert carried.deliveries() == {("dead_lettered", "unforeseen"): 1}
+    assert "unforeseen" in caplog.text
+
+
+def ended_of(*parcels):
+    """The keys of deliveries that an earlier run has written as accepted."""
+    return {
+        completed_work.of_packed(segment.unpacked(packed), name)
+        for one in parcels
+        for packed, name in zip(one.packed, revalidation.through(one, range(len(one.packed))), strict=True)
+    }
+
+
+def event(number):
+    return builders.event(event_id=f"e{number}", record=builders.record(offset=number))
+
+
+def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_and_its_shard_forgets_it():
+    before, left = waiting(event(1)), waiting(event(2))
+    carried = Carried(registry(), turn(before, left), ended=ended_of(before))
+    assert [made.place for made in carried.sent] == [1]
+    assert (carried.report.delivered, carried.report.back) == (2, [])
+    assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
+
+
+def test_a_batch_of_which_a_part_was_accepted_leaves_whole():
+    batch, part = waiting(event(1), event(2)), waiting(event(1))
+    assert len(Carried(batch_registry(), turn(batch), ended=ended_of(part)).sent) == 1
+    assert Carried(batch_registry(), turn(batch), ended=ended_of(batch)).sent == []
+
+
+def test_a_replay_is_sent_though_what_it_repeats_was_delivered_a_moment_before():
+    replayed = waiting(event(1), replay="rpl_1")
+    assert len(Carried(registry(), turn(replayed), ended=ended_of(replayed)).sent) == 1
+
+
+def test_what_is_given_up_has_its_dead_letter_whatever_the_journal_says():
+    given_up = waiting(event(1))
+    carried = Carried(registry(), turn(given_up, number=0, given_up=retry_decision.EXPIRED), ended=ended_of(given_up))
+    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]

@@ -1,0 +1,216 @@
+"""What a micro-batch has written says which of its deliveries have ended; all others are made again."""
+
+import asyncio
+import dataclasses
+
+import msgspec
+
+from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
+from delivery.webhooks.http import guard
+from delivery.webhooks.lanes import batch_lane, direct_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import completed_work, topic_rows
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
+from delivery.webhooks.sending import batch_payload, sender
+from tests.support import batches, builders, fakes
+from tests.support.dispatching import fast_lane
+
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+ACCEPTED = Attempt(1, 0, 1.0, 200, None)
+PACKED = [segment.item(builders.event(record=builders.record(offset=offset)), 0).packed for offset in range(3)]
+FAILED = Attempt(1, 0, 1.0, 500, "server_error")
+
+
+def key_of(outcome):
+    return completed_work.of(outcome.delivery.event, outcome.delivery.subscription.subscription_id)
+
+
+def read_back(*written, lane=completed_work.OfFastLane, **bounds):
+    """What has ended, by rows of (topic, value)."""
+    found = lane(**bounds)
+    for topic, reader in found.readers(TOPICS).items():
+        for row_topic, value in written:
+            if row_topic == topic:
+                found.take(value, reader)
+    return found.ended
+
+
+def written(*outcomes, batches=()):
+    results = Results(outcomes=list(outcomes), batches=list(batches))
+    return [(row.topic, row.value) for row in topic_rows.rows(results, TOPICS)]
+
+
+def ended(kind, *attempts, reason=None, delivery=None):
+    return Outcome(delivery or builders.delivery(), kind, attempts, reason)
+
+
+def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
+    of = [segment.unpacked(packed) for packed in PACKED[:count]]
+    through = ["s1"] * count
+    webhook_id = batch_payload.webhook_id("ep1", of, through)
+    delivery = batch_payload.BatchDelivery(builders.endpoint(), webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    return batch_payload.BatchOutcome(Outcome(delivery, kind, attempts, reason), dict.fromkeys(rejected, "no"))
+
+
+def keys_of(batch):
+    delivery = batch.outcome.delivery
+    return {completed_work.of_packed(event, name) for event, name in zip(delivery.events, delivery.through, strict=True)}
+
+
+def test_what_was_accepted_has_ended():
+    outcome = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
+    assert read_back(*written(outcome)) == {key_of(outcome)}
+
+
+def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
+    """The attempt is written first; a process that dies in between would have lost the delivery."""
+    outcome = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
+    attempt, letter = written(outcome)
+    assert read_back(attempt) == set()
+    assert read_back(letter) == read_back(attempt, letter) == {key_of(outcome)}
+
+
+def test_what_was_postponed_has_ended_when_its_parcel_is_there():
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
+    waiting = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.of(outcome, now_ms=0)]))
+    assert read_back(*written(outcome)) == set()
+    assert read_back(("retries", waiting)) == {key_of(outcome)}
+
+
+def test_what_somebody_asked_for_again_is_no_end_of_what_was_due():
+    """A replay may run beside a micro-batch that is broken off: taken for its row, a delivery that was due would have none."""
+    accepted = ended(OutcomeKind.DELIVERED, ACCEPTED)._replace(replay="rpl_1")
+    dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")._replace(replay="rpl_1")
+    batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
+    batch = batch._replace(outcome=batch.outcome._replace(replay="rpl_1"))
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
+    waits = msgspec.structs.replace(retry_messages.of(outcome, now_ms=0), replay="rpl_1")
+    handed_over = ("retries", retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [waits])))
+    assert read_back(*written(accepted, dead, batches=[batch]), handed_over) == set()
+
+
+def test_what_was_skipped_is_said_again():
+    assert read_back(*written(ended(OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED))) == set()
+
+
+def test_an_event_that_its_producer_repeats_is_two_deliveries():
+    first = builders.delivery()
+    again = first._replace(event=first.event._replace(record=builders.record(offset=8)))
+    assert first.webhook_id == again.webhook_id
+    assert completed_work.of(again.event, again.subscription.subscription_id) not in read_back(
+        *written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first))
+    )
+
+
+def test_a_batch_has_ended_when_it_was_accepted():
+    batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
+    assert read_back(*written(batches=[batch])) == keys_of(batch)
+
+
+def test_what_an_answer_rejects_has_ended_when_its_dead_letter_is_there():
+    batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED, rejected=(0, 2))
+    log, *letters = written(batches=[batch])
+    assert len(read_back(log)) == 1
+    assert len(read_back(log, letters[0])) == 2
+    assert read_back(log, *letters) == keys_of(batch)
+
+
+def test_a_batch_that_failed_has_ended_by_its_dead_letters_alone():
+    log, *letters = written(batches=[batch_ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")])
+    assert read_back(log) == set()
+    assert len(read_back(log, *letters)) == 3
+
+
+def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
+    batch = batch_ended(OutcomeKind.POSTPONED, FAILED, reason="server_error")
+    outcome = batch.outcome._replace(again=Again(1, 1))
+    waiting = retry_messages.encoded(
+        retry_messages.Postponed("ep1", "c1", [retry_messages.of_batch(outcome, PACKED, now_ms=0)])
+    )
+    assert read_back(("retries", waiting)) == keys_of(batch)
+
+
+def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
+    outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
+    odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
+    assert read_back(*odd, *written(outcome)) == {key_of(outcome)}
+    assert "could not be read back" in caplog.text
+
+
+def test_no_more_is_remembered_than_its_bound():
+    events = [builders.event(record=builders.record(offset=offset)) for offset in range(5)]
+    log = [ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event)) for event in events]
+    rows_of_each = [row for one in log for row in written(one)]
+    assert len(read_back(*rows_of_each, max_ended=2)) == 2
+
+
+def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_of_it_when_it_was_accepted():
+    accepted = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
+    report = retry_messages.Report(
+        "ep1", "c1", None, turn=7, delivered=0, failed=3, hold=None, retry_after_s=None, back=[], parcels=4
+    )
+    log = [*written(accepted), ("retries", retry_messages.encoded(report))]
+    assert read_back(*log, lane=completed_work.OfRetryLane) == {key_of(accepted), completed_work.of_turn("ep1", 7, 4)}
+    assert completed_work.of_turn("ep1", 7, 4) not in {
+        completed_work.of_turn("ep1", 8, 4),
+        completed_work.of_turn("ep2", 7, 4),
+        completed_work.of_turn("ep1", 7, 5),
+    }
+
+
+def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter_that_may_be_redriven_has_ended():
+    """A letter may be redriven as soon as it is written: taken for the end of the redrive, it would lose the event."""
+    dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
+    handed_over = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.of(outcome, now_ms=0)]))
+    assert read_back(*written(dead), ("retries", handed_over), lane=completed_work.OfRetryLane) == set()
+
+
+def deliver(records, ended_before=frozenset()):
+    """Deliver records in the direct lane; return the results and what was posted."""
+    clock, network = fakes.Clock(), fakes.FakeTransport(200)
+    registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
+
+    async def main():
+        posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
+        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        layout = parsing.Layout(topic_prefix="events.")
+        delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
+        first = await delivering.take(records)
+        rest = await delivering.finish()
+        return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)
+
+    return asyncio.run(main()), network.posted
+
+
+def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_everything_once():
+    records = [builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e%d"}' % offset) for offset in range(10)]
+    whole, posted = deliver(records)
+    before = read_back(*written(*whole.outcomes[:6]))
+    rest, posted_again = deliver(records, before)
+    assert (len(posted), len(posted_again)) == (10, 4)
+    assert {one.delivery.webhook_id for one in whole.outcomes[:6]}.isdisjoint(one.delivery.webhook_id for one in rest.outcomes)
+    assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
+
+
+def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_before():
+    of = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
+    clock, network = fakes.Clock(), fakes.FakeTransport(200)
+    registry = registries.WholeRegistry("base", builders.snapshot(batches.endpoint(), builders.subscription()))
+
+    async def send(ended_before):
+        posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
+        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        delivering = batch_lane.BatchLane(registry, dispatcher, hand_over, ended_before)
+        first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
+        return first.batches + (await delivering.finish()).batches
+
+    ended_before = {completed_work.key("s1", completed_work.Place(*one.record[:3])) for one in of[1:3]}
+    told = asyncio.run(send(ended_before))  # in the run before, these two shared a batch
+    assert [[event.offset for event in one.outcome.delivery.events] for one in told] == [[0], [3]]
+    assert asyncio.run(send({completed_work.key("s1", completed_work.Place(*one.record[:3])) for one in of})) == []
+    assert len(network.posted) == 2

@@ -1,0 +1,132 @@
+"""What is written of each result: one row an attempt, the whole story of a dead letter, a receipt for each run of offsets."""
+
+import base64
+
+import orjson
+
+from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
+from delivery.secret import Secret
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.routing import intake
+from tests.support import builders
+
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+
+
+def attempt(number, error_class, **fields):
+    return Attempt(number=number, started_at_ms=1000 * number, duration_ms=1.26, error_class=error_class, status=None, **fields)
+
+
+def written(**results):
+    return [(row.topic, row.key, orjson.loads(row.value)) for row in topic_rows.rows(Results(**results), TOPICS)]
+
+
+def test_every_attempt_is_an_entry_under_its_endpoints_key():
+    outcome = Outcome(
+        delivery=builders.delivery(),
+        kind=OutcomeKind.DELIVERED,
+        attempts=(attempt(1, "timeout"), attempt(2, None)),
+    )
+    [(topic, key, row)] = written(outcomes=[outcome])
+    assert (topic, key, row["kind"]) == ("attempts", b"ep1", "outcomes")
+    assert (row["endpoint_id"], row["customer_id"], row["mode"]) == ("ep1", "c1", "direct")
+    first, second = row["entries"]
+    assert [(entry["kind"], entry["attempt"], entry["error_class"]) for entry in (first, second)] == [
+        ("attempt", 1, "timeout"),
+        ("attempt", 2, None),
+    ]
+    assert (first["topic"], first["partition"], first["offset"]) == ("events.order.created", 0, 7)
+
+
+def test_entries_of_one_endpoint_share_rows_of_a_bounded_size_and_those_of_two_never_do():
+    many = [
+        Outcome(
+            delivery=builders.delivery(endpoint=builders.endpoint(f"ep{n % 2}")),
+            kind=OutcomeKind.DELIVERED,
+            attempts=(attempt(1, None, detail="x" * 20_000),),
+        )
+        for n in range(60)
+    ]
+    made = list(topic_rows.rows(Results(outcomes=many), TOPICS))
+    assert 4 <= len(made) < 10
+    assert max(len(row.value) for row in made) < topic_rows.MAX_ROW_BYTES + 1000
+    for endpoint_id in ("ep0", "ep1"):
+        told = [orjson.loads(row.value) for row in made if row.key == endpoint_id.encode()]
+        expected = [outcome.delivery.webhook_id for outcome in many if outcome.delivery.endpoint.endpoint_id == endpoint_id]
+        assert [entry["webhook_id"] for row in told for entry in row["entries"]] == expected
+        assert {row["endpoint_id"] for row in told} == {endpoint_id}
+
+
+def test_a_skipped_delivery_is_one_entry_with_its_reason():
+    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED)
+    [(topic, _, row)] = written(outcomes=[outcome])
+    assert [(topic, entry["kind"], entry["reason"]) for entry in row["entries"]] == [
+        ("attempts", "skipped", "subscription_paused")
+    ]
+
+
+def test_a_dead_letter_tells_the_whole_story_and_no_secret():
+    endpoint = builders.endpoint(
+        url="https://hooks.example.com/secret-path?token=hunter2",
+        auth=Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2")),
+    )
+    event = builders.event(data=b'{ "a": 1 }', record=builders.record(headers=(("trace", b"\xff1"),)))
+    failed = (attempt(1, "server_error", response=b"no\xff"), attempt(2, "timeout", detail="no answer"))
+    delivery = builders.delivery(event=event, endpoint=endpoint)
+    outcome = Outcome(delivery=delivery, kind=OutcomeKind.DEAD_LETTERED, attempts=failed, reason="timeout")
+    *_, (topic, key, entry) = written(outcomes=[outcome])
+    assert (topic, key, entry["reason"]) == ("dead", b"ep1", "timeout")
+    assert base64.b64decode(entry["payload_base64"]) == b'{ "a": 1 }'
+    [header] = entry["headers"]
+    assert (header["name"], base64.b64decode(header["value_base64"])) == ("trace", b"\xff1")
+    assert entry["url_origin"] == "https://hooks.example.com"
+    assert [(a["attempt"], a["error_class"], a["response"], a["detail"]) for a in entry["attempts"]] == [
+        (1, "server_error", "no\ufffd", ""),
+        (2, "timeout", "", "no answer"),
+    ]
+    assert "hunter2" not in str(entry)
+    assert "secret-path" not in str(entry)
+
+
+def test_a_dead_letter_says_how_many_attempts_are_not_in_it():
+    """The retry lane keeps the last ten; a letter that had eleven did not say that there were more."""
+    kept, last = tuple(attempt(number, "timeout") for number in range(5, 15)), (attempt(15, "timeout"),)
+    outcome = Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, last, "timeout", earlier=kept)
+    *_, (_, _, letter) = written(outcomes=[outcome])
+    assert (letter["attempts_omitted"], len(letter["attempts"])) == (4, 11)
+    *_, (_, _, whole) = written(outcomes=[outcome._replace(earlier=(), attempts=(attempt(1, "timeout"),))])
+    assert whole["attempts_omitted"] == 0
+
+
+def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
+    outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
+    (logged_in, _, row), (topic, _, letter) = written(outcomes=[outcome])
+    assert (logged_in, [(entry["kind"], entry["reason"]) for entry in row["entries"]]) == (
+        "attempts", [("dead_lettered", "lane_deadline")],
+    )  # fmt: skip
+    assert (topic, letter["reason"], letter["attempts"], letter["attempts_omitted"]) == ("dead", "lane_deadline", [], 0)
+
+
+def test_a_rejected_record_keeps_its_bytes_for_the_operator():
+    rejection = intake.Rejection(record=builders.record(value=b"\xff{"), reason="not_json", detail="why")
+    [(topic, _, entry)] = written(rejections=[rejection])
+    assert (topic, entry["reason"], base64.b64decode(entry["value_base64"])) == ("rejected", "not_json", b"\xff{")
+
+
+def test_a_rejected_record_beyond_reason_is_cut_and_says_how_long_it_was():
+    rejection = intake.Rejection(record=builders.record(value=b"x" * 5_000_000), reason="too_large", detail="why")
+    [(_, _, entry)] = written(rejections=[rejection])
+    assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, topic_rows.MAX_REJECTED_BYTES)
+
+
+def test_a_rejected_records_headers_are_cut_too():
+    headers = (("small", b"x"), ("large", b"x" * 900_000))
+    rejection = intake.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
+    [(_, _, entry)] = written(rejections=[rejection])
+    assert entry["headers"] == [{"name": "small", "value_base64": base64.b64encode(b"x").decode()}]
+
+
+def test_a_tombstone_is_kept_as_none():
+    [(_, _, entry)] = written(rejections=[intake.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
+    assert entry["value_base64"] is None

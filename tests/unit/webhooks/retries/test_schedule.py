@@ -1,0 +1,85 @@
+"""The whole schedule of the retry lane, end to end through its state, with a clock that jumps: weeks in milliseconds."""
+
+import random
+
+import pytest
+
+from delivery.model import Retrying
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.retries import retry_messages
+from tests.support.retries import DAY_MS, NOW, Shard, accepted, failed_attempt, postponed, reported, waiting
+
+
+class Customer:
+    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each parcel that leaves."""
+
+    def __init__(self, *answers, retrying_by=None, seed=1):
+        self.shard = Shard()
+        self.answers = list(answers)
+        self.retrying = retrying_by or Retrying()
+        self.rng = random.Random(seed)
+        self.now_ms = NOW
+        self.attempted_ms = []
+        self.dead = None
+
+    def attempt(self, turn):
+        [one] = turn.parcels
+        assert one.again_at_ms <= self.now_ms
+        self.attempted_ms.append(self.now_ms)
+        error_class, retry_after_s = self.answers.pop(0) if self.answers else (retry_decision.SERVER_ERROR, None)
+        if error_class is None:
+            return accepted(turn)
+        again = retry_decision.again(
+            self.retrying,
+            error_class,
+            one.retries,
+            now_ms=self.now_ms,
+            expires_ms=one.expires_ms,
+            retry_after_s=retry_after_s,
+            rng=self.rng,
+        )
+        if again is None:
+            self.dead = error_class
+            return reported(turn, delivered=0, failed=1)
+        attempt = failed_attempt(one.attempts + 1, error_class=error_class)
+        return reported(turn, retry_messages.Back(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
+
+    def live(self):
+        """Let all the time pass that it takes."""
+        first = retry_decision.again(
+            self.retrying, retry_decision.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
+        )
+        arrived = [postponed(waiting(again_at_ms=first.at_ms, retries=first.retries, attempts=1))]
+        while arrived or self.shard.told.due_ms is not None:
+            turns = self.shard.step(*arrived, now_ms=self.now_ms)
+            arrived = [self.attempt(turn) for turn in turns if not turn.given_up]
+            self.dead = self.dead or next((turn.given_up for turn in turns), None)
+            if not arrived and self.shard.told.due_ms is not None:
+                self.now_ms = max(self.now_ms, self.shard.told.due_ms)
+        assert self.shard.is_empty()
+        return [(after - before) / 1000 for before, after in zip([NOW, *self.attempted_ms], self.attempted_ms, strict=False)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(seed):
+    customer = Customer(seed=seed)
+    waits_s = customer.live()
+    assert len(waits_s) == len(Retrying().schedule_s)
+    for nth, (waited_s, wait_s) in enumerate(zip(waits_s, Retrying().schedule_s, strict=True)):
+        assert 0.8 * wait_s - 0.001 <= waited_s <= max(1.2 * wait_s, 5 * 2**nth) + 0.001
+    assert customer.dead == retry_decision.SERVER_ERROR
+
+
+def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
+    customer = Customer((retry_decision.UNAVAILABLE, 3600.0), (None, None))
+    first_s, second_s = customer.live()
+    assert 4 <= first_s <= 6
+    assert 3600 <= second_s <= 3600 * 1.2
+    assert customer.dead is None
+
+
+def test_a_schedule_of_one_s_own_is_kept_until_the_greatest_age():
+    customer = Customer(retrying_by=Retrying(schedule_s=(1, 60, *[86_000] * 9)))
+    waits_s = customer.live()
+    assert len(waits_s) == 5, "1 s, 1 min, and three days of waits of a day"
+    assert customer.dead == retry_decision.SERVER_ERROR

@@ -1,0 +1,47 @@
+"""Why an event is due to a subscription, or is not."""
+
+import pytest
+
+from delivery.model import EndpointStatus, SubscriptionStatus
+from delivery.webhooks.routing import explain
+from delivery.webhooks.routing.explain import Rule
+from tests.support import builders
+
+
+@pytest.mark.parametrize(
+    ("subscription", "endpoint", "rule"),
+    [
+        ({}, {}, Rule.MATCHES),
+        ({"event_type": "order.*"}, {}, Rule.MATCHES),
+        ({"event_type": "order"}, {}, Rule.EVENT_TYPE),
+        ({"scope": builders.scope("t2")}, {}, Rule.SCOPE),
+        ({"scope": builders.scope(without_tenants=frozenset({"t1"}))}, {}, Rule.EXCLUSION),
+        ({"filter_pattern": {"data": {"amount": [6]}}}, {}, Rule.FILTER),
+        ({"filter_pattern": {"subject": [{"prefix": "orders/"}]}}, {}, Rule.FILTER),
+        ({"filter_pattern": {"data": {"amount": [6]}}, "fault": "filter"}, {}, Rule.QUARANTINED),
+        ({}, {"fault": "url"}, Rule.QUARANTINED),
+        ({"status": SubscriptionStatus.PAUSED}, {"status": EndpointStatus.PAUSED}, Rule.SUBSCRIPTION_PAUSED),
+        ({}, {"status": EndpointStatus.PAUSED}, Rule.ENDPOINT_PAUSED),
+        ({}, {"status": EndpointStatus.DISABLED}, Rule.ENDPOINT_DISABLED),
+    ],
+)
+def test_the_first_rule_that_decides_is_named(subscription, endpoint, rule):
+    verdict = explain.explain(builders.event(), builders.subscription(**subscription), builders.endpoint(**endpoint))
+    assert verdict.rule is rule
+
+
+@pytest.mark.parametrize(
+    ("pattern", "detail"),
+    [
+        ({"data": {"amount": [6], "kind": [{"exists": False}]}, "type": ["x"]}, "the filter does not take data.amount, type"),
+        ({"data": {"$or": [{"amount": [6]}, {"amount": [7]}]}}, "the filter does not take data.$or"),
+        ({"data": {f"field{number}": ["a"] for number in range(31)}}, "the filter does not take it"),
+        (
+            {"data": {"lines": {"sku": ["a"], "count": [2]}}},
+            "each field matches somewhere, but no one element of an array matches all of them",
+        ),
+    ],
+)
+def test_the_fields_that_a_filter_fails_on_are_named(pattern, detail):
+    event = builders.event(content={"amount": 5, "lines": [{"sku": "a", "count": 1}, {"sku": "b", "count": 2}]})
+    assert explain.explain(event, builders.subscription(filter_pattern=pattern), builders.endpoint()).detail == detail

@@ -1,0 +1,176 @@
+"""Answers are kept for their time and no longer, rows are shared, and the event loop goes on while Postgres is asked."""
+
+import asyncio
+import pickle
+import threading
+from dataclasses import replace
+
+import pytest
+
+from delivery import errors
+from delivery.config import loader, settings
+from delivery.model import Revision
+from delivery.stages.registry import lookup_source as stage
+from delivery.webhooks.http import guard
+from delivery.webhooks.routing import lookup_registry
+from tests.support import builders
+
+TTL_S = 30.0
+KEY = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+
+
+class Reader:
+    """A registry in memory, as a look-up sees it."""
+
+    def __init__(self, snapshot):
+        self.snapshot = snapshot
+        self.asked = []
+
+    def candidates(self, event_type, tenant_id):
+        self.asked.append((event_type, tenant_id))
+        rows = {
+            key: row
+            for key, row in self.snapshot.subscriptions.items()
+            if (row.scope.everything if tenant_id is None else tenant_id in row.scope.tenants)
+        }
+        endpoints = {row.endpoint_id: replace(self.snapshot.endpoints[row.endpoint_id]) for row in rows.values()}
+        return replace(self.snapshot, subscriptions=rows, endpoints=endpoints)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def reader():
+    return Reader(builders.snapshot(builders.endpoint(), builders.subscription(scope=builders.scope("t1")), revision=5))
+
+
+@pytest.fixture
+def registry(reader, clock):
+    return lookup_registry.LookedUpRegistry(reader, ttl_s=TTL_S, max_answers=10, clock=clock)
+
+
+def matches(registry, **fields):
+    event = builders.event(**fields)
+
+    async def ask():
+        return (await registry.router_for(event)).matches(event)
+
+    return asyncio.run(ask())
+
+
+def test_the_first_event_asks_twice_and_the_next_not_at_all(registry, reader):
+    for _ in range(2):
+        assert [match.subscription.subscription_id for match in matches(registry)] == ["s1"]
+    assert reader.asked == [("order.created", None), ("order.created", "t1")]
+
+
+def test_what_is_about_everything_is_asked_for_once_for_all_tenants(registry, reader):
+    for number in range(4):
+        matches(registry, tenant_id=f"t{number}")
+    assert len(reader.asked) == 1 + 4
+
+
+def test_an_answer_is_kept_for_its_time_and_no_longer(registry, reader, clock):
+    matches(registry)
+    reader.snapshot = builders.snapshot(revision=6)
+    clock.now += TTL_S - 1
+    assert matches(registry)
+    clock.now += 1
+    assert not matches(registry)
+
+
+def test_no_more_answers_are_kept_than_the_bound(registry, reader):
+    for number in range(20):
+        matches(registry, tenant_id=f"t{number}")
+    matches(registry, tenant_id="t0")
+    assert reader.asked.count(("order.created", "t0")) == 2
+    assert reader.asked.count(("order.created", None)) == 1  # used by every event, so it is not the one to go
+
+
+def test_answers_with_the_same_endpoint_share_it_until_it_changes(registry, reader, clock):
+    """The sender keeps what it has prepared for an endpoint for as long as it is the same object."""
+    scope = builders.scope("t1", "t2")
+    reader.snapshot = builders.snapshot(builders.endpoint(), builders.subscription(scope=scope))
+    [first], [second] = matches(registry, tenant_id="t1"), matches(registry, tenant_id="t2")
+    assert first.endpoint is second.endpoint
+    clock.now += TTL_S
+    [again] = matches(registry, tenant_id="t1")
+    assert again.endpoint is first.endpoint
+    reader.snapshot = builders.snapshot(builders.endpoint(url="https://example.com/new"), builders.subscription(scope=scope))
+    clock.now += TTL_S
+    [changed] = matches(registry, tenant_id="t1")
+    assert changed.endpoint.url == "https://example.com/new"
+
+
+def test_the_revision_is_one_that_no_kept_answer_is_older_than(registry, reader, clock):
+    assert (registry.revision, registry.newest) == (0, 0)
+    matches(registry, tenant_id="t1")
+    clock.now += 10
+    reader.snapshot = replace(reader.snapshot, revision=Revision(6))
+    matches(registry, tenant_id="t2")
+    assert registry.revision == 5
+    clock.now += TTL_S - 1
+    registry.confirm(Revision(7))
+    assert (registry.revision, registry.newest) == (5, 7)
+    clock.now += 1
+    assert registry.revision == 6
+    clock.now += TTL_S
+    assert registry.revision == 7
+
+
+def test_the_event_loop_goes_on_while_a_look_up_waits(registry, reader):
+    here = threading.Event()
+    answer = reader.candidates
+
+    def slow(*key):
+        assert here.wait(10)
+        return answer(*key)
+
+    reader.candidates = slow
+
+    async def ask():
+        waiting = asyncio.create_task(registry.router_for(builders.event()))
+        await asyncio.sleep(0)
+        here.set()  # only reached when the look-up does not hold the loop
+        await waiting
+
+    asyncio.run(ask())
+
+
+@pytest.fixture
+def source():
+    return stage.LookupSource(
+        database=settings.Database(url="postgresql://fanout:hunter2@127.0.0.1:1/fanout"),
+        keys=settings.Keys(ring={"k1": KEY}),
+        guard=guard.Guard(),
+        ttl_s=TTL_S,
+        max_answers=10,
+        revision=Revision(5),
+    )
+
+
+def test_a_task_carries_what_it_needs(source):
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+def test_a_worker_keeps_its_answers_from_one_micro_batch_to_the_next(source):
+    first = source.registry(None)
+    assert first.revision == 5
+    assert replace(source, revision=Revision(6)).registry(first) is first
+
+
+def test_a_setting_chooses_the_source_and_knows_no_other():
+    assert settings.Settings().snapshot.source == "broadcast"
+    assert loader.read({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
+    with pytest.raises(errors.SettingsError, match=r"snapshot\.source"):
+        loader.read({"FANOUT_SNAPSHOT_SOURCE": "api"})

@@ -1,0 +1,254 @@
+"""What a fast lane must not, or need not, attempt now goes to the retry lane at once, with all that is needed there."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
+from delivery.webhooks.lanes import direct_lane
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
+from delivery.webhooks.scheduling import circuit_breaker
+from delivery.webhooks.sending import payload
+from tests.support import batches, builders, fakes
+from tests.support.dispatching import fast_lane
+from tests.unit.webhooks.lanes.test_batch_lane import deliver as deliver_batches
+
+NOW_S = 1_700_000_000.0
+NOW_MS = 1_700_000_000_000
+TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+FAILING = Retrying(schedule_s=(5, 60))
+
+
+def broken():
+    opened = circuit_breaker.Circuit()
+    for _ in range(circuit_breaker.OPENS_AFTER):
+        opened.told(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
+    return opened
+
+
+def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_subscription):
+    """Deliver an event of each value through the direct lane; return its results and how many requests were made."""
+    clock, circuits = fakes.Clock(NOW_S), {} if circuits is None else circuits
+    snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
+    sender = fakes.FakeSender(lambda *_: error_class, clock)
+    records = [
+        builders.record(offset=offset, value=orjson.dumps({"id": f"e{offset}", "tenant_id": "t1"} | value))
+        for offset, value in enumerate(values)
+    ]
+
+    async def main():
+        dispatcher, hand_over = fast_lane(
+            sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
+        )
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, hand_over, parsing.Layout())
+        first, rest = await begun.take(records), await begun.finish()
+        rest.outcomes = first.outcomes + rest.outcomes
+        return rest
+
+    return asyncio.run(main()), len(sender.order)
+
+
+def postponed(results):
+    """Return what the results hand over, as it stands in the retries topic."""
+    told = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
+
+
+def health(results):
+    """Return what else the results tell, as it stands there."""
+    return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health(results, TOPICS, now_ms=NOW_MS)]
+
+
+PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
+
+
+@pytest.mark.parametrize(
+    ("fields", "held", "reason"),
+    [
+        ({"status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
+        ({"status": DISABLED}, (), retry_decision.ENDPOINT_DISABLED),
+        ({"order_by": "n"}, (), retry_decision.ORDERED),
+        ({"order_by": "n", "status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
+        ({"fault": "a secret that does not open"}, (), retry_decision.ENDPOINT_QUARANTINED),
+        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry_decision.ENDPOINT_QUARANTINED),
+        ({}, ("other", "ep1"), retry_decision.CIRCUIT_OPEN),
+        ({"order_by": "n"}, ("ep1",), retry_decision.ORDERED),
+    ],
+)
+def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, held, reason):
+    results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, held=held)
+    assert attempts == 0
+    assert [(o.kind, o.reason, o.again) for o in results.outcomes] == [
+        (OutcomeKind.POSTPONED, reason, Again(round(NOW_S * 1000), 0))
+    ] * 2
+    [log] = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)][:1]
+    assert [(entry["kind"], entry["reason"], entry["event_id"]) for entry in log["entries"]] == [
+        ("postponed", reason, "e0"),
+        ("postponed", reason, "e1"),
+    ]
+
+
+def test_an_endpoint_whose_circuit_is_open_gets_nothing_and_no_body_is_made_for_it(monkeypatch):
+    monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
+    results, attempts = deliver(builders.endpoint(), {}, circuits={"ep1": broken()})
+    assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_decision.CIRCUIT_OPEN])
+
+
+def test_a_held_endpoint_keeps_nothing_from_the_others():
+    results, attempts = deliver(builders.endpoint(), {}, {}, held=["other"], circuits={"other": broken()})
+    assert (attempts, {o.kind for o in results.outcomes}) == (2, {OutcomeKind.DELIVERED})
+
+
+def test_what_is_skipped_is_skipped_whatever_its_endpoint_is():
+    results, _ = deliver(builders.endpoint(fault="a secret that does not open"), {}, status=SubscriptionStatus.PAUSED)
+    assert [(o.kind, o.reason) for o in results.outcomes] == [(OutcomeKind.SKIPPED, "subscription_paused")]
+
+
+def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
+    values = [{"data": {"order": order}} for order in (7, "7", 7, None)] + [{}]
+    results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
+    [(key, told)] = postponed(results)
+    assert (key, told.endpoint_id, told.customer_id) == (b"ep1", "ep1", "c1")
+    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.parcels] == [
+        ("e0", "7"),
+        ("e1", '"7"'),
+        ("e2", "7"),
+        ("e3", "null"),
+        ("e4", ""),
+    ]
+
+
+def test_of_what_an_endpoint_accepts_the_lane_tells_once_at_its_end():
+    results, _ = deliver(builders.endpoint(), {}, {}, {})
+    assert health(results) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
+
+
+@pytest.mark.parametrize(
+    ("error_class", "told"),
+    [
+        (retry_decision.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (retry_decision.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (errors.LocalFailure.error_class, []),
+    ],
+)
+def test_of_what_is_given_up_at_once_no_parcel_tells_and_so_the_lane_does(error_class, told):
+    results, _ = deliver(builders.endpoint(retrying=Retrying(schedule_s=())), {}, error_class=error_class)
+    assert {outcome.kind for outcome in results.outcomes} == {OutcomeKind.DEAD_LETTERED}
+    assert (postponed(results), health(results)) == ([], told)
+
+
+def test_who_accepts_one_event_and_fails_another_accepts_something():
+    endpoint = builders.endpoint(retrying=Retrying(schedule_s=()))
+    delivered, _ = deliver(endpoint, {})
+    given_up, _ = deliver(endpoint, {}, error_class=retry_decision.REFUSED)
+    delivered.outcomes += given_up.outcomes
+    assert health(delivered) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
+
+
+def test_a_parcel_holds_all_that_a_dead_letter_tells():
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
+    [outcome], [(_, told)] = results.outcomes, postponed(results)
+    [one] = told.parcels
+    assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
+        content=None, record=outcome.delivery.event.record._replace(value=None)
+    )
+    assert (one.subscriptions, one.through, one.left_by, one.order_key) == (["s1"], [], None, None)
+    assert (one.reason, one.retries, one.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
+    assert (one.attempts, one.story) == (3, outcome.attempts)
+
+
+def test_a_parcel_says_by_which_registry_at_most_it_is_due():
+    results, _ = deliver(builders.endpoint(status=PAUSED), {})
+    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS, revision=7)
+    assert [one.revision for one in retry_messages.message(row.value).parcels] == [7]
+
+
+def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=retry_decision.REFUSED)
+    written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
+    assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
+    assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
+
+
+def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
+    results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
+    told = [row for row in topic_rows.postponed(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
+    assert len(told) == 20  # three of them fit
+    assert max(len(row.value) for row in told) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
+    parcels = [one for row in told for one in retry_messages.message(row.value).parcels]
+    assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
+
+
+def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_whatever_they_hold():
+    """A micro-batch is bounded in records: 1,000 batches that were postponed could be 10 GB."""
+    for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
+        results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
+        told = list(topic_rows.postponed(results, TOPICS, now_ms=NOW_MS))
+        assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
+        assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
+
+
+def test_a_small_record_of_the_retries_topic_counts_once():
+    results, _ = deliver(builders.endpoint(status=PAUSED), {})
+    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
+
+
+def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
+    """Rows are cut by it; Kafka's bound is far above theirs."""
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry_decision.SERVER_ERROR)
+    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    [one] = retry_messages.message(row.value).parcels
+    assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "held", "reason"),
+    [
+        ({"status": PAUSED}, (), "endpoint_paused"),
+        ({"status": DISABLED}, (), "endpoint_disabled"),
+        ({}, ("ep1",), "circuit_open"),
+    ],
+)
+def test_a_batch_that_leaves_is_postponed_whole(fields, held, reason):
+    snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
+    of = batches.events(3)
+    lot = batches.lot(*of[:2], through="s1")
+    lot.extend(batches.lot(of[2], through="s2"))
+    results, posted = deliver_batches(snapshot, lot, held=held)
+    assert posted == []
+    [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
+    assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
+    [(_, told)] = postponed(results)
+    [one] = told.parcels
+    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.through) == ([e.event_id for e in of], [0, 0, 1])
+    assert (one.subscriptions, one.left_by, one.reason, one.retries) == (["s1", "s2"], "count", reason, 0)
+
+
+def test_of_a_batch_that_is_postponed_what_has_nobody_is_skipped():
+    lot = batches.lot(*batches.events(2), through="s1")
+    lot.extend(batches.lot(*batches.events(3), through="gone"))
+    snapshot = builders.snapshot(batches.endpoint(status=PAUSED), builders.subscription("s1"))
+    results, _ = deliver_batches(snapshot, lot)
+    assert [(b.outcome.kind, len(b.outcome.delivery.events)) for b in results.batches] == [
+        (OutcomeKind.POSTPONED, 2),
+        (OutcomeKind.SKIPPED, 3),
+    ]
+
+
+def test_a_batch_that_fails_is_postponed_with_its_story_and_keeps_its_id():
+    of = batches.events(3)
+    snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
+    results, _ = deliver_batches(snapshot, batches.lot(*of), answers=(500,))
+    assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
+    [(_, told)] = postponed(results)
+    [one] = told.parcels
+    assert (one.reason, one.retries, [attempt.status for attempt in one.story]) == ("server_error", 1, [500])
+    assert one.packed == segment.batch(batches.left(batches.lot(*of))).packed

@@ -1,0 +1,153 @@
+"""No endpoint makes the others wait, and no bound on what is under way is passed, nor any endpoint's pace."""
+
+import asyncio
+import collections
+
+import pytest
+
+from delivery.model import OutcomeKind
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import dispatch
+from tests.support import builders, fakes
+from tests.support.dispatching import deliveries, dispatcher_of, run
+
+
+def test_no_bound_on_what_is_under_way_is_passed():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+    run(sender, deliveries(50, "a") + deliveries(50, "b"), clock, max_in_flight=10, max_in_flight_per_endpoint=4)
+    assert sender.most_in_flight == {"a": 4, "b": 4}
+
+
+def test_the_most_that_was_under_way_is_told():
+    sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
+
+    async def main():
+        dispatcher = dispatcher_of(sender, fakes.Clock(), max_in_flight=10)
+        for delivery in deliveries(3, "a") + deliveries(4, "b"):
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.most_in_flight
+
+    assert asyncio.run(main()) == sum(sender.most_in_flight.values()) == 7
+
+
+def test_endpoints_take_turns_however_much_one_of_them_has_waiting():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+    run(sender, deliveries(100, "hot") + deliveries(3, "quiet"), clock, max_in_flight=2)
+    # Two slots and two endpoints: after the first round every second attempt is the quiet one's, until it has none left.
+    assert "quiet" in sender.order[:3]
+    assert sender.order.index("quiet") < 3
+    assert len([e for e in sender.order[:9] if e == "quiet"]) == 3
+
+
+def test_an_endpoints_own_bound_holds_over_all_workers():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+    endpoints = [builders.endpoint("six", max_in_flight=6), builders.endpoint("one", max_in_flight=1)]
+    run(sender, [builders.delivery(endpoint=endpoint) for endpoint in endpoints * 20], clock, workers=2)
+    assert sender.most_in_flight == {"six": 3, "one": 1}
+
+
+def paced(per_second, count, *, others=0, workers=1, lane_deadline_s=1e9):
+    """Return (start of each attempt, in seconds, by endpoint; outcomes)."""
+    clock = fakes.PassingClock(now=0.0)
+    starts = collections.defaultdict(list)
+
+    class Sender(fakes.FakeSender):
+        async def attempt(self, delivery, number):
+            starts[delivery.endpoint.endpoint_id].append(clock.now)
+            return await super().attempt(delivery, number)
+
+    async def main():
+        clock.install()
+        dispatcher = dispatcher_of(Sender(lambda *_: None, clock), clock, workers=workers, lane_deadline_s=lane_deadline_s)
+        slow = builders.endpoint("paced", max_per_second=per_second)
+        for delivery in [builders.delivery(endpoint=slow) for _ in range(count)] + deliveries(others, "free"):
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.ended()
+
+    return starts, asyncio.run(main())
+
+
+@pytest.mark.parametrize(("per_second", "workers", "share"), [(5, 1, 5), (10, 2, 5), (100, 1, 100), (0.5, 1, 0.5)])
+def test_in_no_second_do_more_requests_begin_than_the_rate_allows(per_second, workers, share):
+    starts, outcomes = paced(per_second, 40, workers=workers)
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
+    for start in starts["paced"]:
+        assert sum(start <= other < start + 1 - 1e-6 for other in starts["paced"]) <= max(1, share)
+
+
+def test_who_waits_for_a_pace_holds_up_nobody():
+    starts, _ = paced(1, 5, others=50)
+    assert (starts["paced"][-1], set(starts["free"])) == (4.0, {0.0})
+
+
+def test_what_would_wait_too_long_for_its_pace_is_handed_over_with_that_reason():
+    _, outcomes = paced(1, 10, lane_deadline_s=3.5)
+    # One at 0, 1, 2 and 3 s; the others would begin after more than three and a half.
+    assert collections.Counter((outcome.kind, outcome.reason) for outcome in outcomes) == {
+        (OutcomeKind.DELIVERED, None): 4,
+        (OutcomeKind.POSTPONED, retry_decision.RATE_LIMITED): 6,
+    }
+
+
+def test_a_pace_goes_on_over_micro_batches():
+    paces, clock = {}, fakes.PassingClock(now=0.0)
+
+    async def main():
+        clock.install()
+        for _ in range(2):
+            dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, lane_deadline_s=0.5)
+            dispatcher.submit(*deliveries(1, max_per_second=1))
+            await dispatcher.finish()
+            yield [outcome.reason for outcome in dispatcher.ended()]
+
+    async def told():
+        return [reasons async for reasons in main()]
+
+    assert asyncio.run(told()) == [[None], [retry_decision.RATE_LIMITED]]
+
+
+def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
+    clock, gate = fakes.Clock(), asyncio.Event()
+
+    class Sender(fakes.FakeSender):
+        async def attempt(self, delivery, number):
+            await gate.wait()
+            return await super().attempt(delivery, number)
+
+    async def main():
+        dispatcher = dispatcher_of(Sender(lambda *_: None, clock), clock, max_in_flight=1)
+        for number in range(dispatch.ENOUGH_IN_TURN + 5):
+            dispatcher.submit(*deliveries(1, f"ep{number}"))
+        waiting = asyncio.create_task(dispatcher.room())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        was_held = not waiting.done()
+        gate.set()
+        await waiting
+        await dispatcher.finish()
+        return was_held, len(dispatcher.ended())
+
+    assert asyncio.run(main()) == (True, dispatch.ENOUGH_IN_TURN + 5)
+
+
+def test_what_was_abandoned_is_sent_no_more():
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock)
+
+    async def main():
+        dispatcher = dispatcher_of(sender, clock, max_in_flight=2)
+        for delivery in deliveries(10):
+            dispatcher.submit(delivery)
+        await dispatcher.room()
+        dispatcher.abandon()
+        sent = len(sender.order)
+        await asyncio.sleep(0.01)  # longer than the quick retry waits
+        return sent, len(sender.order)
+
+    sent, in_the_end = asyncio.run(main())
+    assert 0 < sent == in_the_end

@@ -1,0 +1,350 @@
+"""What is not answered when nothing else is left to do goes on alone; what comes of it is told later."""
+
+import asyncio
+import collections
+
+import pytest
+
+from delivery.model import Again, OutcomeKind, Retrying
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import background_attempts
+from delivery.webhooks.scheduling.response_times import MIN_PATIENCE_S
+from tests.support import fakes
+from tests.support.dispatching import deliveries, dispatcher_of
+
+NEVER_S = 3600.0
+
+
+class Endpoints(fakes.FakeSender):
+    """Each takes as long as `seconds` says of it, by default none, and ends by `errors`, by default well."""
+
+    def __init__(self, clock, seconds, errors=()):
+        super().__init__(lambda delivery, _: dict(errors).get(delivery.endpoint.endpoint_id), clock)
+        self.seconds = dict(seconds)
+
+    async def attempt(self, delivery, number):
+        self.under_way = getattr(self, "under_way", 0) + 1
+        self.most_under_way = max(getattr(self, "most_under_way", 0), self.under_way)
+        if wait_s := self.seconds.get(delivery.endpoint.endpoint_id):
+            await asyncio.sleep(wait_s)
+        self.under_way -= 1
+        attempt = await super().attempt(delivery, number)
+        return attempt._replace(status=200 if attempt.error_class is None else None)
+
+
+class Worker:
+    """What outlives a micro-batch."""
+
+    def __init__(self, sender, clock, *, most=256, **bounds):
+        self.sender, self.clock, self.bounds = sender, clock, bounds
+        self.told = []
+        self._came = asyncio.Event()
+        self.late = background_attempts.Late(2.0, most, self._take)
+        self.circuits, self.answer_times = {}, {}
+
+    async def micro_batch(self, *submitted):
+        """Return (seconds it took, count of outcomes by endpoint, kind and reason)."""
+        began = self.clock.now
+        dispatcher = dispatcher_of(
+            self.sender,
+            self.clock,
+            circuits=self.circuits,
+            alone=self.late,
+            answer_times=self.answer_times,
+            **self.bounds,
+        )
+        for delivery in submitted:
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        self.ended, self.silent = dispatcher.ended(), dispatcher.silent()
+        kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
+        return round(self.clock.now - began, 3), kinds
+
+    def _take(self, ended):
+        self.told.append(ended)
+        self._came.set()
+
+    async def until_told(self, count=1):
+        while len(self.told) < count:
+            self._came.clear()
+            await self._came.wait()
+        await asyncio.sleep(0)  # its runner ends
+
+
+def playing(play, seconds, errors=(), **bounds):
+    """Run `play(worker)` in passing time, and return what it returns."""
+    clock = fakes.PassingClock()
+
+    async def main():
+        clock.install()
+        return await play(Worker(Endpoints(clock, seconds, errors), clock, **bounds))
+
+    return asyncio.run(main())
+
+
+def fine(count=20):
+    return [delivery for number in range(count) for delivery in deliveries(1, f"fine{number}")]
+
+
+FINE = {(f"fine{number}", "delivered", None): 1 for number in range(20)}
+
+
+def apart(*names):
+    """A delivery to each of these endpoints, each at a host of its own and of another customer."""
+    return [one for name in names for one in deliveries(1, name, url=f"https://{name}.example/", customer_id=f"c-{name}")]
+
+
+def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not_ask_it():
+    async def play(worker):
+        first = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
+        second = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
+        return first, second, worker.sender.order.count("hangs") + worker.sender.under_way
+
+    first, second, asked = playing(play, {"hangs": NEVER_S}, max_in_flight_per_endpoint=16)
+    assert first == (
+        0.5,
+        FINE | {("hangs", "postponed", retry_decision.UNDER_WAY): 16, ("hangs", "postponed", retry_decision.SLOW): 14},
+    )
+    assert asked == 16
+    assert second == (0.0, FINE | {("hangs", "postponed", retry_decision.SLOW): 30})
+
+
+def test_who_kept_a_micro_batch_waiting_and_did_not_answer_is_told_of_and_who_answers_slowly_or_was_not_waited_for_is_not():
+    async def play(worker):
+        told = []
+        for _ in range(2):
+            await worker.micro_batch(*fine(), *deliveries(3, "hangs"), *deliveries(2, "slow"))
+            told.append(worker.silent)
+        return told
+
+    assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
+
+
+def test_who_is_known_to_take_longer_than_anybody_waits_is_not_told_of_each_time():
+    async def play(worker):
+        told = []
+        for _ in range(3):
+            await worker.micro_batch(*deliveries(1, "slow"))
+            told.append(worker.silent)
+            await worker.until_told(len(told))
+        return told
+
+    assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
+
+
+def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
+    async def play(worker):
+        await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying()))
+        [placeholder] = worker.ended
+        at_ms = round(worker.clock.now * 1000)
+        await worker.until_told()
+        return placeholder, at_ms, worker.told
+
+    placeholder, at_ms, [told] = playing(play, {"slow": 1.5})
+    assert (placeholder.attempts, placeholder.again) == ((), Again(at_ms + 32_000, 0))
+    assert told.name == placeholder.under_way
+    assert (told.outcome.kind, [attempt.number for attempt in told.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
+    assert told.outcome.delivery == placeholder.delivery
+
+
+@pytest.mark.parametrize(
+    ("error_class", "schedule_s", "kind", "wait_s"),
+    [
+        ("timeout", (7, 60), OutcomeKind.POSTPONED, 7),
+        ("timeout", (), OutcomeKind.DEAD_LETTERED, None),
+        (
+            retry_decision.SERVER_ERROR,
+            (7, 60),
+            OutcomeKind.POSTPONED,
+            0.001,
+        ),  # a quick retry was left, for which the lane has no time
+        (retry_decision.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
+    ],
+)
+def test_what_went_on_alone_and_failed_is_told_as_it_would_have_ended(error_class, schedule_s, kind, wait_s):
+    async def play(worker):
+        await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying(schedule_s=schedule_s)))
+        await worker.until_told()
+        return worker.told[0].outcome, worker.clock.now
+
+    outcome, now = playing(play, {"slow": 1.5}, {"slow": error_class})
+    assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (kind, error_class, 1)
+    assert (outcome.again is None) == (wait_s is None)
+    if wait_s is not None:
+        assert outcome.again.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
+
+
+def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_stay_in_the_story():
+    class Sender(Endpoints):
+        async def attempt(self, delivery, number):
+            self.seconds = {"slow": 0 if number == 1 else 1.5}
+            attempt = await super().attempt(delivery, number)
+            return attempt._replace(error_class=retry_decision.SERVER_ERROR if number == 1 else None)
+
+    async def main():
+        clock = fakes.PassingClock()
+        clock.install()
+        worker = Worker(Sender(clock, {}), clock)
+        await worker.micro_batch(*deliveries(1, "slow"))
+        await worker.until_told()
+        return worker.ended[0], worker.told[0].outcome
+
+    placeholder, outcome = asyncio.run(main())
+    assert [attempt.number for attempt in placeholder.attempts] == [1]
+    assert ([a.number for a in outcome.earlier], [a.number for a in outcome.attempts]) == ([1], [2])
+
+
+def test_timeouts_of_what_went_on_alone_open_the_circuit():
+    async def play(worker):
+        await worker.micro_batch(*fine(), *deliveries(2, "hangs", retrying=Retrying()))
+        await worker.until_told(2)
+        return await worker.micro_batch(*deliveries(1, "hangs"))
+
+    took, kinds = playing(play, {"hangs": 2.0}, {"hangs": "timeout"})
+    assert (took, kinds) == (0.0, {("hangs", "postponed", retry_decision.CIRCUIT_OPEN): 1})
+
+
+def test_an_endpoint_that_answers_meanwhile_is_asked_on_though_one_of_its_answers_takes_long():
+    class Sender(Endpoints):
+        async def attempt(self, delivery, number):
+            self.seconds = {"busy": 2.0 if not self.order and not getattr(self, "begun", 0) else 0.2}
+            self.begun = 1
+            return await super().attempt(delivery, number)
+
+    async def main():
+        clock = fakes.PassingClock()
+        clock.install()
+        worker = Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2)
+        first = await worker.micro_batch(*deliveries(6, "busy"))
+        return first, await worker.micro_batch(*deliveries(1, "busy"))
+
+    (_, first), (_, second) = asyncio.run(main())
+    assert first == {("busy", "delivered", None): 5, ("busy", "postponed", retry_decision.UNDER_WAY): 1}
+    assert second == {("busy", "delivered", None): 1}
+
+
+def test_what_goes_on_alone_counts_against_what_its_endpoint_takes_at_once():
+    async def play(worker):
+        await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
+        _, kinds = await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
+        await worker.until_told()
+        _, later = await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
+        return kinds, later, worker.sender.most_under_way
+
+    kinds, later, most = playing(play, {"slow": 1.0})
+    assert kinds == {("slow", "postponed", retry_decision.SLOW): 1}
+    assert later == {("slow", "postponed", retry_decision.UNDER_WAY): 1}
+    assert most == 1
+
+
+def test_an_endpoint_is_waited_for_no_longer_than_it_usually_takes():
+    async def play(worker):
+        for _ in range(20):
+            await worker.micro_batch(*deliveries(1, "was-quick"))
+        worker.sender.seconds["was-quick"] = NEVER_S
+        return await worker.micro_batch(*fine(), *deliveries(1, "was-quick"))
+
+    took, _ = playing(play, {"was-quick": 0.01})
+    assert took == MIN_PATIENCE_S
+
+
+def test_when_hardly_any_endpoint_answers_the_fault_may_be_ours_and_the_micro_batch_waits():
+    async def play(worker):
+        return await worker.micro_batch(*apart(*(f"ep{number}" for number in range(12))))
+
+    took, kinds = playing(
+        play, {f"ep{number}": 2.0 for number in range(12)}, {f"ep{number}": "timeout" for number in range(12)}
+    )
+    assert took == 2.0
+    assert {(kind, reason) for _, kind, reason in kinds} == {("dead_lettered", "timeout")}
+
+
+def test_while_many_go_on_alone_a_micro_batch_waits_for_the_rest():
+    async def play(worker):
+        return await worker.micro_batch(*deliveries(5, "slow"))
+
+    took, kinds = playing(play, {"slow": 1.5}, most=3)
+    assert (took, kinds) == (1.5, {("slow", "postponed", retry_decision.UNDER_WAY): 3, ("slow", "delivered", None): 2})
+
+
+def test_an_endpoint_that_has_answered_is_given_time_when_much_waits_for_it():
+    """Half a second of silence was enough for thousands of its deliveries to be handed over."""
+
+    class Sender(Endpoints):
+        async def attempt(self, delivery, number):
+            self.seconds = {"busy": 1.0 if len(self.order) in {10, 11} else 0.01}
+            return await super().attempt(delivery, number)
+
+    async def main():
+        clock = fakes.PassingClock()
+        clock.install()
+        return await Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2).micro_batch(*deliveries(50, "busy"))
+
+    _, kinds = asyncio.run(main())
+    assert kinds == {("busy", "delivered", None): 50}
+
+
+def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_the_next():
+    """Nobody took it: what waited was handed over as to an endpoint that is ill, though it answered."""
+
+    class Sender(Endpoints):
+        async def attempt(self, delivery, number):
+            is_throttled = self.begun == 1  # the second, which is asked to come again when the first has gone on alone
+            self.seconds = {"busy": [1.0, 0.05, 0.01][self.begun]}
+            self.begun += 1
+            attempt = await super().attempt(delivery, number)
+            return (
+                attempt._replace(error_class=retry_decision.THROTTLED, status=429, retry_after_s=0.5)
+                if is_throttled
+                else attempt
+            )
+
+        begun = 0
+
+    async def main():
+        clock = fakes.PassingClock()
+        clock.install()
+        return await Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2).micro_batch(*deliveries(2, "busy"))
+
+    took, kinds = asyncio.run(main())
+    assert (took, kinds) == (1.01, {("busy", "postponed", retry_decision.UNDER_WAY): 1, ("busy", "delivered", None): 1})
+
+
+def test_who_answers_meanwhile_is_not_called_slow_by_the_lane():
+    """It was, as long as one of its answers took long: a count of none was taken for one."""
+    alone = fakes.under_way()
+
+    async def main():
+        runner = asyncio.ensure_future(asyncio.sleep(NEVER_S))
+        alone.begin(deliveries(1, "busy")[0], runner, is_silent=False)
+        hand_over = fakes.handover(fakes.Clock(), alone=alone)
+        reason = hand_over.reason(deliveries(1, "busy")[0].endpoint)
+        alone.begin(deliveries(1, "busy")[0], runner, is_silent=True)
+        return reason, hand_over.reason(deliveries(1, "busy")[0].endpoint)
+
+    assert asyncio.run(main()) == (None, retry_decision.SLOW)
+
+
+def test_endpoints_that_fall_silent_one_after_another_are_judged_together():
+    async def play(worker):
+        for number, usual_s in enumerate([0.02, 0.05, 0.08]):
+            for _ in range(20):
+                worker.sender.seconds[f"ep{number}"] = usual_s
+                await worker.micro_batch(*apart(f"ep{number}"))
+            worker.sender.seconds[f"ep{number}"] = 2.0
+        worker.sender.seconds |= {"new1": 2.0, "new2": 2.0}
+        return await worker.micro_batch(*apart("ep0", "ep1", "ep2", "new1", "new2"))
+
+    took, kinds = playing(play, {})
+    assert (took, {kind for _, kind, _ in kinds}) == (2.0, {"delivered"})
+
+
+def test_nothing_is_counted_any_more_when_all_that_went_on_alone_has_ended():
+    async def play(worker):
+        await worker.micro_batch(*deliveries(3, "slow"))
+        [to] = {outcome.delivery.endpoint.endpoint_id for outcome in worker.ended}
+        before = worker.late.under_way_to(to), worker.late.is_silent(to)
+        await worker.until_told(3)
+        return before, (worker.late.under_way_to(to), worker.late.is_silent(to))
+
+    assert playing(play, {"slow": 1.5}) == ((3, True), (0, False))

@@ -1,0 +1,79 @@
+"""A machine that has no CPU for us is no fault of an endpoint: nothing is handed over for it, and nobody is called silent."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.model import Attempt, OutcomeKind
+from delivery.webhooks.scheduling import endpoint_clock
+from tests.simulation import virtual
+from tests.support import builders, dispatching
+from tests.unit.webhooks.scheduling.test_endpoint_clock import Delay
+
+ENDPOINTS = 8
+
+
+class Answering:
+    """Endpoints that answer after `wait_s`. While the process is stopped, their answers wait in its sockets."""
+
+    def __init__(self, wait_s):
+        self._wait_s = wait_s
+
+    async def attempt(self, delivery, number):  # noqa: ARG002
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(self._wait_s)
+        return Attempt(number=number, started_at_ms=0, duration_ms=(loop.time() - began) * 1000, status=200, error_class=None)
+
+
+def delivered(wait_s, stalls=(), delay=None, count=200):
+    """Return the outcomes of a micro-batch, and who was called silent, on a machine with these stalls: (after, for) seconds."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        clock = endpoint_clock.EndpointClock(delay or Delay())
+
+        async def stalling():
+            for after_s, for_s in stalls:
+                await asyncio.sleep(after_s)
+                loop.stall(for_s)
+
+        disturbed = asyncio.create_task(stalling())
+        dispatcher = dispatching.dispatcher_of(Answering(wait_s), loop.time, judging=clock.time, max_in_flight_per_endpoint=4)
+        for number in range(count):
+            dispatcher.submit(builders.delivery(endpoint=builders.endpoint(f"ep{number % ENDPOINTS}")))
+        await dispatcher.finish()
+        disturbed.cancel()
+        clock.stop()
+        return dispatcher.ended(), dispatcher.silent()
+
+    return virtual.run(main())
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(0.001, 0.1),
+    st.lists(st.tuples(st.floats(0.25, 0.8), st.floats(0.0, 20.0)), max_size=12),
+)
+def test_stops_of_this_process_hand_nothing_over(wait_s, stalls):
+    outcomes, silent = delivered(wait_s, stalls)
+
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
+    assert not silent
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+def test_answers_that_we_are_slow_to_read_hand_nothing_over(share):
+    """With 7 of 8 parts of the time spent waiting for a CPU, an answer of 0.1 s seems to take 0.8 s."""
+    outcomes, silent = delivered(0.1 / max(1 - share, endpoint_clock.LEAST_SPEED), delay=Delay(share), count=40)
+
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
+    assert not silent
+
+
+def test_an_endpoint_that_hangs_is_noticed_also_on_a_machine_that_is_overloaded():
+    outcomes, _ = delivered(60.0, delay=Delay(1.0), count=2)
+
+    assert {outcome.reason for outcome in outcomes} == {"under_way"}

@@ -1,0 +1,210 @@
+"""What goes to one host is bounded, whoever's endpoints are there, and nobody else waits for it."""
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.model import Attempt, OutcomeKind
+from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.scheduling import host_limits, limits
+from tests.simulation import virtual
+from tests.support import builders, dispatching
+
+VICTIM = "https://victim.example"
+LONG_S = 3600.0
+
+
+class Receivers:
+    """Endpoints that answer after `wait_s`. Remembers, by host, how many requests were there at once, and when each began."""
+
+    def __init__(self, wait_s):
+        self._wait_s = wait_s
+        self.now, self.most, self.began = {}, {}, {}
+
+    async def attempt(self, delivery, number, timeout_s=None):  # noqa: ARG002
+        host, loop = host_limits.name_of(delivery.endpoint.url), asyncio.get_running_loop()
+        self.now[host] = self.now.get(host, 0) + 1
+        self.most[host] = max(self.most.get(host, 0), self.now[host])
+        self.began.setdefault(host, []).append(loop.time())
+        await asyncio.sleep(self._wait_s)
+        self.now[host] -= 1
+        return Attempt(number=number, started_at_ms=0, duration_ms=1.0, status=200, error_class=None)
+
+
+def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
+    """Return the receivers after one delivery or more to each endpoint, and the outcomes."""
+    receivers = Receivers(wait_s)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        chosen = {"lane_deadline_s": LONG_S, "patience_s": LONG_S} | bounds
+        all_hosts = known or host_limits.Hosts(limits.Limits(**chosen), loop.time)
+        dispatcher = dispatching.dispatcher_of(receivers, loop.time, known_hosts=all_hosts, **chosen)
+        for number, url in enumerate(urls):
+            endpoint = builders.endpoint(f"ep{number}", url=url, customer_id=f"c{number % 10}")
+            for _ in range(each):
+                dispatcher.submit(builders.delivery(endpoint=endpoint))
+        await dispatcher.finish()
+        return dispatcher.ended(), loop.time(), all_hosts.waited()
+
+    outcomes, took_s, waited = virtual.run(main())
+    return receivers, outcomes, took_s, waited
+
+
+def test_one_event_to_a_thousand_endpoints_at_one_host_reaches_it_at_its_bounds():
+    """One event made 2,000 requests in 0.43 s over 256 connections to one host of ten customers."""
+    urls = [f"{VICTIM}:{443 + n % 3}/{n}" for n in range(1000)]
+    receivers, outcomes, took_s, waited = delivered(urls, max_per_host=8, max_per_second_per_host=100.0)
+
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
+    assert receivers.most == {"victim.example": 8}
+    began = receivers.began["victim.example"]
+    assert max(sum(at <= one < at + 0.999 for one in began) for at in began) <= 100
+    assert took_s == pytest.approx(10, rel=0.1)  # and not much slower than it may be
+    assert waited >= 900
+
+
+def test_while_a_host_is_full_the_others_do_not_wait():
+    urls = [f"{VICTIM}/{n}" for n in range(300)] + [f"https://other{n}.example/" for n in range(50)]
+    receivers, _, _, _ = delivered(urls, wait_s=1.0, max_per_host=2, max_per_second_per_host=1000.0, max_in_flight=64)
+
+    assert max(began for n in range(50) for began in receivers.began[f"other{n}.example"]) < 1.0
+
+
+def test_a_host_that_is_meant_to_get_more_has_no_bounds():
+    urls = [f"https://hooks.gateway.example/{n}" for n in range(100)]
+    for names in (("hooks.gateway.example",), ("*.gateway.example",)):
+        receivers, _, _, waited = delivered(urls, max_per_host=2, unlimited_hosts=names)
+        assert receivers.most == {"hooks.gateway.example": 100}
+        assert waited == 0
+
+
+def test_what_waits_for_a_host_until_the_lanes_deadline_is_handed_over_as_limited():
+    urls = [f"{VICTIM}/{n}" for n in range(50)]
+    _, outcomes, _, _ = delivered(urls, max_per_host=4, max_per_second_per_host=10.0, lane_deadline_s=1.0)
+
+    assert {outcome.reason for outcome in outcomes if outcome.kind is OutcomeKind.POSTPONED} == {retry_decision.RATE_LIMITED}
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.sampled_from([5.0, 50.0, 1000.0]),
+)
+def test_whatever_shares_a_host_all_of_it_is_delivered_within_its_bounds(where, each, most, per_second):
+    urls = [f"https://host{host}.example/{n}" for n, host in enumerate(where)]
+    receivers, outcomes, _, _ = delivered(
+        urls, each=each, max_per_host=most, max_per_second_per_host=per_second, max_in_flight_per_endpoint=3
+    )
+
+    assert len(outcomes) == len(urls) * each
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
+    assert max(receivers.most.values()) <= most
+
+
+def test_a_micro_batch_that_is_given_up_keeps_no_place_at_a_host():
+    async def main():
+        loop = asyncio.get_running_loop()
+        bounds = {"max_per_host": 2, "lane_deadline_s": LONG_S, "patience_s": LONG_S}
+        known = host_limits.Hosts(limits.Limits(**bounds), loop.time)
+        given_up = dispatching.dispatcher_of(Receivers(LONG_S), loop.time, known_hosts=known, **bounds)
+        for n in range(10):
+            given_up.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
+        await asyncio.sleep(0.1)
+        given_up.abandon()
+        await asyncio.sleep(0.1)
+        following = dispatching.dispatcher_of(Receivers(0.01), loop.time, known_hosts=known, **bounds)
+        for n in range(10):
+            following.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
+        await following.finish()
+        return len(following.ended()), loop.time()
+
+    count, took_s = virtual.run(main())
+    assert count == 10
+    assert took_s < 1
+
+
+def test_the_operator_is_told_which_host_it_is_and_what_to_do(caplog):
+    with caplog.at_level(logging.WARNING):
+        delivered([f"{VICTIM}/{n}" for n in range(30)], max_per_host=2)
+    [told] = [record.getMessage() for record in caplog.records if "victim.example" in record.getMessage()]
+    assert "delivery.unlimited_hosts" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://A.Example:8443/x", "a.example"),
+        ("https://u:p@a.example/", "a.example"),
+        ("https://a.example./", "a.example"),
+        ("http://[::1]:80/", "::1"),
+    ],
+)
+def test_a_host_is_known_by_its_name_alone(url, name):
+    assert host_limits.name_of(url) == name
+
+
+def test_each_worker_has_its_share_and_at_least_one_connection():
+    bounds = limits.Limits(max_per_host=128, max_per_second_per_host=2000.0, workers=40)
+    assert (bounds.in_flight_to_host(), bounds.rate_to_host()) == (3, 50.0)
+    assert limits.Limits(max_per_host=2, workers=40).in_flight_to_host() == 1
+
+
+def test_endpoints_take_turns_at_a_host():
+    urls = [f"{VICTIM}/{n}" for n in range(4)]
+    _, outcomes, _, _ = delivered(urls, each=5, wait_s=0.01, max_per_host=1, max_in_flight_per_endpoint=1)
+
+    order = [outcome.delivery.endpoint.endpoint_id for outcome in outcomes]
+    assert [set(order[first : first + 4]) for first in range(0, 20, 4)] == [{"ep0", "ep1", "ep2", "ep3"}] * 5
+
+
+def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_goes_to_the_next():
+    async def main():
+        loop = asyncio.get_running_loop()
+        known = host_limits.Host("victim.example", 1, 1000.0, loop.time)
+        known.enter()
+        called = []
+        known.wait(lambda: bool(called.append("first")) or True)
+        known.wait(lambda: bool(called.append("second")) or True)
+        known.leave()
+        await asyncio.sleep(0.1)
+        assert called == ["first"]
+        assert not known.has_room
+        assert known.admits_called()  # and does not enter
+        known.wake()
+        await asyncio.sleep(0.1)
+        return called
+
+    assert virtual.run(main()) == ["first", "second"]
+
+
+def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
+    shared = host_limits.Hosts(limits.Limits(max_per_host=4), clock=lambda: 0.0)
+    host = shared.of(VICTIM)
+    host.enter()
+    host.enter()
+    shared.share(limits.Limits(max_per_host=4, workers=4))
+    assert (host.has_room, shared.most_connections(VICTIM)) == (False, 1)
+    host.leave()
+    assert not host.has_room
+    host.leave()
+    assert host.has_room
+
+
+def test_who_waits_for_a_host_is_called_when_the_share_grows():
+    async def main():
+        shared = host_limits.Hosts(limits.Limits(max_per_host=4, workers=4), asyncio.get_running_loop().time)
+        host, called = shared.of(VICTIM), asyncio.Event()
+        host.enter()
+        host.wait(lambda: called.set() or True)
+        await asyncio.sleep(0)
+        assert not called.is_set()
+        shared.share(limits.Limits(max_per_host=4, workers=1))
+        await asyncio.wait_for(called.wait(), 10)
+
+    asyncio.run(main())

@@ -1,0 +1,60 @@
+"""How much may go to an endpoint: its own bounds shared by the workers, and a pace that no second exceeds."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.config import settings, worker_plans
+from delivery.webhooks.scheduling import limits
+from tests.support import builders
+
+
+@pytest.mark.parametrize(
+    ("own", "workers", "share"),
+    [(None, 4, 16), (8, 4, 2), (7, 2, 3), (1, 4, 1)],  # 7 of two workers: never 4 + 4; and nobody starves
+)
+def test_a_bound_on_what_is_under_way_is_shared_by_the_workers(own, workers, share):
+    bounds = limits.Limits(workers=workers)
+    assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
+
+
+@pytest.mark.parametrize(("own", "share"), [(None, 8), (16, 2), (3, 1)])
+def test_slices_that_are_at_work_at_once_share_a_workers_part(own, share):
+    bounds = limits.Limits(workers=4, slices=2)
+    assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
+
+
+def test_two_slices_of_the_real_time_lane_are_at_work_at_once():
+    assert worker_plans.of_realtime(settings.Settings()).limits.slices == 2
+
+
+@pytest.mark.parametrize(("own", "workers", "share"), [(None, 4, None), (10.0, 4, 2.5)])
+def test_a_rate_is_shared_by_the_workers(own, workers, share):
+    assert limits.Limits(workers=workers).rate_to(builders.endpoint(max_per_second=own)) == share
+
+
+@given(
+    st.floats(0.1, 5000),
+    st.lists(st.floats(0, 0.5), min_size=1, max_size=300),
+)
+def test_in_no_second_does_more_go_than_the_rate_whenever_it_is_asked(per_second, idle):
+    pace, now, gone = limits.Pace(per_second), 0.0, []
+    for pause in idle:
+        now += pause
+        now += pace.wait_s(now)
+        pace.take(now)
+        gone.append(now)
+    for start in gone:
+        assert sum(start <= other < start + 0.999 for other in gone) <= max(1, math.ceil(per_second))
+
+
+def test_a_sender_that_wakes_up_late_loses_nothing_of_a_high_rate():
+    pace, now, gone = limits.Pace(1000.0), 0.0, 0
+    while now < 10.0:
+        while pace.wait_s(now) == 0:
+            pace.take(now)
+            gone += 1
+        now += 0.013  # thirteen requests' time
+    assert gone >= 10 * 1000 * (1 - limits.BURST_SHARE)

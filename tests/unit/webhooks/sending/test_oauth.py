@@ -1,0 +1,270 @@
+"""Access tokens: asked for once by many, renewed in time, never shown, and a broken token server is left alone for a while."""
+
+import asyncio
+import base64
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.model import Auth, AuthKind
+from delivery.secret import Secret
+from delivery.webhooks.http import guard, transport
+from delivery.webhooks.sending import oauth, request, sender
+from tests.support import builders, fakes
+
+SECRET = "s3cret:&ü"
+AUTH = Auth(
+    kind=AuthKind.OAUTH2,
+    client_id="client:1",
+    secret=Secret(SECRET.encode()),
+    token_url="https://login.example.com/token?tenant=1",
+    token_scope="events.write more",
+)
+GRANT = request.prepare(builders.endpoint(auth=AUTH), guard.Guard()).grant
+TIMEOUT_S = 2.0
+
+
+def granted(value="t1", **fields):
+    return transport.Response(
+        status=200, headers=(), body=orjson.dumps({"access_token": value, "token_type": "Bearer"} | fields)
+    )
+
+
+class Servers:
+    """A token server and an endpoint behind one transport. Each answers by its script, the last step for ever."""
+
+    def __init__(self, *grants, answers=(200,)):
+        self._grants, self._answers = list(grants), list(answers)
+        self.token_requests, self.posted = [], []
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+
+    async def post(self, to, headers, body, timeout_s):
+        assert timeout_s <= TIMEOUT_S
+        if to is not None and b"/token" in to.head:
+            self.token_requests.append((to, body))
+            await self.is_open.wait()
+            step = self._grants.pop(0) if len(self._grants) > 1 else self._grants[0]
+        else:
+            self.posted.append(headers)
+            step = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(step, Exception):
+            raise step
+        return step if isinstance(step, transport.Response) else transport.Response(status=step, headers=(), body=b"")
+
+    def tokens_sent(self):
+        return [
+            line.partition(b"Bearer ")[2] for headers in self.posted for line in headers.split(b"\r\n") if b"Bearer" in line
+        ]
+
+
+def tokens(servers, clock=None):
+    return oauth.Tokens(servers, timeout_s=TIMEOUT_S, clock=clock or fakes.Clock())
+
+
+def test_the_request_authenticates_by_basic_with_both_parts_form_encoded():
+    """RFC 6749, section 2.3.1: a colon in the id or a space in the secret must not move the border between them."""
+    lines = GRANT.to.head.decode().split("\r\n")
+    assert lines[:2] == ["POST /token?tenant=1 HTTP/1.1", "host: login.example.com"]
+    assert "authorization: Basic " + base64.b64encode(b"client%3A1:s3cret%3A%26%C3%BC").decode() in lines
+    assert "content-type: application/x-www-form-urlencoded" in lines
+    assert GRANT.body == b"grant_type=client_credentials&scope=events.write+more"
+
+
+def test_many_deliveries_wait_for_one_token_request():
+    async def main():
+        servers = Servers(granted(expires_in=60))
+        servers.is_open.clear()
+        of = tokens(servers)
+        waiting = [asyncio.create_task(of.header(GRANT, TIMEOUT_S)) for _ in range(50)]
+        await asyncio.sleep(0)
+        servers.is_open.set()
+        return set(await asyncio.gather(*waiting)), len(servers.token_requests)
+
+    assert asyncio.run(main()) == ({b"authorization: Bearer t1\r\n"}, 1)
+
+
+def test_one_that_gives_up_waiting_leaves_the_request_to_the_others():
+    async def main():
+        servers = Servers(granted(expires_in=60))
+        servers.is_open.clear()
+        of = tokens(servers)
+        patient = asyncio.create_task(of.header(GRANT, TIMEOUT_S))
+        with pytest.raises(errors.TokenRefused, match="within the attempt's time"):
+            await of.header(GRANT, 0.001)
+        servers.is_open.set()
+        return await patient, len(servers.token_requests)
+
+    assert asyncio.run(main()) == (b"authorization: Bearer t1\r\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "sent", "requests"),
+    [
+        (0, b"t1", 1),
+        (79, b"t1", 1),  # of 100 s the last 20 are for renewing
+        (81, b"t1", 2),  # the old one serves while a new one is fetched
+        (101, b"t2", 2),  # it has ended: the new one is waited for
+    ],
+)
+def test_a_token_is_renewed_before_it_ends(age_s, sent, requests):
+    async def main():
+        clock = fakes.Clock()
+        servers = Servers(granted("t1", expires_in=100), granted("t2", expires_in=100))
+        of = tokens(servers, clock)
+        await of.header(GRANT, TIMEOUT_S)
+        clock.now += age_s
+        line = await of.header(GRANT, TIMEOUT_S)
+        await asyncio.sleep(0)
+        return line, len(servers.token_requests)
+
+    assert asyncio.run(main()) == (b"authorization: Bearer %s\r\n" % sent, requests)
+
+
+def test_a_renewal_that_fails_does_not_take_the_old_token_away():
+    async def main():
+        clock = fakes.Clock()
+        servers = Servers(granted(expires_in=100), 500)
+        of = tokens(servers, clock)
+        await of.header(GRANT, TIMEOUT_S)
+        clock.now += 90
+        for _ in range(10):
+            assert await of.header(GRANT, TIMEOUT_S) == b"authorization: Bearer t1\r\n"
+            await asyncio.sleep(0)
+        return len(servers.token_requests)
+
+    assert asyncio.run(main()) == 2
+
+
+REFUSALS = [
+    pytest.param(
+        transport.Response(status=401, headers=(), body=b'{"error":"invalid_client"}'), "401 invalid_client", id="refused"
+    ),
+    pytest.param(
+        transport.Response(status=400, headers=(), body=orjson.dumps({"error": SECRET})),
+        "answered 400",
+        id="secret in the error",
+    ),
+    pytest.param(302, "answered 302", id="redirect"),
+    pytest.param(transport.Response(status=200, headers=(), body=b"<html>"), "no usable access_token", id="not JSON"),
+    pytest.param(transport.Response(status=200, headers=(), body=b"[]"), "no usable access_token", id="not an object"),
+    pytest.param(granted("a\r\nhost: elsewhere"), "no usable access_token", id="line break in the token"),
+    pytest.param(granted(""), "no usable access_token", id="empty token"),
+    pytest.param(granted(token_type="mac"), "token_type", id="another kind of token"),
+    pytest.param(errors.DnsFailed("the host name did not resolve"), "the token server: the host name", id="not reached"),
+    pytest.param(errors.AttemptTimedOut("the time ran out"), "the token server: the time ran out", id="too slow"),
+]
+
+
+@pytest.mark.parametrize(("answer", "detail"), REFUSALS)
+def test_a_failed_token_request_is_the_answer_to_all_for_a_while(answer, detail):
+    async def main():
+        clock = fakes.Clock()
+        servers = Servers(answer)
+        of = tokens(servers, clock)
+        for _ in range(10):
+            with pytest.raises(errors.TokenRefused, match=detail) as refused:
+                await of.header(GRANT, TIMEOUT_S)
+            assert "s3cret" not in str(refused.value)
+            clock.now += oauth.PAUSE_S / 20
+        asked = len(servers.token_requests)
+        clock.now += oauth.PAUSE_S
+        with pytest.raises(errors.TokenRefused):
+            await of.header(GRANT, TIMEOUT_S)
+        return asked, len(servers.token_requests)
+
+    assert asyncio.run(main()) == (1, 2)
+
+
+def test_our_own_exhaustion_is_not_the_token_servers_and_not_remembered():
+    async def main():
+        of = tokens(servers := Servers(errors.LocalFailure("Too many open files"), granted()))
+        with pytest.raises(errors.LocalFailure):
+            await of.header(GRANT, TIMEOUT_S)
+        return await of.header(GRANT, TIMEOUT_S), len(servers.token_requests)
+
+    assert asyncio.run(main()) == (b"authorization: Bearer t1\r\n", 2)
+
+
+@pytest.mark.parametrize(("said", "lifetime_s"), [(60, 60), ("60", 60), (None, 300), (-5, 300), ("soon", 300), ("nan", 300)])
+def test_the_lifetime_may_be_text_or_missing(said, lifetime_s):
+    async def main():
+        clock = fakes.Clock()
+        of = tokens(Servers(granted("t1", expires_in=said), granted("t2")), clock)
+        await of.header(GRANT, TIMEOUT_S)
+        clock.now += lifetime_s - 0.5
+        before = await of.header(GRANT, TIMEOUT_S)
+        clock.now += 1
+        return before, await of.header(GRANT, TIMEOUT_S)
+
+    assert asyncio.run(main()) == (b"authorization: Bearer t1\r\n", b"authorization: Bearer t2\r\n")
+
+
+def attempts(servers, count=1, clock=None):
+    async def main():
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=clock or fakes.Clock())
+        delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
+        return [await using.attempt(delivery, number) for number in range(1, count + 1)]
+
+    return asyncio.run(main())
+
+
+def test_each_request_carries_the_token_and_the_signature():
+    [made] = attempts(servers := Servers(granted()))
+    assert (made.error_class, servers.tokens_sent()) == (None, [b"t1"])
+    assert b"webhook-signature: v1," in servers.posted[0]
+
+
+def test_after_a_401_the_token_is_renewed_and_the_attempt_repeated_once():
+    [made] = attempts(servers := Servers(granted("t1"), granted("t2"), answers=(401, 200)))
+    assert (made.error_class, servers.tokens_sent()) == (None, [b"t1", b"t2"])
+
+
+def test_a_second_401_is_a_refusal_and_does_not_ask_for_tokens_without_end():
+    made = attempts(servers := Servers(granted(), answers=(401,)), count=20)
+    assert {(one.status, one.error_class) for one in made} == {(401, "refused")}
+    assert len(servers.token_requests) == 2  # the first token, and one renewal in PAUSE_S
+    assert len(servers.posted) == 21
+
+
+def test_the_401s_of_many_at_once_lead_to_one_renewal():
+    async def main():
+        servers = Servers(granted("t1"), granted("t2"), answers=(*[401] * 8, 200))
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=fakes.Clock())
+        delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
+        made = await asyncio.gather(*(using.attempt(delivery, 1) for _ in range(8)))
+        return {one.error_class for one in made}, len(servers.token_requests)
+
+    assert asyncio.run(main()) == ({None}, 2)
+
+
+def test_an_attempt_without_a_token_is_not_sent():
+    [made] = attempts(servers := Servers(500))
+    assert (made.status, made.error_class, made.detail) == (None, "token_refused", "the token server answered 500")
+    assert servers.posted == []
+
+
+def test_neither_secret_nor_token_show_anywhere(caplog):
+    caplog.set_level("DEBUG")
+    servers = Servers(granted("t0ken"), errors.ConnectFailed("refused"), answers=(401,))
+    made = attempts(servers, count=2)
+    shown = caplog.text + repr(made) + repr(GRANT) + repr(AUTH) + repr(oauth._Token(header=b"t0ken"))
+    assert not any(word in shown for word in ("s3cret", "t0ken", base64.b64encode(b"client%3A1:s3cret").decode()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_id": None},
+        {"secret": None},
+        {"token_url": None},
+        {"token_url": "https://169.254.169.254/token"},
+        {"token_url": "http://login.example.com/token"},
+    ],
+)
+def test_settings_that_make_no_token_request_are_refused(changes):
+    fields = {"kind": AUTH.kind, "client_id": "c", "secret": AUTH.secret, "token_url": AUTH.token_url}
+    with pytest.raises(errors.TargetRefused) as refused:
+        request.prepare(builders.endpoint(auth=Auth(**fields | changes)), guard.Guard())
+    assert refused.value.path.startswith("auth")

@@ -1,0 +1,90 @@
+"""One attempt: signed anew, and whatever comes of it is data."""
+
+import asyncio
+
+import pytest
+
+from delivery import errors
+from delivery.model import SigningKey
+from delivery.webhooks.http import guard, transport
+from delivery.webhooks.sending import sender
+from tests.support import builders, fakes
+
+
+def attempt(*script, number=1, endpoint=None):
+    transport = fakes.FakeTransport(*script)
+    using = sender.Sender(transport, guard.Guard(), timeout_s=2.0, clock=fakes.Clock())
+    delivery = builders.delivery(**({"endpoint": endpoint} if endpoint else {}))
+    return asyncio.run(using.attempt(delivery, number)), transport, delivery
+
+
+def test_an_accepted_attempt_has_a_status_and_no_error():
+    made, transport, delivery = attempt(204)
+    assert (made.status, made.error_class, made.number) == (204, None, 1)
+    [(to, headers, body, timeout_s)] = transport.posted
+    assert (to.endpoint, body, timeout_s) == (delivery.endpoint, delivery.body, 2.0)
+    assert f"webhook-id: {delivery.webhook_id}\r\n".encode() in headers
+    assert b"webhook-timestamp: 1700000000\r\n" in headers
+
+
+@pytest.mark.parametrize(("status", "error_class"), [(302, "redirect"), (404, "refused"), (500, "server_error")])
+def test_a_refusal_keeps_the_status_and_the_beginning_of_the_response(status, error_class):
+    made, _, _ = attempt(status)
+    assert (made.status, made.error_class, made.response) == (status, error_class, b"ok")
+
+
+FAILURES = [
+    errors.LocalFailure, errors.AddressBlocked, errors.DnsFailed, errors.ConnectFailed,
+    errors.TlsFailed, errors.AttemptTimedOut, errors.ConnectionLost, errors.ResponseInvalid, errors.TokenRefused,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_every_failure_to_get_a_response_becomes_its_class(failure):
+    made, _, _ = attempt(failure("why"))
+    assert (made.status, made.error_class, made.detail) == (None, failure.error_class, "why")
+
+
+def test_the_failures_above_are_all_there_are():
+    assert set(FAILURES) == set(errors.AttemptFailed.__subclasses__())
+
+
+def test_a_surprise_at_one_endpoint_is_that_endpoints_failure_and_nobody_elses(caplog):
+    made, _, _ = attempt(RuntimeError("from the depths"))
+    assert (made.error_class, made.status) == ("local", None)
+    assert "unforeseen" in caplog.text
+
+
+def test_an_endpoint_that_makes_no_request_fails_by_its_own_configuration():
+    made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
+    assert (made.error_class, transport.posted) == ("configuration", [])
+
+
+@pytest.mark.parametrize("keys", [(), (SigningKey(secret=builders.KEY.secret, expires_at_s=fakes.Clock().now),)])
+def test_nothing_is_sent_unsigned(keys):
+    made, transport, _ = attempt(200, endpoint=builders.endpoint(signing_keys=keys))
+    assert (made.error_class, transport.posted) == ("configuration", [])
+    assert made.detail == "signing_keys: there is none that has not expired"
+
+
+def test_a_changed_endpoint_gets_a_new_target():
+    transport = fakes.FakeTransport(200)
+    using = sender.Sender(transport, guard.Guard(), timeout_s=2.0, clock=fakes.Clock())
+    for url in ("https://old.example.com/", "https://new.example.com/"):
+        asyncio.run(using.attempt(builders.delivery(endpoint=builders.endpoint(url=url)), 1))
+    assert [to.url.host for to, *_ in transport.posted] == ["old.example.com", "new.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "wait_s"),
+    [
+        (429, "5", 5.0),
+        (503, "Tue, 14 Nov 2023 22:13:50 GMT", 30.0),  # the clock stands at 22:13:20
+        (404, "7", 7.0),
+        (503, "soon", None),
+        (200, "5", None),
+    ],
+)
+def test_a_failed_attempt_tells_how_long_the_endpoint_asked_to_wait(status, value, wait_s):
+    made, _, _ = attempt(transport.Response(status=status, headers=[(b"Retry-After", value.encode())], body=b""))
+    assert made.retry_after_s == wait_s

@@ -1,0 +1,140 @@
+"""Items of many owners in few segments: in order, written few times, and gone when they are taken."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delivery.webhooks.state import compaction, segment_store
+
+
+class Kept:
+    """Owners and their items, whose segments are written after each step."""
+
+    def __init__(self):
+        self.stock, self.segments, self.owners = segment_store.Stock(), {}, {}
+        self.read, self.written = [], 0
+
+    def shelf(self):
+        return segment_store.Shelf(self.stock, self._read)
+
+    def write(self, of, *changed):
+        append, drop = of.write(changed, lambda home: [self.owners.setdefault(home, [])])
+        for number in drop:
+            del self.segments[number]
+        assert not self.segments.keys() & append.keys()
+        self.segments |= append
+        self.written += sum(map(len, append.values()))
+        assert self.segments.keys() == self.stock.segments.keys()
+
+    def put(self, home, *items):
+        of = self.shelf()
+        for each in items:
+            of.add(self.owners.setdefault(home, []), item(each))
+        self.write(of, home)
+
+    def items(self, home):
+        return list(self.shelf().front(self.owners[home]))
+
+    def _read(self, number):
+        self.read.append(number)
+        return self.segments[number]
+
+
+def item(data):
+    return segment_store.Item(data, 1, 2)
+
+
+def test_what_is_put_stands_in_order_and_what_is_taken_is_gone():
+    kept = Kept()
+    kept.put("a", b"1", b"2")
+    kept.put("a", b"3")
+    of = kept.shelf()
+    of.cut(kept.owners["a"], 2)
+    kept.write(of, "a")
+    assert (kept.items("a"), len(kept.segments)) == ([b"3"], 1)
+
+
+def test_what_comes_to_the_front_stands_there_also_when_segments_are_merged(monkeypatch):
+    monkeypatch.setattr(compaction, "MAX_RUNS", 2)
+    kept = Kept()
+    kept.put("a", b"3", b"4")
+    of = kept.shelf()
+    kept.owners["a"][:0] = of.lay([item(b"1"), item(b"2")])
+    kept.write(of, "a")
+    kept.put("a", b"5")
+    kept.put("b", b"x")
+    kept.put("a", b"6")
+    assert kept.items("a") == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_a_segment_that_is_read_for_many_owners_is_read_once():
+    kept = Kept()
+    of = kept.shelf()
+    for number in range(100):
+        of.add(kept.owners.setdefault(f"{number:03}", []), item(b"x" * 100))
+    kept.write(of, *kept.owners)
+    of = kept.shelf()
+    for pieces in kept.owners.values():
+        of.cut(pieces, 1)
+    assert kept.read == list(kept.segments) == [0]
+
+
+def test_no_more_than_so_much_is_held_open_and_all_that_is_merged_is(monkeypatch):
+    monkeypatch.setattr(segment_store, "MAX_OPEN_BYTES", 1)
+    monkeypatch.setattr(compaction, "MAX_RUNS", 6)
+    kept = Kept()
+    for _ in range(5):
+        of = kept.shelf()
+        for home in "abcdefgh":
+            of.add(kept.owners.setdefault(home, []), item(b"x"))
+        kept.write(of, *kept.owners)
+    kept.put("i", b"y")
+    kept.read.clear()
+    kept.put("i", b"y")
+    assert sorted(kept.read) == [0, 1, 2, 3, 4, 5], "each once"
+    assert len(kept.segments) == 1
+
+
+def test_a_list_that_is_larger_than_a_segment_is_cut(monkeypatch):
+    monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 10)
+    kept, items = Kept(), [bytes([number]) * 4 for number in range(9)]
+    kept.put("a", *items)
+    assert (kept.items("a"), len(kept.segments)) == (items, 5)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "front", "cut", "remove"]), st.sampled_from(["a", "b", "c"]), st.integers(1, 5)),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.integers(2, 4), st.sampled_from([8, 1000]))
+def test_every_history_leaves_what_a_list_would(history, runs, size):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compaction, "MAX_RUNS", runs)
+        patched.setattr(compaction, "MIN_MERGED_SIZE", 1)
+        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", size)
+        kept, lists, number = Kept(), {"a": [], "b": [], "c": []}, 0
+        for what, home, count in history:
+            of, pieces, wanted = kept.shelf(), kept.owners.setdefault(home, []), lists[home]
+            fresh = [f"{number + each:04}".encode() for each in range(count)]
+            number += count
+            if what == "put":
+                for each in fresh:
+                    of.add(pieces, item(each))
+                wanted += fresh
+            elif what == "front":
+                pieces[:0] = of.lay(map(item, fresh))
+                wanted[:0] = fresh
+            elif what == "cut":
+                of.cut(pieces, min(count, len(wanted)))
+                del wanted[:count]
+            elif pieces:
+                gone = len(of.items(pieces[-1]))
+                of.remove(pieces.pop())
+                del wanted[len(wanted) - gone :]
+            kept.write(of, home)
+            of = kept.shelf()
+            assert {name: list(of.front(kept.owners.get(name, []))) for name in lists} == lists
+        assert bool(kept.segments) == any(lists.values())

@@ -1,0 +1,36 @@
+"""What one version of the program has written, another reads or refuses by name."""
+
+import pytest
+
+from delivery import errors
+from delivery.webhooks.batching import batcher, segment
+from delivery.webhooks.retries import retry_messages, shard_scheduler
+from delivery.webhooks.state import versioning
+
+
+def test_what_was_marked_is_read():
+    assert bytes(versioning.read(versioning.marked(3, b"kept"), 3, "a thing")) == b"kept"
+
+
+@pytest.mark.parametrize(
+    ("read", "what"),
+    [
+        (batcher.decoded, "an index of the batch lane"),
+        (segment.decoded, "a segment of the batch lane"),
+        (segment.batch, "a batch that left its shard"),
+        (shard_scheduler.decoded, "an index of the retry lane"),
+        (retry_messages.message, "a record of the retries topic"),
+        (retry_messages.turn, "a turn of the retry lane"),
+    ],
+)
+def test_what_another_version_wrote_is_refused_by_name(read, what):
+    with pytest.raises(
+        errors.StateUnreadable, match=f"{what} was written in format 99 by another version, .* knows [12]: start"
+    ):
+        read(b"\x63rest")
+
+
+@pytest.mark.parametrize("read", [segment.decoded, segment.batch, retry_messages.message, retry_messages.turn])
+def test_what_is_empty_was_written_by_no_version(read):
+    with pytest.raises(errors.StateUnreadable, match="without a format"):
+        read(b"")
