@@ -59,7 +59,7 @@ def examine(config: settings.Settings) -> list[Finding]:
         "kafka": _kafka,
         "topics": _topics,
         "postgres": _postgres,
-        "keys": lambda config: f"sealing with {keyring.KeyRing.from_settings(config.keys).active}",
+        "keys": lambda config: f"secrets are encrypted with key {keyring.KeyRing.from_settings(config.keys).active}",
         "registry": _registry,
         "subscriptions": _subscriptions,
         "checkpoint": _checkpoint,
