@@ -17,14 +17,20 @@ from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.sending import batch_payload, payload, signing
 from fanout.cli import main
 from fanout.demo import expected_account
-from fanout.documents import generate, record_formats
+from fanout.documents import folder_map, generate, links, record_formats
 from subscriptions_db import disclosure
 from subscriptions_db.manifest import manifest
 from tests.support import builders, reading
 
 ROOT = reading.ROOT
 GROUPS = {group.name for group in main.app.registered_groups}
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
+DOCUMENTS = links.documents(ROOT)
+PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and path.parent.name != "benchmarks"]
+TOP_FOLDERS = "delivery|subscriptions_db|fanout|load_tests|tests|deploy"
+MODULES = r"delivery\.webhooks|delivery\.stages|subscriptions_db|load_tests|tests"
+"""Other names with dots are settings and topics."""
+MADE_LATER = {"deploy/compose/secrets", "fanout/driver"}
+"""A folder that a script of the document makes, and a label of Kubernetes."""
 
 
 def test_the_configuration_document_is_the_settings():
@@ -37,6 +43,10 @@ def test_the_metrics_document_is_the_declarations():
 
 def test_the_record_formats_are_the_types_of_the_records():
     assert (ROOT / "docs" / "record-formats.md").read_text() == record_formats.document(), "run `make docs`"
+
+
+def test_the_folders_document_is_the_imports():
+    assert (ROOT / "docs" / "folders.md").read_text() == folder_map.document(ROOT), "run `make docs`"
 
 
 def test_every_field_of_a_record_is_described():
@@ -128,8 +138,18 @@ def test_the_contracts_webhook_id_is_the_platforms():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_inside_the_project_leads_somewhere(path):
-    for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
-        assert link.startswith("https://") or (path.parent / link).exists(), link
+    """To a file, and to a heading where the link names one."""
+    assert list(links.broken(path)) == []
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=lambda path: path.name)
+def test_every_path_and_module_that_a_document_names_exists(path):
+    """The history is left out: benchmarks and the changelog name what there was."""
+    text = path.read_text()
+    paths = re.findall(rf"(?<![\w./~:-])((?:{TOP_FOLDERS})/[\w./-]*\w)", text)
+    assert [name for name in paths if not (ROOT / name).exists() and name not in MADE_LATER] == []
+    modules = [name.replace(".", "/") for name in re.findall(rf"`((?:{MODULES})(?:\.[a-z_]+)+)`", text)]
+    assert [name for name in modules if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py"))] == []
 
 
 @pytest.mark.parametrize(
