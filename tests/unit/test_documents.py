@@ -1,6 +1,7 @@
 """The examples in the documents hold, and what is generated is current."""
 
 import ast
+import importlib
 import re
 import time
 
@@ -47,6 +48,16 @@ def test_the_record_formats_are_the_types_of_the_records():
 
 def test_the_folders_document_is_the_imports():
     assert (ROOT / "docs" / "folders.md").read_text() == folder_map.document(ROOT), "run `make docs`"
+
+
+def test_the_versions_of_stored_bytes_are_those_of_the_code():
+    rows = re.findall(
+        r"^\| .+ \| (\d+) \| .+ \| `([\w/]+)\.py` \|$", (ROOT / "docs/storage-formats.md").read_text(), re.MULTILINE
+    )
+    described = {path.replace("/", "."): int(version) for version, path in rows}
+    writers = [path for path in (ROOT / "delivery").rglob("*.py") if re.search(r"^VERSION = ", path.read_text(), re.MULTILINE)]
+    assert described.keys() == {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in writers}
+    assert {name: importlib.import_module(name).VERSION for name in described} == described
 
 
 def test_every_field_of_a_record_is_described():
