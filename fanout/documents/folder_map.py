@@ -151,7 +151,7 @@ def document(root: Path) -> str:
         parts.append(f"\n## {area.name}\n\n{area.note}\n{picture}")
         parts.append("\n| floor | folder | what it does | imports from other areas |\n|---|---|---|---|\n")
         for folder in itertools.chain(*rows):
-            others = sorted(imports[folder].difference(GROUND, *rows), key=floors.__getitem__, reverse=True)
+            others = sorted(imports[folder].difference(GROUND, *rows), key=lambda other: (-floors[other], other))
             named = ", ".join(f"`{other}`" for other in others)
             parts.append(f"| {floors[folder]} | `{_path(root, folder)}` | {_purpose(root, folder)} | {named} |\n")
     return "".join(parts)

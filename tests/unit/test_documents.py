@@ -147,6 +147,21 @@ def test_the_contracts_webhook_id_is_the_platforms():
     assert expected_account.webhook_id(event.source, event.event_id, "s1") == payload.webhook_id(event, "s1")
 
 
+def plain(text):
+    """Return words in lower case, as `RetryEntry`, `retry_entries` and `Retry entry` are the same word."""
+    return re.sub(r"[_\-\s]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
+
+
+def test_every_word_of_the_glossary_is_used():
+    glossary = ROOT / "docs" / "glossary.md"
+    words = re.findall(r"\*\*(.+?)\*\*", glossary.read_text())
+    code = [path for package in folder_map.PACKAGES for path in (ROOT / package).rglob("*.py")]
+    pages = [path for path in PRESENT if path.parent.name != "adr" and path != glossary]
+    used = plain(" ".join(path.read_text() for path in [*code, *pages]))
+    assert [word for word in words if plain(word).removesuffix("y") not in used] == []
+    assert len(set(words)) == len(words)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_inside_the_project_leads_somewhere(path):
     """To a file, and to a heading where the link names one."""
