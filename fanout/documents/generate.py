@@ -24,8 +24,8 @@ Settings come from, highest first:
    which `fanout up` writes;
 3. the defaults below.
 
-They are read once, at the start; an unknown or wrong one is an error that names the right one. `fanout config` shows what is in
-force, `fanout doctor` whether it works.
+They are read once, at the start. An unknown or wrong setting is an error that names the right one. `fanout config` shows the
+values in force, and `fanout doctor` checks that they work.
 
 ```toml
 [kafka]
@@ -38,9 +38,9 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) come from a secret store: by
-the environment, or by a file that it mounts, whose path the variable's name with `_FILE` gives
-(`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). `kubectl describe` and `docker inspect` show variables, and no files.
+Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) come from a secret store, as an environment
+variable or as a mounted file. A variable with `_FILE` at its end names the file
+(`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). Prefer files: `kubectl describe` and `docker inspect` show variables.
 """
 
 METRICS_HEAD = """\
@@ -48,11 +48,11 @@ METRICS_HEAD = """\
 
 <!-- Generated from delivery/observability/metrics.py by `make docs`. -->
 
-What `/metrics` serves of the driver and of all workers, of `fanout archive` and of `fanout serve`. [Operations](operations.md)
-says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows it. Labels are of closed sets, and of the operator's
-topics; never a tenant, endpoint or URL of a customer. What workers do is counted when their task has finished and
-the micro-batch's results are written: what a failed task had sent is not, and its second run is.
-Counters begin at zero with each start of the process.
+`/metrics` of the driver serves the metrics of the driver and of all workers. `fanout archive` and `fanout serve` serve their
+own. [Operations](operations.md) lists the metrics to watch, and `deploy/helm/fanout/files/dashboard.json` shows them. Labels
+have closed sets of values, or names of the operator's topics; never a tenant, an endpoint or a URL of a customer. The work of
+a task is counted after the results of its micro-batch are written. Requests of a failed task are not counted, and those of
+its second run are. Counters begin at zero with each start of the process.
 
 | metric | meaning |
 |---|---|
