@@ -287,7 +287,7 @@ def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
     assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
-    assert "unforeseen" in caplog.text
+    assert "cannot be read" in caplog.text
 
 
 def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
