@@ -45,7 +45,7 @@ def letters_of_batch(*offsets):
 
 
 def id_of(delivery):
-    return batch_payload.webhook_id(delivery.endpoint.endpoint_id, delivery.events, delivery.through)
+    return batch_payload.webhook_id(delivery.endpoint.endpoint_id, delivery.events, delivery.subscription_ids)
 
 
 def packed(offset):
