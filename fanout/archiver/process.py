@@ -138,7 +138,7 @@ class Archiver:
                 outbox.look(connection, self._policy, now=_now())
                 look_at = time.monotonic() + LOOK_S
             messages = source.take(WAIT_S)
-            for together in chunking.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+            for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
             handed_over = self._hand_over(connection, once=once)
             self._hold, self._failures = None, 0

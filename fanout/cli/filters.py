@@ -53,7 +53,7 @@ def try_(
     except errors.EventRejected as exc:
         raise errors.RegistrationError("--event", f"the job would reject it ({exc.reason}: {exc.detail})") from None
     takes = compiled.matches(document)
-    detail = "the filter takes it" if takes else explain.what_differs(wanted, document)
+    detail = "the filter takes it" if takes else explain.differing_fields(wanted, document)
     warnings = [str(one) for one in lint.filter_roots(wanted)]
     if as_json:
         commands.print_json({"matches": takes, "detail": detail, "warnings": warnings})

@@ -67,17 +67,17 @@ class Collector:
         self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_packed, now_ms))
         self._shards = shards
         self._pass_through_ms = pass_through_s * 1000
-        self._open: dict[EndpointId, segment.Lot] = {}
+        self._open: dict[EndpointId, segment.PendingBatch] = {}
         self._filled: collections.Counter[EndpointId] = collections.Counter()
         """How many batches of each endpoint are full."""
-        self._full: dict[int, list[segment.Lot]] = {}
+        self._full: dict[int, list[segment.PendingBatch]] = {}
         self._full_size = 0
 
     async def take(self, records: Iterable[Record]) -> Collected:
         """Collect `records`; return what need not wait for more."""
         collected = Collected()
         for record in records:
-            due = await self._intake.take(record, collected.results.rejections)
+            due = await self._intake.accept(record, collected.results.rejections)
             if due is not None:
                 collected.results.outcomes += due.skipped
                 for match in due.collected:
@@ -105,7 +105,7 @@ class Collector:
         if len(lot.items) >= bounds.max_events or lot.size >= bounds.max_bytes:
             self._left(lot, endpoint)
 
-    def _left(self, lot: segment.Lot, endpoint: Endpoint) -> segment.Lot:
+    def _left(self, lot: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
         """Let a full batch leave; return the next one."""
         endpoint_id = endpoint.endpoint_id
         lot.mark = segment.Mark.FULL
@@ -115,19 +115,19 @@ class Collector:
         self._filled[endpoint_id] += 1
         return self._lot(endpoint)
 
-    def _lot(self, endpoint: Endpoint) -> segment.Lot:
+    def _lot(self, endpoint: Endpoint) -> segment.PendingBatch:
         assert endpoint.batching is not None, "the registry gives it to each endpoint in batch mode"  # noqa: S101
         passes = endpoint.batching.max_wait_s * 1000 <= self._pass_through_ms
-        lot = self._open[endpoint.endpoint_id] = segment.Lot(
+        lot = self._open[endpoint.endpoint_id] = segment.PendingBatch(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
-            mark=segment.Mark.PASSES if passes else segment.Mark.WAITS,
+            mark=segment.Mark.IMMEDIATE if passes else segment.Mark.WAITS,
         )
         return lot
 
     @staticmethod
-    def _rows(lots: dict[int, list[segment.Lot]]) -> Iterator[Row]:
+    def _rows(lots: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
         for shard, of_shard in lots.items():
             for written, _ in segment.encoded(of_shard):
                 yield Row(shard, written)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, last_of
+from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
@@ -40,7 +40,7 @@ class DirectLane:
         dispatcher: dispatch.Dispatcher[Delivery],
         hand_over: deferral.Handover,
         layout: parsing.Layout,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> None:
         self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared)
         self._dispatcher = dispatcher
@@ -51,7 +51,7 @@ class DirectLane:
         """Begin to deliver `records`; return what has come meanwhile, of these and of those before."""
         results = Results()
         for count, record in enumerate(records, start=1):
-            due = await self._intake.take(record, results.rejections)
+            due = await self._intake.accept(record, results.rejections)
             if due is not None:
                 results.outcomes += due.ended
                 for delivery in due.deliveries:
@@ -64,7 +64,7 @@ class DirectLane:
     async def finish(self) -> Results:
         """Wait for all that is under way; return what is left, with the receipts."""
         await self._dispatcher.finish()
-        return last_of(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
+        return final_results(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
         """Stop sending: nobody will take the results."""
@@ -77,7 +77,10 @@ class DirectLane:
         for match in due:
             endpoint = match.endpoint
             webhook_id = payload.webhook_id(event, match.subscription.subscription_id)
-            if self._ended_before and completed_work.of(event, match.subscription.subscription_id) in self._ended_before:
+            if (
+                self._ended_before
+                and completed_work.key_of_event(event, match.subscription.subscription_id) in self._ended_before
+            ):
                 continue  # its rows are written; the receipt counts it as due, as in the run that ended it
             skip = matching.skip_reason(match.subscription)
             postponed = self._hand_over.reason(endpoint) if skip is None else None

@@ -107,7 +107,11 @@ class RetryLane:
         return bool(self._tasks)
 
     async def take(
-        self, turns: Iterable[bytes], registry: registries.Registry, settle_s: float, ended: completed_work.Ended = frozenset()
+        self,
+        turns: Iterable[bytes],
+        registry: registries.Registry,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Ended:
         """Begin to deliver turns, as the shards wrote them; return what has ended meanwhile, of these and of those before.
 
@@ -115,8 +119,8 @@ class RetryLane:
         journal is left out: of a turn that was reported all.
         """
         for written in turns:
-            turn = retry_messages.turn(written)
-            if turn.number and completed_work.of_turn(turn.endpoint_id, turn.number, len(turn.parcels)) in ended:
+            turn = retry_messages.lease(written)
+            if turn.number and completed_work.key_of_lease(turn.endpoint_id, turn.number, len(turn.entries)) in ended:
                 continue
             known, task = self._under_way.get(_flow(turn), (None, None))
             if turn.number and known is not None and known.turn.number == turn.number:
@@ -124,7 +128,7 @@ class RetryLane:
                     self._begun.add(task)
                 continue
             has_room = not turn.number or await self._has_room(turn, settle_s)
-            tenants = revalidation.tenants(itertools.chain.from_iterable(waits.packed for waits in turn.parcels))
+            tenants = revalidation.tenant_ids(itertools.chain.from_iterable(waits.packed for waits in turn.entries))
             revision = registry.revision  # before: what is in effect only afterwards may have no part in it
             to = await registry.destination(turn.endpoint_id, tenants)
             one = TurnUnderWay(turn, to, self._clock() + TURN_S, revision, self._registry_max_age_s, ended)
@@ -192,7 +196,7 @@ class RetryLane:
         self._ended, self._most_in_flight = [], self._in_flight
         return told
 
-    async def _has_room(self, turn: retry_messages.Turn, settle_s: float) -> bool:
+    async def _has_room(self, turn: retry_messages.Lease, settle_s: float) -> bool:
         """Wait until there is room in memory, as long as turns end; False when none has for `settle_s`, once in a task."""
         while self._bytes and self._bytes + _weight(turn) > MAX_UNDER_WAY_BYTES:
             if self._is_stuck:
@@ -281,12 +285,12 @@ class RetryLane:
             if made is None:
                 return
             attempt = await self._sender.attempt(made.delivery, made.number, made.timeout_s)
-            self._hear(one, one.turn.parcels[place], attempt)
+            self._hear(one, one.turn.entries[place], attempt)
             one.answered(made, attempt, now_ms=self._now_ms(), rng=self._rng)
         except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
             one.put_off(place, fault, self._now_ms())
 
-    def _hear(self, one: TurnUnderWay, waits: retry_messages.Parcel, attempt: Attempt) -> None:
+    def _hear(self, one: TurnUnderWay, waits: retry_messages.RetryEntry, attempt: Attempt) -> None:
         """Take note of what the attempt says beside how it ended.
 
         What comes here has failed before. So it is no news that there is no way to an endpoint that was failing, or to which
@@ -305,9 +309,9 @@ class RetryLane:
         return int(self._now_s() * 1000)
 
 
-def _flow(turn: retry_messages.Turn) -> _Flow:
+def _flow(turn: retry_messages.Lease) -> _Flow:
     return (turn.customer_id, turn.endpoint_id, turn.order_key)
 
 
-def _weight(turn: retry_messages.Turn) -> int:
-    return sum(waits.size + PARCEL_BYTES for waits in turn.parcels)
+def _weight(turn: retry_messages.Lease) -> int:
+    return sum(waits.size + PARCEL_BYTES for waits in turn.entries)

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import (
-    Again,
     Attempt,
     Delivery,
     DeliveryMode,
     Endpoint,
     EndpointStatus,
+    NextAttempt,
     Outcome,
     OutcomeKind,
     Record,
@@ -71,7 +71,7 @@ class Made(NamedTuple):
 class TurnUnderWay:
     """A turn, and what has come of it so far."""
 
-    turn: retry_messages.Turn
+    turn: retry_messages.Lease
     destination: registries.Destination
     until: float
     """No attempt begins after that, in seconds of the clock of whoever attempts."""
@@ -79,7 +79,7 @@ class TurnUnderWay:
     """Every change of the registry up to this one has a part in the destination."""
     registry_max_age_s: float
     """It has a part in it in any case when it is so old."""
-    ended: completed_work.Ended = frozenset()
+    ended: completed_work.CompletedKeys = frozenset()
     """What an earlier run of its micro-batch has written of it."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
     """The places of the parcels that are still to be attempted."""
@@ -87,7 +87,7 @@ class TurnUnderWay:
     """What needs not wait for the report: the journal leaves it out of a further run."""
     results: Results = field(default_factory=Results)
     """What is told with the report."""
-    _back: list[retry_messages.Back] = field(default_factory=list)
+    _back: list[retry_messages.Requeue] = field(default_factory=list)
     _delivered: int = 0
     _failed: int = 0
     _refused: int = 0
@@ -115,12 +115,12 @@ class TurnUnderWay:
         if endpoint is not None and hold is not None:
             if turn.number and endpoint.customer_id == turn.customer_id:
                 self._hold = hold
-                for place, waits in enumerate(turn.parcels):
-                    self._comes_back(place, Again(waits.again_at_ms, waits.retries), self._hold)
+                for place, waits in enumerate(turn.entries):
+                    self._comes_back(place, NextAttempt(waits.again_at_ms, waits.retries), self._hold)
                 return
             # What is given up is not sent: whether it could be is no question.
             self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE, fault=None))
-        for place, waits in enumerate(turn.parcels):
+        for place, waits in enumerate(turn.entries):
             parts = self._parts(waits)
             if turn.number and not _NOT_THERE.isdisjoint(parts) and self._may_be_later(waits, now_ms):
                 self._wait_for_registry(place, now_ms)
@@ -132,28 +132,28 @@ class TurnUnderWay:
     def turn_away(self, now_ms: int) -> None:
         """Let all come back unattempted: there is no room for them here."""
         at_ms = now_ms + round(retry_decision.LOCAL_WAIT_S * 1000)
-        for place, waits in enumerate(self.turn.parcels):
-            self._comes_back(place, Again(at_ms, waits.retries))
+        for place, waits in enumerate(self.turn.entries):
+            self._comes_back(place, NextAttempt(at_ms, waits.retries))
 
     def put_off(self, place: int, fault: Exception, now_ms: int) -> None:
         """Let a parcel come back much later that met a fault of ours, as events that cannot be read; the others go on."""
         log.error("a parcel failed in an unforeseen way", exc_info=fault, extra={"endpoint_id": self.turn.endpoint_id})
         # As an attempt that failed through a fault of ours: what was not attempted would stand in front, before the others.
-        waits = self.turn.parcels[place]
+        waits = self.turn.entries[place]
         told = Attempt(waits.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the log")
-        again = Again(now_ms + round(PUT_OFF_S * 1000), waits.retries)
+        again = NextAttempt(now_ms + round(PUT_OFF_S * 1000), waits.retries)
         self._comes_back(place, again, intake.UNFORESEEN, (told,))
         self._stop_in_order()
 
-    def _may_be_later(self, waits: retry_messages.Parcel, now_ms: int) -> bool:
+    def _may_be_later(self, waits: retry_messages.RetryEntry, now_ms: int) -> bool:
         """Tell whether what made it due may be later than the registry here. Soon, even where that was restored of a backup."""
         return waits.revision > self.revision and now_ms - waits.since_ms < self.registry_max_age_s * 1000
 
     def _wait_for_registry(self, place: int, now_ms: int) -> None:
         """Let a parcel come back a moment later, or after as long again as it has waited."""
-        waits = self.turn.parcels[place]
+        waits = self.turn.entries[place]
         wait_s = min(max((now_ms - waits.since_ms) / 1000, retry_decision.LOCAL_WAIT_S), retry_decision.MAX_BEHIND_S)
-        self._comes_back(place, Again(now_ms + round(wait_s * 1000), waits.retries), retry_decision.REGISTRY_BEHIND)
+        self._comes_back(place, NextAttempt(now_ms + round(wait_s * 1000), waits.retries), retry_decision.REGISTRY_BEHIND)
         self._stop_in_order()
 
     def stop(self) -> None:
@@ -162,14 +162,14 @@ class TurnUnderWay:
 
     def made(self, place: int) -> Made | None:
         """Return what is sent of a parcel; None when its content cannot be made, and it is a dead letter."""
-        waits = self.turn.parcels[place]
+        waits = self.turn.entries[place]
         skipped = self._parts(waits)
         delivery = self._unsent(waits, skipped.pop(None))
         try:
             delivery = _with_content(delivery)
         except Exception:  # as in the batch lane
             log.exception("a parcel failed in an unforeseen way", extra={"endpoint_id": self.turn.endpoint_id})
-            self._tell(waits, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=waits.story))
+            self._tell(waits, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=waits.history))
             return None
         return Made(place, delivery, waits.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
@@ -180,7 +180,7 @@ class TurnUnderWay:
         2. Failed: it comes back by its endpoint's schedule. In order, the others are not attempted any more.
         3. Failed, and nothing is left of the schedule or of its time: a dead letter.
         """
-        waits, error_class = self.turn.parcels[made.place], attempt.error_class
+        waits, error_class = self.turn.entries[made.place], attempt.error_class
         kind, again = OutcomeKind.DELIVERED, None
         if error_class is not None:
             again = retry_decision.again(
@@ -204,12 +204,12 @@ class TurnUnderWay:
             self._comes_back(made.place, again, error_class, (attempt,))
         else:
             self._skip_all(waits, made.skipped)
-        self._tell(waits, Outcome(made.delivery, kind, (attempt,), error_class, again, waits.story))
+        self._tell(waits, Outcome(made.delivery, kind, (attempt,), error_class, again, waits.history))
 
     def end(self, now_ms: int) -> None:
         """Let come back what there was no time for, or what one before it in its order has failed for."""
         for place in self.waiting:
-            self._comes_back(place, Again(now_ms, self.turn.parcels[place].retries))
+            self._comes_back(place, NextAttempt(now_ms, self.turn.entries[place].retries))
 
     def report(self, now_ms: int) -> retry_messages.Report:
         """Return what came of the turn."""
@@ -218,32 +218,34 @@ class TurnUnderWay:
             endpoint_id=turn.endpoint_id,
             customer_id=turn.customer_id,
             order_key=turn.order_key,
-            turn=turn.number,
+            lease=turn.number,
             delivered=self._delivered,
             failed=self._failed,
             refused=self._refused,
-            hold=self._hold,
+            blocked=self._hold,
             retry_after_s=self._retry_after_s,
-            back=sorted(self._back, key=lambda back: back.place),
-            parcels=len(turn.parcels),
+            requeued=sorted(self._back, key=lambda back: back.place),
+            entries=len(turn.entries),
             at_ms=now_ms,
         )
 
-    def _comes_back(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
-        kept = tuple(map(retry_messages.as_kept, attempts))
-        self._back.append(retry_messages.Back(place, again, reason or self.turn.parcels[place].reason, kept))
+    def _comes_back(
+        self, place: int, again: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
+    ) -> None:
+        kept = tuple(map(retry_messages.shortened, attempts))
+        self._back.append(retry_messages.Requeue(place, again, reason or self.turn.entries[place].reason, kept))
 
     def _stop_in_order(self) -> None:
         if self.turn.order_key is not None:
             self.stop()
 
     def _end_unsent(self, place: int, parts: dict[SkipReason | None, Sequence[int]], now_ms: int) -> None:
-        waits, turn = self.turn.parcels[place], self.turn
+        waits, turn = self.turn.entries[place], self.turn
         for reason, places in parts.items():
             try:
                 if reason is None:
                     unsent = self._unsent(waits, places)
-                    self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
+                    self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.history))
                 else:
                     self._skip(waits, places, reason)
             except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
@@ -253,34 +255,34 @@ class TurnUnderWay:
                 self._set_apart(waits, places, fault)
 
     def _attempt_unless_accepted(self, place: int, parts: dict[SkipReason | None, Sequence[int]]) -> None:
-        waits = self.turn.parcels[place]
+        waits = self.turn.entries[place]
         if self._was_accepted(waits, parts.pop(None)):
             self._accept(waits, parts)
         else:
             self.waiting.append(place)
 
-    def _was_accepted(self, waits: retry_messages.Parcel, places: Sequence[int]) -> bool:
+    def _was_accepted(self, waits: retry_messages.RetryEntry, places: Sequence[int]) -> bool:
         """Tell whether all that would be sent was accepted. Of a part of it a new batch would have to be made."""
         if not self.ended or waits.replay is not None:
             return False
         keys = (
-            completed_work.of_packed(segment.unpacked(waits.packed[place]), name)
-            for place, name in zip(places, revalidation.through(waits, places), strict=True)
+            completed_work.key_of_packed(segment.unpacked(waits.packed[place]), name)
+            for place, name in zip(places, revalidation.subscription_ids(waits, places), strict=True)
         )
         return all(key in self.ended for key in keys)
 
-    def _accept(self, waits: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _accept(self, waits: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         self._delivered += 1
         self._skip_all(waits, skipped)
 
-    def _skip_all(self, waits: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _skip_all(self, waits: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         for reason, places in skipped.items():
             self._skip(waits, places, reason)
 
-    def _skip(self, waits: retry_messages.Parcel, places: Sequence[int], reason: SkipReason | None) -> None:
+    def _skip(self, waits: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
         self._tell(waits, Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
 
-    def _tell(self, waits: retry_messages.Parcel, outcome: Outcome[Any]) -> None:
+    def _tell(self, waits: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
         """Take note of how a parcel ended in this turn, without its body."""
         outcome = outcome._replace(replay=waits.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
@@ -292,7 +294,7 @@ class TurnUnderWay:
             into = self.accepted if is_accepted else self.results
             into.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
-    def _set_apart(self, waits: retry_messages.Parcel, places: Sequence[int], fault: Exception) -> None:
+    def _set_apart(self, waits: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
         """Give what can neither wait any longer nor have a dead letter to the operator: the events as they were kept."""
         log.error(
             "a parcel that is given up failed in an unforeseen way",
@@ -300,25 +302,28 @@ class TurnUnderWay:
             extra={"endpoint_id": self.turn.endpoint_id},
         )
         for place in places:
+            [subscription_id] = revalidation.subscription_ids(waits, [place])
             detail = (
                 f"waited for endpoint {self.turn.endpoint_id} of customer {self.turn.customer_id}, by subscription "
-                f"{revalidation.through(waits, [place])[0]}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
+                f"{subscription_id}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
             )
             record = Record(NOWHERE, -1, -1, waits.since_ms, waits.packed[place])
             self.results.rejections.append(
                 intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
             )
 
-    def _parts(self, waits: retry_messages.Parcel) -> dict[SkipReason | None, Sequence[int]]:
-        return revalidation.parted(waits, self.turn.endpoint_id, self.turn.customer_id, _mode(waits), self.destination)
+    def _parts(self, waits: retry_messages.RetryEntry) -> dict[SkipReason | None, Sequence[int]]:
+        return revalidation.split_by_eligibility(
+            waits, self.turn.endpoint_id, self.turn.customer_id, _mode(waits), self.destination
+        )
 
-    def _unsent(self, waits: retry_messages.Parcel, places: Sequence[int]) -> Delivery | BatchDelivery:
+    def _unsent(self, waits: retry_messages.RetryEntry, places: Sequence[int]) -> Delivery | BatchDelivery:
         """Return the events of a parcel at these places as a delivery or batch, without a body."""
         turn, endpoint = self.turn, self.destination.endpoint
         if endpoint is None or endpoint.customer_id != turn.customer_id:  # what the log names is left
             endpoint = Endpoint(endpoint_id=turn.endpoint_id, customer_id=turn.customer_id, url="", mode=_mode(waits))
         events = [segment.unpacked(waits.packed[place]) for place in places]
-        through = revalidation.through(waits, places)
+        through = revalidation.subscription_ids(waits, places)
         if waits.left_by is not None:
             webhook_id = batch_payload.webhook_id(turn.endpoint_id, events, through)
             return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, through, waits.left_by)
@@ -329,7 +334,7 @@ class TurnUnderWay:
         return Delivery(events[0].event(), subscription, endpoint, payload.webhook_id(events[0], name), b"")
 
 
-def _mode(waits: retry_messages.Parcel) -> DeliveryMode:
+def _mode(waits: retry_messages.RetryEntry) -> DeliveryMode:
     return DeliveryMode.DIRECT if waits.left_by is None else DeliveryMode.BATCH
 
 

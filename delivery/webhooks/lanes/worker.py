@@ -107,7 +107,7 @@ class Worker:
         """Of the task that runs."""
         self._is_orphan = False
         self._retries: retry_lane.RetryLane | None = None
-        self._late_results = background_results.LateResults(lambda: self.revision)
+        self._late_results = background_results.BackgroundResults(lambda: self.revision)
         self._late = background_attempts.Late(
             self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._late_results.put
         )
@@ -156,7 +156,7 @@ class Worker:
         batches: Iterable[Iterable[Record]],
         source: registries.Source,
         held: deferral.Held = deferral.NOBODY_HELD,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
 
@@ -169,7 +169,7 @@ class Worker:
         self,
         registry: Callable[[], registries.Registry],
         held: deferral.Held,
-        ended: completed_work.Ended,
+        ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
     ) -> realtime_lane.RealtimeLane:
         """Return a lane for a task that lasts. `registry` and `held` are asked in the loop, where they may change meanwhile."""
@@ -201,10 +201,10 @@ class Worker:
         batches: Iterable[bytes],
         source: registries.Source,
         held: deferral.Held = deferral.NOBODY_HELD,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        some = chunking.of(batches, len, BATCH_BYTES_AT_ONCE)
+        some = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
         yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
 
     @property
@@ -217,7 +217,11 @@ class Worker:
         self._is_orphan = True
 
     def retry(
-        self, turns: Iterable[bytes], source: registries.Source, settle_s: float, ended: completed_work.Ended = frozenset()
+        self,
+        turns: Iterable[bytes],
+        source: registries.Source,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[retry_lane.Ended]:
         """Deliver turns that have left their shards, by the registry in `source`; yield what has ended.
 
@@ -327,7 +331,7 @@ class Worker:
 
     def _learned_from(self, results: Results) -> Results:
         """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
-        results.accepting = self._acceptances.news(results.accepting, time.monotonic())
+        results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._judging.own_delay_s()
         results.waited_for_hosts = self._memory.hosts.waited()
         results.clock_ahead_s = self.now_s.ahead_s
@@ -336,13 +340,13 @@ class Worker:
         return results
 
     async def _begin(
-        self, source: registries.Source, held: deferral.Held, ended: completed_work.Ended
+        self, source: registries.Source, held: deferral.Held, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         hand_over = self._handover(held)
         return direct_lane.DirectLane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
 
     async def _begin_batches(
-        self, source: registries.Source, held: deferral.Held, ended: completed_work.Ended
+        self, source: registries.Source, held: deferral.Held, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         hand_over = self._handover(held)
         return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over, ended)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
+from delivery.model import Attempt, Endpoint, EndpointId, EndpointStatus, NextAttempt, Outcome, OutcomeKind, Sent
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
@@ -70,16 +70,16 @@ class Handover:
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of what is not attempted, or not again. It uses up no wait, and needs none: see retry.again."""
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
     def under_way(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
         """Return the outcome of what goes on alone. It is attempted again when nothing has been told of it by then."""
-        again = Again(self._now_ms() + round(self._late.wait_s * 1000), 0)
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, under_way=name)
+        again = NextAttempt(self._now_ms() + round(self._late.wait_s * 1000), 0)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, background_attempt=name)
 
     def soon(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
         """Return the outcome of what has failed, and has a quick retry left for which this lane has no time any more."""
-        again = Again(self._now_ms() + round(wait_s * 1000), 0)
+        again = NextAttempt(self._now_ms() + round(wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
