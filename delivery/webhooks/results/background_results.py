@@ -15,7 +15,7 @@ from delivery.webhooks.scheduling import background_attempts
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[Results, list[background_attempts.Ended], Revision], None]
+Write = Callable[[Results, list[background_attempts.BackgroundResult], Revision], None]
 T = TypeVar("T")
 
 
@@ -24,16 +24,16 @@ class BackgroundResults:
 
     def __init__(self, revision: Callable[[], Revision]) -> None:
         self._revision = revision
-        self._ended: queue.SimpleQueue[background_attempts.Ended | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[background_attempts.BackgroundResult | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Results] = queue.SimpleQueue()
         self.write: Write | None = None
         """Writes results. Set by tasks, called on the thread."""
 
-    def put(self, ended: background_attempts.Ended) -> None:
+    def put(self, ended: background_attempts.BackgroundResult) -> None:
         """Add a completed attempt. Thread-safe."""
         self._ended.put(ended)
 
-    def start(self, forget: Callable[[list[background_attempts.Ended]], None]) -> None:
+    def start(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
         """Start the thread. It calls `forget` with attempts whose results are written or cannot be written."""
         threading.Thread(target=self._write_all, args=(forget,), name="background results", daemon=True).start()
 
@@ -45,7 +45,7 @@ class BackgroundResults:
         """Return the results that were written since the last call, for a task to report."""
         return _drained(self._written)
 
-    def _write_all(self, forget: Callable[[list[background_attempts.Ended]], None]) -> None:
+    def _write_all(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
         """Write results until `close`. The retry lane repeats attempts whose results cannot be written."""
         is_open = True
         while is_open:
@@ -56,7 +56,7 @@ class BackgroundResults:
                 self._write(ended)
                 forget(ended)
 
-    def _write(self, ended: list[background_attempts.Ended]) -> None:
+    def _write(self, ended: list[background_attempts.BackgroundResult]) -> None:
         try:
             assert self.write is not None, "a task sets it before its first background attempt"  # noqa: S101
             self.write(results := background_results(ended), ended, self._revision())

@@ -42,7 +42,7 @@ class Counters:
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
     """Most requests in flight at the same time in one worker process. A sum has the larger number."""
-    reach: outage.Reach = outage.NOTHING
+    reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""

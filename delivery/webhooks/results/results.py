@@ -24,7 +24,7 @@ class Results:
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Most requests in flight at the same time."""
-    reach: outage.Reach = outage.NOTHING
+    reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that responded with 410 Gone."""
@@ -44,20 +44,20 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
     """Return the last results of a task, with its dispatcher's totals of the whole task."""
     return Results(
         most_in_flight=dispatcher.most_in_flight,
-        reach=dispatcher.reach(),
+        reach=dispatcher.reachability(),
         gone=dispatcher.gone(),
-        unresponsive=dispatcher.silent(),
+        unresponsive=dispatcher.unresponsive(),
         accepting=dispatcher.accepting(),
         **fields,
     )
 
 
-def background_results(ended: Iterable[background_attempts.Ended]) -> Results:
+def background_results(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
     """Return the results of completed background attempts, without the bodies."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):
-            results.batches.append(batch_payload.settled(outcome))
+            results.batches.append(batch_payload.batch_outcome(outcome))
         else:
             results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
         if outcome.attempts[-1].error_class == retry_decision.GONE:

@@ -117,7 +117,7 @@ def deferral_rows(
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def completion_rows(ended: Collection[background_attempts.Ended], topics: Topics) -> Iterator[Row]:
+def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
     """Yield the rows that report completed background attempts to the shards. Written after the rows of their results."""
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
     accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}

@@ -215,7 +215,12 @@ def batch_entry(
 ) -> RetryEntry:
     """Return the entry of a deferred batch, whose events are `packed`."""
     return _entry(
-        outcome, list(packed), list(outcome.delivery.through), outcome.delivery.left_by, now_ms=now_ms, revision=revision
+        outcome,
+        list(packed),
+        list(outcome.delivery.subscription_ids),
+        outcome.delivery.left_by,
+        now_ms=now_ms,
+        revision=revision,
     )
 
 

@@ -30,7 +30,7 @@ BLOCKED = frozenset({retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DIS
 """Reasons in the endpoint's row for which no lane sends requests. They say nothing of the endpoint's health."""
 BACKOFF_REASONS = frozenset({retry_decision.CIRCUIT_OPEN, retry_decision.LANE_DEADLINE, retry_decision.GONE}) | BLOCKED
 """Reasons of another lane for which the retry lane backs off too."""
-NOT_ACCEPTED = circuit_breaker.FAILED | circuit_breaker.REFUSED
+NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
 MAX_SILENCE = 0.5

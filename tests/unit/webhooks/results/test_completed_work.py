@@ -58,7 +58,10 @@ def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
 
 def keys_of(batch):
     delivery = batch.outcome.delivery
-    return {completed_work.key_of_packed(event, name) for event, name in zip(delivery.events, delivery.through, strict=True)}
+    return {
+        completed_work.key_of_packed(event, name)
+        for event, name in zip(delivery.events, delivery.subscription_ids, strict=True)
+    }
 
 
 def test_what_was_accepted_has_ended():
@@ -179,10 +182,10 @@ def deliver(records, ended_before=frozenset()):
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
         layout = parsing.Layout(topic_prefix="events.")
-        delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
-        first = await delivering.take(records)
+        delivering = direct_lane.DirectLane(registry, dispatcher, deferrals, layout, ended_before)
+        first = await delivering.submit(records)
         rest = await delivering.finish()
         return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)
 
@@ -206,9 +209,9 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
 
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
-        delivering = batch_lane.BatchLane(registry, dispatcher, hand_over, ended_before)
-        first = await delivering.take(
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
+        first = await delivering.submit(
             [batches.sent(batches.pending_batch(*of[:2])), batches.sent(batches.pending_batch(*of[2:]))]
         )
         return first.batches + (await delivering.finish()).batches
