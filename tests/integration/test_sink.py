@@ -62,7 +62,7 @@ def test_all_rows_of_a_task_that_ended_are_there_and_those_of_a_key_in_their_ord
 
 
 def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection, topic):
-    """NextAttempt and again: what a producer that has failed says is not to be trusted (tests/unit/stages/kafka/test_sink.py)."""
+    """Again and again: what a producer that has failed says is not to be trusted (tests/unit/stages/kafka/test_sink.py)."""
     begin = sink.to(kafka_clients.for_librdkafka(connection))
     for _ in range(10):
         failing, other = begin(), begin()

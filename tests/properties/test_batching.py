@@ -20,7 +20,7 @@ arrivals = st.fixed_dictionaries(
     {
         "endpoint": endpoints,
         "customer": st.sampled_from(["c1", "c1", "c1", "c2"]),
-        "through": st.sampled_from(["s1", "s2"]),
+        "subscription": st.sampled_from(["s1", "s2"]),
         "payloads": st.lists(sizes, min_size=1, max_size=7),
         "max_events": st.sampled_from([1, 3, 5, 1000]),
         "max_wait_ms": st.sampled_from([1, 400, 1000, 5000, 60_000]),
@@ -77,7 +77,7 @@ class Run:
             events.append(builders.event(event_id=f"{self.number:06}", data=b"1" * size, record=record))
         made = pending_batch(*events, **fields)
         # Two lots of an endpoint in one step would come in either order; one task's come in one.
-        self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["through"]) for event in events]
+        self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["subscription"]) for event in events]
         self.bounds[made.key] = made.bounds
         return made
 

@@ -149,8 +149,8 @@ class Platform:
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
                 shard.commit(one, at_ms)
-            self._held.told(frozenset().union(*(shard.told.suppressed for shard in self.shards)))
-            failing = frozenset().union(*(shard.told.failing for shard in self.shards))
+            self._held.told(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
+            failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
                 one.endpoint_id
                 for one in failing
@@ -265,8 +265,8 @@ class Platform:
         """Read back what a micro-batch has written."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
-                found.take(written, reader)
-        return found.ended
+                found.add(written, reader)
+        return found.completed
 
     async def _retried(
         self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.CompletedKeys
@@ -300,9 +300,9 @@ class Platform:
         readers = found.readers(worker.TOPICS)
         for row in some:
             if row.value is not None and row.topic in readers:
-                found.take(row.value, readers[row.topic])
-        self.repeated |= found.ended & self.ended_by_fast
-        self.ended_by_fast |= found.ended
+                found.add(row.value, readers[row.topic])
+        self.repeated |= found.completed & self.ended_by_fast
+        self.ended_by_fast |= found.completed
 
     def _append(self, some: list[topic_rows.Row]) -> None:
         for row in some:

@@ -47,7 +47,7 @@ class Shard:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.segments: dict[int, bytes] = {}
-        self.told = backlog.Pending()
+        self.backlog = backlog.Pending()
 
     def decide(self, arrived: Iterable[bytes], at_ms: int) -> shard_scheduler.Decision:
         return shard_scheduler.decide(
@@ -64,4 +64,4 @@ class Shard:
         for number in decided.drop:
             del self.segments[number]
         self.index = shard_scheduler.encoded(decided.index)
-        self.told = shard_scheduler.backlog_of(decided, now_ms)
+        self.backlog = shard_scheduler.backlog_of(decided, now_ms)
