@@ -105,10 +105,10 @@ class Plan:
 
 
 def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
-    """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in their order.
+    """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If all of them are redriven
-    together, the body is the same, and so is the `webhook-id`.
+    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If all of them are
+    redriven together, the body is the same, and so is the `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(
