@@ -78,7 +78,7 @@ class Archiver:
     """Follow the topics into the archive, and count what happens."""
 
     def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
-        self.watch = health.Watch(hold=self._hold_reason, stop=stop)
+        self.watch = health.Watch(pause_reason=self._pause_reason, stop=stop)
         self._config = config
         self._stop = stop
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
@@ -103,7 +103,7 @@ class Archiver:
             with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
-                self.watch.entered(Phase.RUNNING)
+                self.watch.enter(Phase.RUNNING)
                 self._go_on(connection, self._source, once=once)
 
     def stopped(self) -> None:
@@ -126,7 +126,7 @@ class Archiver:
             if start.lost:
                 log.error("%d records of %s:%d are lost: Kafka dropped them before they were archived", start.lost, *place)
                 metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
-        self.watch.reached(source.positions)
+        self.watch.reach(source.positions)
 
     def _go_on(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
         keep_days_at = look_at = tell_at = 0.0
@@ -154,7 +154,7 @@ class Archiver:
         written = writer.write(connection, taken, self._kept, now=now, policy=self._policy)
         for message in messages:
             source.reached(message)
-        self.watch.reached(source.positions)
+        self.watch.reach(source.positions)
         for topic, at_ms in {str(message.topic()): message.timestamp()[1] for message in messages}.items():
             metrics.ARCHIVE_REACHED.labels(topic).set(at_ms / 1000)
         metrics.ARCHIVED.labels("dead_letters").inc(written.letters)
@@ -230,7 +230,7 @@ class Archiver:
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 
-    def _hold_reason(self) -> str | None:
+    def _pause_reason(self) -> str | None:
         if self._source is not None and self._source.is_away:
             return "Kafka does not answer"
         return self._hold

@@ -77,7 +77,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout").outcome
     report = retry_messages.Report("ep1", "c1", None, turn=1, delivered=0, failed=1, hold=None, retry_after_s=None, back=[])
     task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
-    task.write_turns(retry_lane.Ended(results.Results(outcomes=[dead]), [report]))
+    task.write_leases(retry_lane.Ended(results.Results(outcomes=[dead]), [report]))
     log, letter, waited, told_of = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"
