@@ -7,6 +7,7 @@ deleted.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
@@ -25,6 +26,8 @@ from subscriptions_db.registration import columns, diff, registered_rows
 from subscriptions_db.secrets import endpoint_secrets, keyring
 from subscriptions_db.secrets.endpoint_secrets import Opened
 
+ROWS_AT_ONCE = 1_000
+"""Rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres takes 255 MB of JSON."""
 SCOPES_AT_ONCE = 50_000
 """A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
 NOTED_AT_ONCE = 1_000
@@ -174,12 +177,12 @@ class _Secrets:
                     replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
                     # The newest is written last, and so read first.
                     rows += [
-                        secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id)
+                        _in_text(secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id))
                         for secret in reversed(secrets)
                     ]
         with self._connection.cursor() as cursor:
-            _each(cursor, "delete_secrets", replaced)
-            _each(cursor, "put_secret", rows)
+            _all(cursor, "delete_secrets", replaced)
+            _all(cursor, "put_secrets", rows)
 
     def _first_one(self, endpoint_id: str) -> list[Opened] | None:
         if (endpoint_id, "signing_secrets") in self._rows:
@@ -261,34 +264,30 @@ def _write(
     }
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
-        _each(cursor, "put_tenant", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        _all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
         named = [row for row in tenants if row.sub_tenants is not None]
         keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
-        _each(cursor, "delete_sub_tenants", keep)
+        _all(cursor, "delete_sub_tenants", keep)
         departments = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
             for row in named
             for department in row.sub_tenants or ()
         ]
-        _each(cursor, "put_sub_tenant", departments)
+        _all(cursor, "put_sub_tenants", departments)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
-        _each(cursor, "put_customer", customers)
+        _all(cursor, "put_customers", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        _each(
-            cursor,
-            "put_endpoint",
-            [{"id": row.id} | columns.endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints],
-        )
+        _all(cursor, "put_endpoints", [{"id": row.id} | columns.endpoint(row) for row in endpoints])
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         if subscriptions:
             cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
-        _each(cursor, "put_subscription", [{"id": row.id} | columns.subscription(row) for row in subscriptions])
+        _all(cursor, "put_subscriptions", [_subscription(row) for row in subscriptions])
         scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
         while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
-        filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
-        _each(cursor, "put_filter", filtered)
+        filtered = [{"id": row.id, "pattern": row.filter} for row in subscriptions if row.filter is not None]
+        _all(cursor, "put_filters", filtered)
         unfiltered = [row.id for row in subscriptions if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
@@ -328,6 +327,23 @@ def _note(
 def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
     schema = None if row.json_schema is None else Json(row.json_schema)
     return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
+
+
+def _subscription(row: manifest.Subscription) -> dict[str, Any]:
+    """Return the columns of a subscription's own row: not its scopes, nor its filter."""
+    fields = columns.subscription(row)
+    return {"id": row.id} | {name: fields[name] for name in ("endpoint", "event_type", "scope", "status")}
+
+
+def _in_text(secret: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a secret with its sealed bytes as base64, for JSON."""
+    return secret | {"sealed": base64.b64encode(secret["sealed"]).decode()}
+
+
+def _all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
+    """Execute a statement that writes many rows at once."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        cursor.execute(query(name), {"rows": Jsonb(rows[first : first + ROWS_AT_ONCE])})
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:

@@ -52,10 +52,9 @@ WHOLE_TURN_S = 300.0
 LAST_TASKS_S = 3.0
 """Seconds for which tasks of an abandoned job may run: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
 TRIGGERS_EARLY = 2
-"""By so many trigger intervals a batch may leave before it is due: what leaves is still to be sent, after the micro-batch that
-is under way when it becomes due."""
+"""Trigger intervals by which a batch may leave early: it is sent only after the micro-batch in which it becomes due."""
 MOST_STARTS = 3
-"""So often in a row a lane starts again because of executors that ended, before it gives up."""
+"""Consecutive restarts after lost executors before a lane fails."""
 Acquire = Callable[[], registries.RefreshedSource | None]
 Disable = Callable[[Iterable[EndpointId], str], None]
 
@@ -90,9 +89,8 @@ class LaneContext:
 
 def context(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:
     """Return what the lanes of an application share."""
-    return LaneContext(
-        suppressed=SuppressedEndpoints(config.delivery.attempt_timeout_s), network=network, disable=disable, sizing=sizing
-    )
+    suppressed = SuppressedEndpoints(config.delivery.attempt_timeout_s)
+    return LaneContext(suppressed=suppressed, network=network, disable=disable, sizing=sizing)
 
 
 class Direct:
@@ -259,7 +257,7 @@ class Batch(_Stateful):
             self._delta.source,
             self._size.tasks,
             shard_keys=self._shard_keys,
-            pass_through_s=early_s,
+            immediate_flush_s=early_s,
             rejects=self._rejects,
         )
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)

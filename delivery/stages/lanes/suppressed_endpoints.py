@@ -41,7 +41,7 @@ class SuppressedEndpoints:
         with self._lock:
             self._unresponsive_until |= dict.fromkeys(endpoints, self._clock() + self._unresponsive_s)
 
-    def current(self) -> deferral.Held:
+    def current(self) -> deferral.SuppressedEndpoints:
         """Return the endpoints that are suppressed now, with their reasons."""
         now = self._clock()
         with self._lock:

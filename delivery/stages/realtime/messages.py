@@ -64,7 +64,7 @@ class DriverUpdate:
     """The snapshot, if the worker has another one or none."""
     changes: SnapshotChanges | None = None
     """All changes since the base; None: the worker has them."""
-    suppressed: deferral.Held = field(default_factory=dict)
+    suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
     """Whether the task must start no deliveries for now."""
     is_stopping: bool = False

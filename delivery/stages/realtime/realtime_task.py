@@ -20,7 +20,7 @@ from delivery.model import EndpointId, Record
 from delivery.stages.realtime import channel, messages, report_buffer
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.lanes.worker import LAST_S
+from delivery.webhooks.lanes.worker import DRAIN_S
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import registries
@@ -122,7 +122,7 @@ class RealtimeTask:
                 raise self._lane.failure
             is_stopped = self._lane.is_over
             if is_stopped:  # the process may end once the driver has the report
-                self._here.rest(self._stop_within_s)
+                self._here.wait_until_idle(self._stop_within_s)
             self._task.finish()
             self._over.set()
             self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
@@ -146,15 +146,15 @@ class RealtimeTask:
             if self._is_ended:
                 return
             self._is_ended = True
-            self._lane.close(LAST_S)
-            self._writer.join(LAST_S)
+            self._lane.close(DRAIN_S)
+            self._writer.join(DRAIN_S)
             self._task.flush()
             why = "" if self._lane.failure is None else f"{type(self._lane.failure).__name__}: {self._lane.failure}"
             self._send_last_report(messages.State.FAILED, why or "its input ended early")
 
     def _write(self) -> None:
         try:
-            while (ended := self._lane.take()) is not None:
+            while (ended := self._lane.next_results()) is not None:
                 self._task.write(ended.results)
                 if ended.receipts:
                     self._task.finish()  # first the results: a receipt confirms that they are written
@@ -186,14 +186,14 @@ class RealtimeTask:
     def _require_well(self) -> None:
         if self._lane.failure is not None:
             raise self._lane.failure
-        if self._lane.looked_ago_s() > STUCK_S:
+        if self._lane.idle_s() > STUCK_S:
             raise TimeoutError(f"the event loop has not answered for {STUCK_S:.0f} s")
 
     def _exchange(self) -> messages.DriverUpdate:
         with self._exchanging:
             self._link.send(self._next_report(messages.State.RUNNING))
             update: messages.DriverUpdate = self._link.receive()
-        self._here.now_s.stamped(update.driver_s)
+        self._here.now_s.record_stamp(update.driver_s)
         return update
 
     def _send_last_report(self, state: messages.State, failure: str = "") -> None:
@@ -226,12 +226,12 @@ class RealtimeTask:
         """Apply an update. The router and the suppressed endpoints belong to the event loop, and change only there."""
         self._lane.pause(is_paused=update.is_paused)
         if self._take_base(update):
-            self._lane.turn()
+            self._lane.end_slice()
         registry = followed().current()
         if update.changes is not None:
-            self._here.in_loop(functools.partial(registry.advance, update.changes))
+            self._here.call_in_loop(functools.partial(registry.advance, update.changes))
         if update.suppressed != self._suppressed:
-            self._here.in_loop(functools.partial(self._replace_suppressed, update.suppressed))
+            self._here.call_in_loop(functools.partial(self._replace_suppressed, update.suppressed))
 
     def _take_base(self, update: messages.DriverUpdate) -> bool:
         if update.base is None:
@@ -239,6 +239,6 @@ class RealtimeTask:
         followed().registry = registries.WholeRegistry(update.base_id, update.base)
         return True
 
-    def _replace_suppressed(self, suppressed: deferral.Held) -> None:
+    def _replace_suppressed(self, suppressed: deferral.SuppressedEndpoints) -> None:
         self._suppressed.clear()
         self._suppressed.update(suppressed)

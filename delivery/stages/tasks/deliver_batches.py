@@ -23,7 +23,7 @@ def deliver_batches(
     source: registries.Source,
     parallelism: int,
     *,
-    suppressed: deferral.Held,
+    suppressed: deferral.SuppressedEndpoints,
     work_log: CompletedWorkLog,
 ) -> DataFrame:
     """Return the tasks that deliver the due batches. Batches for `suppressed` endpoints are deferred to the retry lane.
@@ -43,7 +43,7 @@ class DeliverBatchesPartition:
 
     tools: task_context.Tools
     source: registries.Source
-    suppressed: deferral.Held
+    suppressed: deferral.SuppressedEndpoints
     work_log: CompletedWorkLog
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

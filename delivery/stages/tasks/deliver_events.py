@@ -32,7 +32,7 @@ def deliver(
     source: registries.Source,
     parallelism: int,
     *,
-    suppressed: deferral.Held = deferral.NOBODY_HELD,
+    suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
     work_log: CompletedWorkLog | None = None,
 ) -> DataFrame:
     """Return the tasks that deliver `records`, which have COLUMNS and no others.
@@ -63,7 +63,7 @@ class DeliverPartition:
 
     tools: task_context.Tools
     source: registries.Source
-    suppressed: deferral.Held = field(default_factory=lambda: deferral.NOBODY_HELD)
+    suppressed: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
     work_log: CompletedWorkLog | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

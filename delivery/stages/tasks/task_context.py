@@ -54,20 +54,22 @@ class Tools:
 
     def begin(self) -> Task:
         """Start a task. Called in its worker."""
-        here = worker.of(self.plan)
+        here = worker.shared_worker(self.plan)
         here.begin_task(self.created_s, self.workers)
-        orphan.outlive(here.orphaned)
-        here.write_late_by(self.write_late)
+        orphan.outlive(here.mark_orphaned)
+        here.write_background_results_by(self.write_background_results)
         return Task(self, here)
 
-    def write_late(self, results: Results, ended: list[background_attempts.Ended], revision: Revision) -> None:
+    def write_background_results(
+        self, results: Results, ended: list[background_attempts.BackgroundResult], revision: Revision
+    ) -> None:
         """Write the results of background attempts. When Kafka has confirmed them, notify the shards.
 
         Called in the worker, beside its tasks; `revision` is the newest one there. The order matters: a shard that is notified
         first could remove an entry whose result is never written.
         """
         writing = self.sink()
-        _write(writing, results, self.plan.topics, revision, worker.of(self.plan).now_s())
+        _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
         writing.finish()
         writing.write(topic_rows.settled(ended, self.plan.topics))
         writing.finish()
@@ -86,7 +88,7 @@ class Task:
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
-    def write_leases(self, ended: retry_lane.Ended) -> None:
+    def write_leases(self, ended: retry_lane.LeaseResults) -> None:
         """Write the results of leases; their reports list the entries that are requeued."""
         self._observe(ended.results)
         self._writing.write(topic_rows.rows(ended.results, self._topics))
@@ -116,9 +118,9 @@ class Task:
         processes round robin, so in a quiet job one process may get the same kind of task in every micro-batch. A lease that is
         never reported expires, and its entries are leased again.
         """
-        if (leases := self.worker.ended_turns()) is not None:
+        if (leases := self.worker.drain_leases()) is not None:
             self.write_leases(leases)
-        for written in self.worker.written_late():
+        for written in self.worker.written_background_results():
             self._observe(written)
         self._writing.finish()
         return iter(())
