@@ -17,7 +17,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Tally
+from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Counters
 
 
 class _MergedHistogram(Collector):
@@ -203,7 +203,7 @@ REALTIME_RESTARTS = Counter(
 )
 
 
-def add_counters(lane: str, tally: Tally) -> None:
+def add_counters(lane: str, tally: Counters) -> None:
     """Add the workers' counters to the metrics."""
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase

@@ -21,7 +21,7 @@ from delivery.stages.realtime import (
     task_server,
     topic_moves,
 )
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -171,7 +171,7 @@ def report(query, **told):
 
 def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, query):
     made = lane_of("127.0.0.1:1")
-    report(query, tally=Tally(most_in_flight=7))
+    report(query, tally=Counters(most_in_flight=7))
     made._collect(query, watch)
     made._collect(query, watch)
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7

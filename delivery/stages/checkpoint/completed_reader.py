@@ -1,7 +1,7 @@
 """Read the results that an interrupted micro-batch has written. `results.completed_work` decides which deliveries ended.
 
 Runs on the driver at the start of a lane, and in an executor where Spark retries a task. Must not import the settings: a
-worker that unpickles a CompletedWorkLog imports this module, and pydantic would take 11 MB of the worker. If Kafka does not
+worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka does not
 answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
@@ -31,7 +31,7 @@ Reading too much costs only time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedWorkLog:
+class CompletedWork:
     """The deliveries of one micro-batch that are known to have ended, and how to read more. Travels to its tasks."""
 
     client: Mapping[str, str | int | float | bool] = field(repr=False)
@@ -39,7 +39,7 @@ class CompletedWorkLog:
     topics: topic_rows.Topics
     since_ms: int
     """When the micro-batch first ran, or earlier; milliseconds since the epoch."""
-    lane: type[completed_work.Journal] = completed_work.OfFastLane
+    lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
     """How results of this kind of lane are interpreted."""
     known: frozenset[completed_work.Key] = frozenset()
     """What an earlier run of the micro-batch completed."""
@@ -53,7 +53,7 @@ class CompletedWorkLog:
         return self.known if attempt_number == 0 else self.known | read(self)
 
 
-def read(work_log: CompletedWorkLog) -> frozenset[completed_work.Key]:
+def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
     """Return the work that ended according to results written after `since_ms`, as far as Kafka can be read. Never raises."""
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
@@ -63,7 +63,7 @@ def read(work_log: CompletedWorkLog) -> frozenset[completed_work.Key]:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(work_log.topics).items():
                 for message in messages(consumer, topic, work_log.since_ms - SLACK_MS, until=began + READ_S):
-                    found.take(message.value() or b"", reader)
+                    found.add(message.value() or b"", reader)
                     rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
@@ -73,9 +73,9 @@ def read(work_log: CompletedWorkLog) -> frozenset[completed_work.Key]:
         )
     log.info(
         "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows read in %.1f s)",
-        len(found.ended), rows, time.monotonic() - began,
+        len(found.completed), rows, time.monotonic() - began,
     )  # fmt: skip
-    return frozenset(found.ended)
+    return frozenset(found.completed)
 
 
 def messages(

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
 from delivery.stages.checkpoint import completed_reader
-from delivery.webhooks.results.completed_work import Journal, OfFastLane
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +57,18 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 class Reruns:
     """Give the tasks of each micro-batch of one lane their log of completed work."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str, of: type[Journal] = OfFastLane) -> None:
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, lane: str, of: type[CompletedWorkLog] = FastLaneLog
+    ) -> None:
         self._spark = spark
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
-        self._fresh = completed_reader.CompletedWorkLog(
+        self._fresh = completed_reader.CompletedWork(
             client=kafka_clients.for_librdkafka(config.kafka),
             topics=worker_plans.of(config).topics,
             since_ms=_now_ms(),
             lane=of,
         )
-        self._first: tuple[int, completed_reader.CompletedWorkLog] | None = None
+        self._first: tuple[int, completed_reader.CompletedWork] | None = None
         self.work_log = self._fresh
         """For the micro-batch that started last."""
         self._is_untouched = False

@@ -15,13 +15,13 @@ from delivery.config import settings
 from delivery.model import EndpointId
 from delivery.observability import metrics
 from delivery.stages.tasks import observer
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
     """What the workers reported of a micro-batch."""
 
-    tally: Tally
+    tally: Counters
     gone: frozenset[EndpointId]
     """Endpoints that answered that they are gone for good."""
     unresponsive: frozenset[EndpointId]
@@ -33,7 +33,7 @@ class Telemetry:
 
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
-        self._total = context.accumulator(Tally(), observer.CountersParam())
+        self._total = context.accumulator(Counters(), observer.CountersParam())
         no_endpoints: frozenset[EndpointId] = frozenset()
         self._gone = context.accumulator(no_endpoints, observer.EndpointsParam())
         self._unresponsive = context.accumulator(no_endpoints, observer.EndpointsParam())
@@ -53,13 +53,13 @@ class Telemetry:
 
         By then all updates have arrived: Spark merges a task's updates before it reports the task as finished.
         """
-        tally, self._total.value = self._total.value, Tally()
+        tally, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
         unresponsive, self._unresponsive.value = self._unresponsive.value, frozenset()
         self.add(tally)
         return WorkerReport(tally, gone, unresponsive)
 
-    def add(self, tally: Tally) -> None:
+    def add(self, tally: Counters) -> None:
         """Add counters to the metrics."""
         metrics.add_counters(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())

@@ -37,7 +37,7 @@ from delivery.stages.realtime import (
 from delivery.stages.realtime.task_server import TaskServer
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import observer, task_context
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class RealtimeLane:
     def _collect(self, query: _Query, watch: health.Watch) -> float:
         """Publish the tasks' reports; return the age of the oldest record that they have read, in seconds."""
         reports = query.server.drain()
-        if reports.tally != Tally():  # an empty report would set the gauges to 0
+        if reports.tally != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.tally)
         self._context.record(telemetry.WorkerReport(reports.tally, reports.gone, reports.unresponsive))
         metrics.RECORDS.labels(NAME).inc(reports.records)

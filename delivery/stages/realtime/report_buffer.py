@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delivery.model import EndpointId
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 
 class ReportBuffer:
@@ -31,11 +31,11 @@ class ReportBuffer:
             else:
                 self._values[name] = before | term if isinstance(term, frozenset) else before + term
 
-    def drain(self) -> tuple[Tally, frozenset[EndpointId], frozenset[EndpointId]]:
+    def drain(self) -> tuple[Counters, frozenset[EndpointId], frozenset[EndpointId]]:
         """Return and reset the counters, the endpoints that are gone, and those that were unresponsive."""
         with self._lock:
             values, self._values = self._values, {}
-        return values.get("total", Tally()), values.get("gone", frozenset()), values.get("unresponsive", frozenset())
+        return values.get("total", Counters()), values.get("gone", frozenset()), values.get("unresponsive", frozenset())
 
 
 @functools.cache  # one for each worker process

@@ -68,7 +68,7 @@ def read(
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
         return StartOffsets(dict(begun.positions), frozenset(), is_first=True)
-    asked = completed_reader.CompletedWorkLog(
+    asked = completed_reader.CompletedWork(
         client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.of(config).topics, since_ms=begun.since_ms
     )
     runs, newest_ms = _receipts_patiently(asked, of or functools.partial(source.is_realtime, config.source))
@@ -76,9 +76,7 @@ def read(
     next_offsets = {place: handled_up_to(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
     # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
     since_ms = max(begun.since_ms, newest_ms)
-    ended = completed_reader.read(
-        completed_reader.CompletedWorkLog(client=asked.client, topics=asked.topics, since_ms=since_ms)
-    )
+    ended = completed_reader.read(completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms))
     log.info(
         "lane realtime continues after the records of %d offset receipts that were written since its last commit",
         sum(map(len, runs.values())),
@@ -87,7 +85,7 @@ def read(
 
 
 def _receipts_patiently(
-    asked: completed_reader.CompletedWorkLog, of: Callable[[str], bool]
+    asked: completed_reader.CompletedWork, of: Callable[[str], bool]
 ) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return the result of `_receipts`, with retries; raise KafkaUnavailable."""
     why = ""
@@ -104,9 +102,7 @@ def _receipts_patiently(
     )
 
 
-def _receipts(
-    asked: completed_reader.CompletedWorkLog, of: Callable[[str], bool]
-) -> tuple[dict[Place, list[HandledRange]], int]:
+def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return the handled ranges of the lane's topics, and the time of the last receipt in milliseconds, or 0."""
     import confluent_kafka  # noqa: PLC0415  # as delivery.stages.checkpoint.completed_reader
 

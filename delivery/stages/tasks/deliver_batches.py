@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.completed_reader import CompletedWorkLog
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
@@ -24,7 +24,7 @@ def deliver_batches(
     parallelism: int,
     *,
     suppressed: deferral.SuppressedEndpoints,
-    work_log: CompletedWorkLog,
+    work_log: CompletedWork,
 ) -> DataFrame:
     """Return the tasks that deliver the due batches. Batches for `suppressed` endpoints are deferred to the retry lane.
 
@@ -44,7 +44,7 @@ class DeliverBatchesPartition:
     tools: task_context.Tools
     source: registries.Source
     suppressed: deferral.SuppressedEndpoints
-    work_log: CompletedWorkLog
+    work_log: CompletedWork
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.stages.checkpoint.completed_reader import CompletedWorkLog
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
@@ -33,7 +33,7 @@ def deliver(
     parallelism: int,
     *,
     suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
-    work_log: CompletedWorkLog | None = None,
+    work_log: CompletedWork | None = None,
 ) -> DataFrame:
     """Return the tasks that deliver `records`, which have COLUMNS and no others.
 
@@ -64,7 +64,7 @@ class DeliverPartition:
     tools: task_context.Tools
     source: registries.Source
     suppressed: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
-    work_log: CompletedWorkLog | None = None
+    work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)

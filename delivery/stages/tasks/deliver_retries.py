@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.completed_reader import CompletedWorkLog
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
 
@@ -25,7 +25,7 @@ def deliver_leases(
     parallelism: int,
     *,
     settle_s: float,
-    work_log: CompletedWorkLog,
+    work_log: CompletedWork,
 ) -> DataFrame:
     """Return the tasks that deliver the leases, and report earlier micro-batches' leases that have ended meanwhile.
 
@@ -42,7 +42,7 @@ class DeliverLeasesPartition:
     tools: task_context.Tools
     source: registries.Source
     settle_s: float
-    work_log: CompletedWorkLog | None = None
+    work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()

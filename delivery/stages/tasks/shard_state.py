@@ -119,7 +119,7 @@ class Shard(StatefulProcessor):
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
-        for chunk in chunking.of(decided.left, len, ROW_BYTES):
+        for chunk in chunking.chunks(decided.left, len, ROW_BYTES):
             yield Row(value=_encoder.encode(chunk))
         self._pending.add(decided.pending)
         if decided.written is None:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.model import Revision
-from delivery.stages.checkpoint.completed_reader import CompletedWorkLog
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.kafka import sink
 from delivery.stages.tasks import orphan
 from delivery.webhooks.lanes import retry_lane, worker, worker_plan
@@ -71,7 +71,7 @@ class Tools:
         writing = self.sink()
         _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
         writing.finish()
-        writing.write(topic_rows.settled(ended, self.plan.topics))
+        writing.write(topic_rows.completion_rows(ended, self.plan.topics))
         writing.finish()
 
 
@@ -95,7 +95,7 @@ class Task:
         if ended.reports:
             # Results first: a report makes the shard remove entries, whose results could otherwise be lost.
             self._writing.finish()
-            self._writing.write(topic_rows.reports(ended.reports, self._topics))
+            self._writing.write(topic_rows.report_rows(ended.reports, self._topics))
 
     def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write all results, and finish. If the task fails, flush the results that it had written."""
@@ -129,11 +129,11 @@ class Task:
 def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, revision: Revision, now_s: float) -> None:
     writing.write(topic_rows.rows(results, topics))
     now_ms = round(now_s * 1000)
-    writing.write(topic_rows.postponed(results, topics, now_ms=now_ms, revision=revision))
-    writing.write(topic_rows.health(results, topics, now_ms=now_ms))
+    writing.write(topic_rows.deferral_rows(results, topics, now_ms=now_ms, revision=revision))
+    writing.write(topic_rows.health_hint_rows(results, topics, now_ms=now_ms))
 
 
-def completed_before(work_log: CompletedWorkLog | None) -> frozenset[Key]:
+def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
     """Return the deliveries that ended in an earlier run of this task. Called in the task."""
     context = TaskContext.get()
     return frozenset() if work_log is None or context is None else work_log.ended(context.attemptNumber())

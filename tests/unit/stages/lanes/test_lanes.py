@@ -10,7 +10,7 @@ from delivery.stages.lanes import lanes, network_outage, streaming_lane, suppres
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.scheduling import outage
 from tests.support import builders
@@ -33,7 +33,7 @@ class Clock:
 
 def observed(*results):
     """Return what the driver is told of these results."""
-    total = Accumulator(Tally(), observer.CountersParam())
+    total = Accumulator(Counters(), observer.CountersParam())
     gone, unresponsive = (Accumulator(frozenset(), observer.EndpointsParam()) for _ in range(2))
     observe = observer.Observer(
         total=total, gone=gone, unresponsive=unresponsive, level="ERROR", format="text", attempt_sample=0.0
@@ -87,10 +87,10 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    context.record(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
+    context.record(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
     assert context.suppressed.current() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
-    context.record(observed(Results(silent=frozenset({"b"}))))
+    context.record(observed(Results(unresponsive=frozenset({"b"}))))
     clock.now = 4.0
     assert context.suppressed.current() == {"b": retry_decision.SLOW}
     clock.now = 7.9
@@ -104,7 +104,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    context.record(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), silent=frozenset({"a"}))))
+    context.record(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
     assert context.suppressed.current() == {}
 
 
@@ -115,7 +115,7 @@ def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    context.record(observed(Results(silent=frozenset({"a"}))))
+    context.record(observed(Results(unresponsive=frozenset({"a"}))))
     context.suppressed.set_failing(frozenset({"a", "c"}))
     assert context.suppressed.current() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
     context.suppressed.set_failing(frozenset())
