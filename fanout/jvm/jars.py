@@ -39,7 +39,7 @@ class Jars:
 
     def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
         """Return the jars for Spark. Those for an S3-compatible store are included only if the checkpoint is there."""
-        return (*self.connector, *(self.store if object_store.is_meant(checkpoint) else ()))
+        return (*self.connector, *(self.store if object_store.is_s3a(checkpoint) else ()))
 
 
 def _say(text: str) -> None:
