@@ -1,7 +1,7 @@
-"""The customers of a load test: an HTTP server in a process of its own, so cheap that the platform is what is measured.
+"""Receive webhooks in a load test: an HTTP server in its own process, cheap enough that the platform is measured.
 
-It reads just enough HTTP for what the platform sends, verifies every signature, and remembers every event, alone or in a batch.
-One process stands for all endpoints; the path tells them apart.
+It understands only the HTTP that the platform sends. It verifies every signature and records every event, single or in a batch.
+One process serves all endpoints, by their paths.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ import uvloop
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-"""What the endpoints are registered with."""
+"""Signing secret of all endpoints."""
 START_TIMEOUT_S = 20
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
-"""In the payload of each event: the number that ends its id, and when it was sent."""
+"""Pattern for the payload of an event: the number at the end of its id, and its time of sending."""
 _NONE = -1
 _GZIP = 31
-"""How zlib calls that format."""
+"""Window bits by which zlib reads gzip."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What came in. Of each event, in the order of arrival: its number, the endpoint that got it, and how old it was."""
+    """Arrivals: number, endpoint and age of each event, in the order of arrival."""
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
     endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))
     ages_ms: array.array[float] = field(default_factory=lambda: array.array("d"))
-    """From when it was handed to the Kafka client until it was here."""
+    """Milliseconds from the Kafka client to the arrival."""
     requests: array.array[int] = field(default_factory=lambda: array.array("l"))
-    """How many events each had."""
+    """Number of events of each request."""
     unverified: int = 0
     connections: int = 0
     cpu_s: float = 0.0
@@ -75,7 +75,7 @@ class _Protocol(asyncio.Protocol):
                 break
             endpoint = int(request.split(b" ")[1].removeprefix(b"/ep"))
             if endpoint == self._hanging.value:
-                return  # no answer, to this one and to what else comes by this connection
+                return  # no answer to this request, nor to later ones on this connection
             self._take(endpoint, headers, data[end + 4 : body_end])
             self._transport.write(_ANSWER)
             data = data[body_end:]
@@ -98,7 +98,7 @@ class _Protocol(asyncio.Protocol):
 
 
 def _serve(pipe: Connection, count: Any, hanging: Any) -> None:
-    # The customers are on other machines in reality: here they are not to interrupt the sender for each request that arrives.
+    # In production customers are on other machines. Here the receiver must not interrupt the sender for each request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     async def main() -> None:
@@ -115,7 +115,7 @@ def _serve(pipe: Connection, count: Any, hanging: Any) -> None:
 
 
 class Receiver:
-    """A context: the server runs inside it."""
+    """Context in which the server runs."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -137,15 +137,15 @@ class Receiver:
 
     @property
     def count(self) -> int:
-        """Return how many events have come so far; what comes again is not counted again."""
+        """Return the number of events that have arrived, without repeats."""
         return int(self._count.value)
 
     def hang(self, endpoint: int | None) -> None:
-        """Let one endpoint take requests and never answer them, from now on; None: all of them answer."""
+        """Let one endpoint accept requests without answering; None: all endpoints answer."""
         self._hanging.value = _NONE if endpoint is None else endpoint
 
     def report(self) -> Report:
-        """Return what came in. Once, at the end: the server stops."""
+        """Stop the server, and return the arrivals."""
         self._pipe.send("report")
         report: Report = self._pipe.recv()
         return report
