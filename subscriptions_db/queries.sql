@@ -1,6 +1,6 @@
 -- Every statement of the registry's code, by name. Loaded by subscriptions_db/postgres/sql.py.
 
--- name: take_the_time_needed
+-- name: disable_statement_timeout
 -- A migration, and the copy of a large registration, may take longer than a statement of the job is given.
 set statement_timeout = 0;
 
@@ -77,7 +77,7 @@ where (%(ids)s::text[] is null or subscription_id = any (%(ids)s))
   and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
 group by subscription_id, effect;
 
--- name: about_everything
+-- name: candidates_for_everything
 select (select coalesce(max(revision), 0) from revisions) as revision,
        null as tenant_status,
        array(
@@ -85,7 +85,7 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
            where scope = 'everything' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
--- name: naming_the_tenant
+-- name: candidates_for_tenant
 select (select coalesce(max(revision), 0) from revisions) as revision,
        (select status from tenants where tenant_id = %(tenant_id)s) as tenant_status,
        array(
@@ -93,7 +93,7 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
            where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
--- name: leading_to_the_endpoint
+-- name: routes_to_endpoint
 select (select coalesce(max(revision), 0) from revisions) as revision,
        array(select subscription_id::text from subscriptions where endpoint_id = %(endpoint_id)s) as subscription_ids;
 
@@ -244,18 +244,18 @@ update endpoints set status = 'disabled', disabled_reason = %(reason)s
 where endpoint_id in (select endpoint_id from active)
 returning endpoint_id;
 
--- name: act_as
+-- name: set_actor
 -- Until the end of the transaction: by whom Postgres notes what it notes by itself.
 select set_config('fanout.actor', %(actor)s, true);
 
--- name: hold_status
+-- name: lock_endpoint_status
 select customer_id, awaits_permission, status, disabled_reason from endpoints where endpoint_id = %(endpoint_id)s for update;
 
 -- name: set_status
 update endpoints set status = %(status)s, disabled_reason = %(reason)s
 where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
--- name: customer_of
+-- name: customer_of_endpoint
 select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
 
 -- name: expire_signing_secrets
@@ -329,15 +329,15 @@ on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, origin = excluded.origin, token_digest = excluded.token_digest,
     expires_at = excluded.expires_at, answered_at = null;
 
--- name: validation
+-- name: open_validation
 -- As the callback finds it: it holds, and the endpoint still leads where it was asked.
 select v.customer_id, v.url, v.origin, v.answered_at is not null as is_answered
 from validations v join endpoints e on e.endpoint_id = v.endpoint_id and e.url = v.url and e.validation <> 'none'
 where v.endpoint_id = %(endpoint_id)s and v.token_digest = %(token_digest)s and v.expires_at > now();
 
--- name: answer_validation
+-- name: mark_validation_answered
 update validations set answered_at = now() where endpoint_id = %(endpoint_id)s and token_digest = %(token_digest)s;
 
--- name: permit
+-- name: set_permission
 update endpoints set permitted_origin = %(origin)s, permitted_per_minute = %(per_minute)s, permitted_at = now()
 where endpoint_id = %(endpoint_id)s and url = %(url)s and validation <> 'none' returning endpoint_id;

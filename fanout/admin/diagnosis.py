@@ -146,7 +146,7 @@ def _registry(config: settings.Settings) -> str:
 
 def _subscriptions(config: settings.Settings) -> str:
     """What `fanout apply` and the API warn of, and what SQL has written without a warning."""
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
         more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []

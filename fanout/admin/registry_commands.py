@@ -33,7 +33,7 @@ KAFKA_TIMEOUT_S = 3
 class Listed(NamedTuple):
     """A kind of row that `fanout get` lists, and the columns of its narrow table."""
 
-    kind: registered_rows.Kind
+    kind: registered_rows.RowKind
     brief: tuple[str, ...]
 
     @property
@@ -152,7 +152,7 @@ def kind_of(text: str) -> Listed:
 
 def get(config: settings.Settings, of: Listed, row_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a kind, or the one with this id."""
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         rows = registered_rows.document(connection)[of.kind]
     if row_id is not None:
@@ -174,7 +174,9 @@ def rotate_secret(
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
-        return rotation.told(endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap))
+        return rotation.secret_document(
+            endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+        )
 
 
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
@@ -215,7 +217,7 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask an endpoint's receiver whether it wants deliveries, and note its permission."""
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
         if row is None:
@@ -228,13 +230,13 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
             for after in registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})[
                 "endpoint"
             ].values():  # none, if it is gone
-                told = {"customer_id": after["customer"], "after": receiver_permission.noted(reply, after)}
+                told = {"customer_id": after["customer"], "after": receiver_permission.audit_fields(reply, after)}
                 audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **told)
             return reply
 
 
 async def _asked(
-    asking: receiver_permission.Asking, address_guard: guard.Guard, timeout_s: float
+    asking: receiver_permission.ReceiverQuestion, address_guard: guard.Guard, timeout_s: float
 ) -> transport.Response | errors.AttemptFailed:
     network = transport.Transport(address_guard, max_connections=1)
     try:

@@ -29,7 +29,7 @@ from fanout.archiver.source import Source, place_of
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, writer
-from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
 from subscriptions_db.postgres import connect, migrate
@@ -81,7 +81,7 @@ class Archiver:
         self.watch = health.Watch(hold=self._hold_reason, stop=stop)
         self._config = config
         self._stop = stop
-        self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
+        self._kept = writer.Retention(config.archive.retention_days, config.archive.attempts_retention_days)
         self._policy = policy_of(config)
         self._hold: str | None = None
         self._failures = 0
@@ -122,7 +122,7 @@ class Archiver:
         for place, start in source.begin(archived_until).items():
             if start.is_anew:
                 log.error("%s:%d was made anew: it is archived from its beginning", *place)
-                writer.begin_anew(connection, place, archived_until[place])
+                writer.restart_partition(connection, place, archived_until[place])
             if start.lost:
                 log.error("%d records of %s:%d are lost: Kafka dropped them before they were archived", start.lost, *place)
                 metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
@@ -135,7 +135,7 @@ class Archiver:
                 self._keep_days(connection)
                 keep_days_at = time.monotonic() + KEEP_DAYS_S
             if self._policy is not None and time.monotonic() >= look_at:
-                outbox.look(connection, self._policy, now=_now())
+                outbox.record_due(connection, self._policy, now=_now())
                 look_at = time.monotonic() + LOOK_S
             messages = source.take(WAIT_S)
             for together in chunking.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
@@ -182,51 +182,51 @@ class Archiver:
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
         return told + redriven + replayed
 
-    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
+    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)
         try:
             if topic == self._config.delivery.dead_letter_topic:
                 letter, document = dead_letter_records.decode_with_document(value)
-                row = archived_rows.letter_row(letter, document)
-                return Taken(
+                row = archived_rows.dead_letter_row(letter, document)
+                return ArchivedRecord(
                     topic=topic,
                     partition=partition,
                     offset=offset,
                     letter=row,
-                    ended=archived_rows.ended_of_letter(letter),
-                    seen=signals.of_letter(row, at),
+                    replay_counts=archived_rows.replay_counts_of_dead_letter(letter),
+                    signals=signals.dead_letter_signals(row, at),
                 )
             record = log_records.decode(value)
             if isinstance(record, LogRecord):
-                return Taken(
+                return ArchivedRecord(
                     topic=topic,
                     partition=partition,
                     offset=offset,
                     attempts=archived_rows.attempt_rows(record, at),
                     redriven=archived_rows.redriven_rows(record),
-                    ended=archived_rows.ended(record),
-                    seen=signals.of_log(record, at),
+                    replay_counts=archived_rows.replay_counts(record),
+                    signals=signals.log_signals(record, at),
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
-        return Taken(topic=topic, partition=partition, offset=offset)
+        return ArchivedRecord(topic=topic, partition=partition, offset=offset)
 
     def _keep_days(self, connection: connect.Connection) -> None:
-        today = partitions.of(_now())
-        kinds: tuple[tuple[partitions.Kind, int], ...] = (
+        today = partitions.day_of(_now())
+        kinds: tuple[tuple[partitions.ArchiveTable, int], ...] = (
             ("dead_letters", self._kept.letters),
             ("attempts", self._kept.attempts),
         )
         for kind, retention_days in kinds:
             for day in partitions.coming(today):
-                partitions.make(connection, kind, day)
+                partitions.create(connection, kind, day)
             for name in partitions.drop(connection, kind, partitions.oldest(today, retention_days)):
                 log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
         if self._policy is not None:
-            outbox.forget(connection)
+            outbox.delete_orphans(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 

@@ -19,7 +19,7 @@ from subscriptions_db.postgres import connect
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
     """Hand over a turn of letters, and return how many; of each delivery only the newest."""
-    with archive.turn(connection, now=now) as asked:
+    with archive.claim_page(connection, now=now) as asked:
         if not asked:
             return 0
         plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())

@@ -30,24 +30,24 @@ select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(cu
 begin isolation level read committed;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
 
--- name: hold_row
+-- name: lock_row
 -- Until the end of the transaction, against other requests; also where there is no row yet.
 select pg_advisory_xact_lock(hashtextextended(%(kind)s || ' ' || %(id)s, 0));
 
--- name: hold_endpoint
+-- name: lock_endpoint
 -- Against everybody else.
 select endpoint_id from endpoints where endpoint_id = %(id)s for update;
 
--- name: hold_subscription
+-- name: lock_subscription
 select subscription_id from subscriptions where subscription_id = %(id)s for update;
 
--- name: hold_customer
+-- name: lock_customer
 select customer_id from customers where customer_id = %(id)s for update;
 
--- name: hold_tenant
+-- name: lock_tenant
 select tenant_id from tenants where tenant_id = %(id)s for update;
 
--- name: hold_event_type
+-- name: lock_event_type
 select event_type from event_types where event_type = %(id)s for update;
 
 -- name: page_of_event_types
@@ -110,7 +110,7 @@ update subscriptions set status = %(status)s where subscription_id = %(id)s and 
 -- name: subscriptions_to_endpoint
 select subscription_id as id from subscriptions where endpoint_id = %(endpoint_id)s order by subscription_id limit %(limit)s;
 
--- name: forget_old_answers
+-- name: delete_old_answers
 -- What another request is about to forget is left to it: two would wait for each other.
 delete from idempotency_keys where ctid = any (array(
     select ctid from idempotency_keys where created_at < now() - interval '1 day' for update skip locked
@@ -122,11 +122,11 @@ insert into idempotency_keys (customer_id, idempotency_key, request_digest)
 values (%(customer_id)s, %(idempotency_key)s, %(request_digest)s)
 on conflict do nothing returning true as claimed;
 
--- name: kept_answer
+-- name: stored_answer
 select request_digest, status, answer from idempotency_keys
 where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
 
--- name: keep_answer
+-- name: put_answer
 update idempotency_keys set status = %(status)s, answer = %(answer)s
 where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
 

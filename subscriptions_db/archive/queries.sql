@@ -1,9 +1,9 @@
 -- Every statement of the archive's code, by name. Loaded by subscriptions_db/postgres/sql.py.
 
--- name: make_archive_day
+-- name: create_archive_day
 select make_archive_day(%(kind)s, %(day)s) as made;
 
--- name: do_not_wait_long
+-- name: set_short_lock_timeout
 set local lock_timeout = '1s';
 
 -- name: drop_archive_days
@@ -27,11 +27,11 @@ update archive_offsets set next_offset = reached.next_offset
 from unnest(%(topics)s::text[], %(partitions)s::integer[], %(next_offsets)s::bigint[]) as reached (topic, partition, next_offset)
 where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reached.partition);
 
--- name: begin_archive_offset_anew
+-- name: reset_archive_offset
 update archive_offsets set next_offset = 0, incarnation = incarnation + 1
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
--- name: take_dead_letter_day
+-- name: lock_dead_letter_day
 -- Waits for whoever else writes letters.
 update dead_letter_day set day = greatest(day, %(today)s) returning day;
 
@@ -115,7 +115,7 @@ where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(s
 -- name: last_dead_letter
 select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
 
--- name: redriving_dead_letters
+-- name: redrive_requests
 -- The oldest, up to so many bytes. Who else hands over takes others.
 with asked as (
     select position, letter, payload, letter_topic, letter_partition, letter_offset
@@ -125,21 +125,21 @@ select * from (select *, sum(length(payload) + length(letter)) over (order by po
 where bytes <= %(bytes)s or position = (select min(position) from asked)
 order by position;
 
--- name: redriven_dead_letters
+-- name: mark_redriven
 -- Of rows that the caller has locked.
 update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);
 
--- name: note_redrives
+-- name: put_redrive_notes
 insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, noted_at)
 select new.*, %(now)s from unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
 ) as new
 on conflict do nothing;
 
--- name: noted_webhook_ids
+-- name: webhook_ids_with_notes
 select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
 
--- name: noted_dead_letters
+-- name: dead_letters_with_notes
 -- A note is of a letter, and of the older ones of the same delivery.
 select position, customer_id from dead_letters l
 where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
@@ -149,14 +149,14 @@ where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
 )
 order by position for update;
 
--- name: forget_settled_notes
+-- name: delete_settled_notes
 delete from redrive_notes n where webhook_id = any (%(webhook_ids)s) and exists (
     select from dead_letters l
     where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
         = (l.webhook_id, l.customer_id, l.endpoint_id, l.dead_lettered_at)
 );
 
--- name: forget_old_notes
+-- name: delete_old_notes
 delete from redrive_notes where noted_at < %(before)s;
 
 -- name: put_consumer
@@ -179,12 +179,12 @@ delete from dead_letter_consumers where customer_id = %(customer_id)s and name =
 select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
--- name: leases_that_are_over
+-- name: expired_leases
 select position from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
 order by until limit %(limit)s;
 
--- name: lease_again
+-- name: renew_expired_leases
 -- And how many the consumer has in all, these among them.
 with again as (
     update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
@@ -196,7 +196,7 @@ select
     (select count(*) from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s) as unacknowledged
 from again;
 
--- name: lease
+-- name: put_leases
 with passed as (
     update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s
 )
@@ -206,19 +206,19 @@ select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(
 -- name: set_read_until
 update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s;
 
--- name: forget_leases
+-- name: delete_leases
 delete from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (%(positions)s::bigint[] is null or position = any (%(positions)s));
 
--- name: acknowledge
+-- name: ack
 -- A lease that is over, and that nobody else has, is still the poller's.
 delete from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
 returning position;
 
--- name: give_back
+-- name: nack
 update dead_letter_leases set token = null, until = %(until)s
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
@@ -327,19 +327,19 @@ where not exists (
   and (%(reason)s::text is null or told.reason = %(reason)s)
 order by first.started_at desc, first.position desc limit %(limit)s;
 
--- name: first_of_delivery
+-- name: first_record_of_delivery
 select started_at, position from attempts
 where customer_id = %(customer_id)s and webhook_id = %(webhook_id)s
 order by started_at, position limit 1;
 
--- name: lock_conditions
+-- name: lock_endpoint_health
 -- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
--- name: conditions
+-- name: endpoint_health
 select endpoint_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
 
--- name: put_conditions
+-- name: put_endpoint_health
 insert into endpoint_conditions (endpoint_id, customer_id, condition, wake_at)
 select * from unnest(
     %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(conditions)s::jsonb[], %(wake_at)s::timestamptz[]
@@ -347,7 +347,7 @@ select * from unnest(
 on conflict (endpoint_id) do update
 set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
 
--- name: disabled_of_late
+-- name: recently_disabled_endpoints
 -- Those that are disabled, and not told by when.
 select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
 from endpoints e left join endpoint_conditions c using (endpoint_id)
@@ -355,13 +355,13 @@ where e.status = 'disabled' and e.disabled_at > %(since)s
   and (c.condition ->> 'disabled_at')::timestamptz is distinct from e.disabled_at
 order by e.disabled_at;
 
--- name: conditions_to_wake
+-- name: endpoint_health_due
 select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)s order by wake_at;
 
--- name: forget_conditions
+-- name: delete_orphaned_endpoint_health
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
--- name: tell
+-- name: put_operational_events
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
     %(event_ids)s::text[], %(kinds)s::text[], %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
@@ -371,5 +371,5 @@ select * from unnest(
 select number, event_id, kind, endpoint_id, customer_id, at, data from operational_events
 order by number limit %(limit)s for update skip locked;
 
--- name: forget_operational_events
+-- name: delete_operational_events
 delete from operational_events where number = any (%(numbers)s);
