@@ -182,22 +182,27 @@ where (%(ids)s::text[] is null or c.subscription_id = any (%(ids)s)) and c.tenan
 order by c.subscription_id, c.effect, c.tenant_id, c.sub_tenant_id
 limit 10000;
 
--- name: put_tenant
-insert into tenants (tenant_id, name, status) values (%(id)s, %(name)s, %(status)s)
+-- name: put_tenants
+-- Statements with `rows` write many rows at once, of a list of JSON objects. A large registry takes a quarter of the time so.
+insert into tenants (tenant_id, name, status)
+select id, name, status from jsonb_to_recordset(%(rows)s) as given (id text, name text, status text)
 on conflict (tenant_id) do update set name = excluded.name, status = excluded.status;
 
--- name: put_sub_tenant
-insert into sub_tenants (tenant_id, sub_tenant_id, name) values (%(tenant_id)s, %(id)s, %(name)s)
+-- name: put_sub_tenants
+insert into sub_tenants (tenant_id, sub_tenant_id, name)
+select tenant_id, id, name from jsonb_to_recordset(%(rows)s) as given (tenant_id text, id text, name text)
 on conflict (tenant_id, sub_tenant_id) do update set name = excluded.name;
 
 -- name: delete_sub_tenants
-delete from sub_tenants where tenant_id = %(tenant_id)s and sub_tenant_id <> all (%(keep)s);
+delete from sub_tenants using jsonb_to_recordset(%(rows)s) as given (tenant_id text, keep text[])
+where sub_tenants.tenant_id = given.tenant_id and sub_tenants.sub_tenant_id <> all (given.keep);
 
--- name: put_customer
-insert into customers (customer_id, name) values (%(id)s, %(name)s)
+-- name: put_customers
+insert into customers (customer_id, name)
+select id, name from jsonb_to_recordset(%(rows)s) as given (id text, name text)
 on conflict (customer_id) do update set name = excluded.name;
 
--- name: put_endpoint
+-- name: put_endpoints
 insert into endpoints (
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
@@ -205,12 +210,14 @@ insert into endpoints (
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, validation
 )
-values (
-    %(id)s, %(customer)s, %(url)s, %(mode)s, %(status)s,
-    %(auth_kind)s, %(auth_username)s, %(auth_header)s, %(auth_client_id)s, %(auth_token_url)s, %(auth_token_scope)s,
-    %(content_mode)s, %(headers)s, %(tls_authorities)s, %(tls_certificate)s, %(max_in_flight)s, %(max_per_second)s,
-    %(batch_max_events)s, %(batch_max_wait_s)s, %(batch_max_bytes)s, %(batch_gzip)s,
-    %(retry_schedule_s)s, %(retry_max_age_s)s, %(retry_timeout_s)s, %(order_by)s, %(validation)s
+select * from jsonb_to_recordset(%(rows)s) as given (
+    id text, customer text, url text, mode text, status text,
+    auth_kind text, auth_username text, auth_header text, auth_client_id text, auth_token_url text, auth_token_scope text,
+    content_mode text, headers jsonb, tls_authorities text, tls_certificate text, max_in_flight integer,
+    max_per_second double precision,
+    batch_max_events integer, batch_max_wait_s double precision, batch_max_bytes integer, batch_gzip boolean,
+    retry_schedule_s double precision[], retry_max_age_s double precision, retry_timeout_s double precision, order_by text,
+    validation text
 )
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
@@ -228,9 +235,22 @@ on conflict (endpoint_id) do update set
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
 values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
 
+-- name: put_secrets
+-- In the order of the list: the newest secret comes last, and is read first.
+insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed, created_at)
+select
+    secret_id, endpoint_id, customer_id, purpose, key_id, decode(sealed, 'base64'),
+    clock_timestamp() + place * interval '1 microsecond'
+from rows from (
+    jsonb_to_recordset(%(rows)s)
+    as (secret_id uuid, endpoint_id text, customer_id text, purpose text, key_id text, sealed text)
+) with ordinality as given (secret_id, endpoint_id, customer_id, purpose, key_id, sealed, place)
+order by place;
+
 -- name: delete_secrets
 -- Expired ones as well: for this code they are gone.
-delete from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
+delete from secrets using jsonb_to_recordset(%(rows)s) as given (endpoint_id text, purposes text[])
+where secrets.endpoint_id = given.endpoint_id and secrets.purpose = any (given.purposes);
 
 -- name: disable_active_endpoints
 -- In the order of their ids: two who disable at the same time wait for each other instead of ending in a deadlock.
@@ -269,9 +289,11 @@ delete from secrets where endpoint_id = %(endpoint_id)s and expires_at <= now();
 -- name: overlapping_secrets
 select expires_at from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s) order by expires_at;
 
--- name: put_subscription
+-- name: put_subscriptions
 insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status)
-select %(id)s, endpoint_id, customer_id, %(event_type)s, %(scope)s, %(status)s from endpoints where endpoint_id = %(endpoint)s
+select given.id, endpoint_id, customer_id, given.event_type, given.scope, given.status
+from jsonb_to_recordset(%(rows)s) as given (id text, endpoint text, event_type text, scope text, status text)
+join endpoints on endpoint_id = given.endpoint
 on conflict (subscription_id) do update set
     endpoint_id = excluded.endpoint_id, customer_id = excluded.customer_id, event_type = excluded.event_type,
     scope = excluded.scope, status = excluded.status;
@@ -287,8 +309,9 @@ select * from unnest(
     %(subscription_ids)s::text[], %(kinds)s::text[], %(effects)s::text[], %(tenant_ids)s::text[], %(sub_tenant_ids)s::text[]
 );
 
--- name: put_filter
-insert into filters (subscription_id, pattern) values (%(id)s, %(pattern)s)
+-- name: put_filters
+insert into filters (subscription_id, pattern)
+select id, pattern from jsonb_to_recordset(%(rows)s) as given (id text, pattern jsonb)
 on conflict (subscription_id) do update set pattern = excluded.pattern;
 
 -- name: delete_filters

@@ -34,6 +34,15 @@ hypothesis.settings.register_profile("fanout", deadline=None)
 hypothesis.settings.load_profile("fanout")
 
 
+LONGEST_FIRST = ("e2e", "spark")
+"""Folders whose tests take longest. They begin first, so that no worker waits for one of them at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    places = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))  # stable: within a folder as written
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)

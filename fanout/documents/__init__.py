@@ -1,4 +1,5 @@
 """Documents made from the code.
 
-In: settings, metrics and record types. Out: pages in docs/ and parts of the chart. Runs in `make docs`.
+In: settings, metrics, record types and imports. Out: pages in docs/ and parts of the chart; links that lead nowhere. Runs in
+`make docs`.
 """

@@ -1,4 +1,4 @@
-"""Write the documents that are generated from the code: settings, metrics and record formats, and parts of the chart.
+"""Write the documents that are generated from the code, and parts of the chart. Then check the links of all documents.
 
 Run: `python -m fanout.documents.generate docs`. A test fails when a file and the code differ.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from delivery.config import settings
 from delivery.observability import metrics
-from fanout.documents import chart_reference, record_formats
+from fanout.documents import chart_reference, folder_map, links, record_formats
 
 HEAD = """\
 # Configuration
@@ -78,13 +78,18 @@ def metrics_table() -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the documents into `folder`, and those of the chart beside it."""
+    """Write the documents into `folder`, and those of the chart beside it. Exit with the links that lead nowhere."""
+    root = folder.absolute().parent
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
     (folder / "record-formats.md").write_text(record_formats.document())
-    chart = folder.absolute().parent / "deploy" / "helm" / "fanout"
+    (folder / "folders.md").write_text(folder_map.document(root))
+    chart = root / "deploy" / "helm" / "fanout"
     for name, text in (("values.schema.json", chart_reference.schema(chart)), ("README.md", chart_reference.readme(chart))):
         (chart / name).write_text(text)
+    broken = [f"{path.relative_to(root)}: {link}" for path in links.documents(root) for link in links.broken(path)]
+    if broken:
+        sys.exit("These links lead nowhere. Correct the path or the anchor:\n" + "\n".join(broken))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ unchanged. With `prune`, they are deleted if they are endpoints or subscriptions
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
@@ -26,6 +27,8 @@ from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 SCOPES_AT_ONCE = 50_000
 """Scope rows in one statement. 100,000 subscriptions name a million tenants, which one statement would hold twice in memory."""
+ROWS_AT_ONCE = 1_000
+"""Rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres accepts 255 MB of JSON."""
 AUDIT_ENTRIES_AT_ONCE = 1_000
 SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
 
@@ -173,12 +176,12 @@ class _Secrets:
                     replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
                     # The newest is written last, so it is read first.
                     rows += [
-                        secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id)
+                        _as_json(secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id))
                         for secret in reversed(secrets)
                     ]
         with self._connection.cursor() as cursor:
-            _each(cursor, "delete_secrets", replaced)
-            _each(cursor, "put_secret", rows)
+            _execute_all(cursor, "delete_secrets", replaced)
+            _execute_all(cursor, "put_secrets", rows)
 
     def _first_one(self, endpoint_id: str) -> list[EndpointSecret] | None:
         if (endpoint_id, "signing_secrets") in self._rows:
@@ -260,34 +263,30 @@ def _write(
     }
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
-        _each(cursor, "put_tenant", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        _execute_all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
         named = [row for row in tenants if row.sub_tenants is not None]
         keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
-        _each(cursor, "delete_sub_tenants", keep)
+        _execute_all(cursor, "delete_sub_tenants", keep)
         departments = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
             for row in named
             for department in row.sub_tenants or ()
         ]
-        _each(cursor, "put_sub_tenant", departments)
+        _execute_all(cursor, "put_sub_tenants", departments)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
-        _each(cursor, "put_customer", customers)
+        _execute_all(cursor, "put_customers", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        _each(
-            cursor,
-            "put_endpoint",
-            [{"id": row.id} | columns.endpoint(row) | {"headers": Jsonb(row.headers)} for row in endpoints],
-        )
+        _execute_all(cursor, "put_endpoints", [{"id": row.id} | columns.endpoint(row) for row in endpoints])
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         if subscriptions:
             cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
-        _each(cursor, "put_subscription", [{"id": row.id} | columns.subscription(row) for row in subscriptions])
+        _execute_all(cursor, "put_subscriptions", [_subscription(row) for row in subscriptions])
         scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
         while chunk := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*chunk, strict=True)), strict=True)))
-        filtered = [{"id": row.id, "pattern": Jsonb(row.filter)} for row in subscriptions if row.filter is not None]
-        _each(cursor, "put_filter", filtered)
+        filtered = [{"id": row.id, "pattern": row.filter} for row in subscriptions if row.filter is not None]
+        _execute_all(cursor, "put_filters", filtered)
         unfiltered = [row.id for row in subscriptions if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
@@ -325,6 +324,23 @@ def _write_audit_entries(
     entries = map(audit_entry, changes)
     while chunk := list(itertools.islice(entries, AUDIT_ENTRIES_AT_ONCE)):
         audit.note_many(connection, chunk)
+
+
+def _subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:
+    """Return the columns of a subscription's own row, without its scopes and its filter."""
+    fields = columns.subscription(row)
+    return {"id": row.id} | {name: fields[name] for name in ("endpoint", "event_type", "scope", "status")}
+
+
+def _as_json(secret: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a secret with its sealed bytes as base64, for JSON."""
+    return secret | {"sealed": base64.b64encode(secret["sealed"]).decode()}
+
+
+def _execute_all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
+    """Execute a statement that writes many rows at once."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        cursor.execute(query(name), {"rows": Jsonb(rows[first : first + ROWS_AT_ONCE])})
 
 
 def _event_type(row: manifest.ManifestEventType) -> dict[str, Any]:

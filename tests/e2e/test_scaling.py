@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.conftest import assert_eventually, metric
 from tests.e2e.test_executors import cluster  # noqa: F401  # a fixture
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 EVENTS = 8_000
 
 

@@ -30,7 +30,7 @@ def bring(count, *endpoints):
     records = [builders.record(offset=n, value=b'{"id": "e%d",  "tenant_id": "t1"}' % n, partition=n % 3) for n in range(count)]
     with working() as here:
         collected = list(
-            here.collect([records[: count // 2], records[count // 2 :]], source, shards=SHARDS, pass_through_s=0.5)
+            here.collect([records[: count // 2], records[count // 2 :]], source, shards=SHARDS, immediate_flush_s=0.5)
         )
         left = []
         for number in range(SHARDS):

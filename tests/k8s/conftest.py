@@ -16,7 +16,7 @@ from tests.k8s import arrivals, release
 from tests.k8s import platform as platforms
 from tests.k8s.cluster import __main__ as cluster
 
-ORDER = ("install", "changes", "faults", "scaling", "bad_input", "development", "rights", "uninstall")
+ORDER = ("install", "changes", "faults", "scaling", "bad_input", "development", "rights", "uninstall", "document")
 """Tests that need no release come before these. The rights are judged by what the tests before them have made the driver do."""
 HERE = Path(__file__).parent
 

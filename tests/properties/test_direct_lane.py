@@ -84,9 +84,9 @@ def deliver(batch, layout):
     sender = fakes.FakeSender(lambda *_: retry_decision.REFUSED, clock)
 
     async def main():
-        dispatcher, hand_over = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
-        begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
-        first, rest = await begun.take(batch), await begun.finish()
+        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, deferrals, layout)
+        first, rest = await begun.submit(batch), await begun.finish()
         return Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
         )
@@ -152,19 +152,21 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
 )
 def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
     """In micro-batches one after the other, whatever the endpoints are and answer. What is postponed stands in parcels."""
-    clock, circuits, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
+    clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
     registry = registries.WholeRegistry("base", builders.snapshot(*to, *due))
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, hand_over = fast_lane(sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry())
-        begun = direct_lane.DirectLane(registry, dispatcher, hand_over, parsing.Layout())
+        dispatcher, deferrals = fast_lane(
+            sender, clock, suppressed=held, breakers=breakers, quick_retry=retry_decision.QuickRetry()
+        )
+        begun = direct_lane.DirectLane(registry, dispatcher, deferrals, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
         ]
-        first, rest = await begun.take(records), await begun.finish()
+        first, rest = await begun.submit(records), await begun.finish()
         return Results(outcomes=first.outcomes + rest.outcomes)
 
     async def main():

@@ -1,6 +1,6 @@
 """The delivery core of one application without Spark, Kafka or sockets: topics are lists, and a micro-batch is a coroutine.
 
-What decides and what delivers is the real code: intake, matching, dispatcher, circuits, sender, shards, turns. What is
+What decides and what delivers is the real code: intake, matching, dispatcher, breakers, sender, shards, turns. What is
 simulated is what the guarantees lean on, with its faults: offsets and state are committed after everything was written; a
 process may die at any moment, with what it had sent, had written, and had not written. Then the micro-batch runs again, with
 what is read back of it.
@@ -65,7 +65,7 @@ class Platform:
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._held = held_endpoints.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
-        self.egress = outage.Egress()
+        self.network_health = outage.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False
@@ -210,12 +210,12 @@ class Platform:
             await asyncio.wait_for(self._published["batch"].wait(), wait_s)
 
     async def _until_the_network_works(self) -> None:
-        while (wait_s := self.egress.until - asyncio.get_running_loop().time()) > 0:
+        while (wait_s := self.network_health.paused_until - asyncio.get_running_loop().time()) > 0:
             with contextlib.suppress(TimeoutError):
                 self._mended.clear()
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
-    def _held_now(self) -> deferral.Held:
+    def _held_now(self) -> deferral.SuppressedEndpoints:
         return self._held.now()
 
     def _ends(self) -> dict[str, int]:
@@ -226,10 +226,10 @@ class Platform:
     ) -> list[list[bytes]]:
         """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
         collector = batch_collect.Collector(
-            known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
+            known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, immediate_flush_s=shards.PASS_THROUGH_S
         )
         for_shards: list[list[bytes]] = [[] for _ in range(shards.COUNT)]
-        for collected in (await collector.take(records), collector.finish()):
+        for collected in (await collector.add(records), collector.finish()):
             self._append(process.rows_of(collected.results))
             for row in collected.rows:
                 for_shards[row.shard].append(row.segment)
@@ -239,7 +239,7 @@ class Platform:
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
     ) -> AsyncIterator[list[topic_rows.Row]]:
         for some in given:
-            yield process.rows_of(await lane.take(some))
+            yield process.rows_of(await lane.submit(some))
         last = await lane.finish()
         last.accepting = process.acceptances.news(last.accepting, asyncio.get_running_loop().time())
         yield process.rows_of(last)
@@ -247,14 +247,16 @@ class Platform:
 
     def _told(self, process: worker.Worker, last: Results) -> None:
         """Take what a micro-batch tells, as the driver and the worker do."""
-        self.egress = self.egress.told(last.reach, asyncio.get_running_loop().time())
-        self.outages = self.outages.told(is_broken=self.egress.is_broken, is_well=last.reach.is_well, now_ms=virtual.now_ms())
-        if not self.egress.is_broken:
+        self.network_health = self.network_health.after(last.reach, asyncio.get_running_loop().time())
+        self.outages = self.outages.after(
+            is_broken=self.network_health.is_broken, is_healthy=last.reach.is_healthy, now_ms=virtual.now_ms()
+        )
+        if not self.network_health.is_broken:
             self._mended.set()
-        self.was_cut_off |= self.egress.is_broken
+        self.was_cut_off |= self.network_health.is_broken
         if last.reach.is_broken():
-            process.memory.circuits.clear()
-        if not self.egress.is_broken:
+            process.memory.breakers.clear()
+        if not self.network_health.is_broken:
             self._held.silent(last.silent)
         if last.gone:
             self._disable(last.gone, retry_decision.GONE)
@@ -269,7 +271,7 @@ class Platform:
     async def _retried(
         self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.Ended
     ) -> AsyncIterator[list[topic_rows.Row]]:
-        for ended in (await retries.take(turns, self._known(), SETTLE_S, before), await retries.settle(SETTLE_S)):
+        for ended in (await retries.start(turns, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
             yield list(topic_rows.reports(ended.reports, worker.TOPICS))

@@ -53,7 +53,7 @@ def lane(spark, source, waits, folder, **bounds):
         carrier.source,
         2,
         shard_keys=shards.keys(spark, SHARDS),
-        pass_through_s=0,
+        immediate_flush_s=0,
         rejects=True,
     )
     return batch_shard.batch(routed, 500, waits, tools), lambda: carrier.carry(known)

@@ -13,6 +13,7 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from fanout.documents import folder_map
 from tests.support import builders
 
 ROOT = Path(__file__).parents[2]
@@ -84,66 +85,17 @@ def test_only_what_the_driver_has_broadcast_or_sealed_is_ever_unpickled():
     }
 
 
-FLOORS = (
-    "delivery.errors delivery.secret",
-    "delivery.model",
-    "delivery.webhooks.policy delivery.webhooks.state delivery.webhooks.clocks",
-    "delivery.webhooks.events delivery.webhooks.filters",
-    "delivery.webhooks.routing delivery.webhooks.scheduling delivery.webhooks.batching",
-    "delivery.webhooks.http",
-    "delivery.webhooks.sending",
-    "delivery.webhooks.retries",
-    "delivery.webhooks.results",
-    "delivery.webhooks.lanes",
-    "delivery.config",
-    "delivery.observability",
-    "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.postgres",
-    "subscriptions_db.secrets",
-    "subscriptions_db.snapshot",
-    "subscriptions_db.manifest",
-    "subscriptions_db.registration subscriptions_db.replays",
-    "subscriptions_db.archive.notifications",
-    "subscriptions_db.archive.ingest",
-    "subscriptions_db.archive.search",
-    "subscriptions_db.api.contract",
-    "subscriptions_db.api.registry subscriptions_db.api.deliveries",
-    "subscriptions_db.api.server",
-    "delivery.stages.jvm delivery.stages.kafka",
-    "delivery.stages.checkpoint delivery.stages.registry",
-    "delivery.stages.tasks",
-    "delivery.stages.scaling",
-    "delivery.stages.lanes",
-    "delivery.stages.realtime",
-    "delivery.job",
-    "fanout.terminal",
-    "fanout.jvm fanout.kafka",
-    "fanout.local fanout.redrive",
-    "fanout.reconcile fanout.archiver fanout.admin",
-    "fanout.demo",
-    "fanout.cli",
-    "fanout.documents",
-    "load_tests.scaling load_tests.harness",
-    "load_tests.scenarios",
-    "load_tests.__main__",
-)
-"""Folders from the ground up. A folder imports from floors below its own, and from none beside it."""
-
-
-def folder_of(module):
-    """Return the folder of a module; a module that lies in the root of its package is a folder of its own."""
-    parts = module.split(".")
-    return ".".join(parts[:-1]) if len(parts) > 2 and ".".join(parts[:-1]) != "delivery.stages" else module
-
-
 def test_no_folder_imports_from_its_own_floor_or_from_above():
-    floors = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders.split()}
-    paths = [*PATHS, *(path for path in (ROOT / "load_tests").rglob("*.py") if path.name != "__init__.py")]
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    """The floors are those of docs/folders.md."""
+    floors = {folder: floor for floor, folders in enumerate(folder_map.FLOORS) for folder in folders.split()}
+    found = folder_map.module_imports(ROOT)
+    assert floors.keys() == set(map(folder_map.folder_of, found))
     upwards = set()
-    for module, path in modules.items():
-        for taken_from, name in imports(path):
-            target = next((one for one in (f"{taken_from}.{name}", taken_from) if one in modules), None)
-            if target and folder_of(target) != folder_of(module) and floors[folder_of(target)] >= floors[folder_of(module)]:
+    for module, imported in found.items():
+        folder = folder_map.folder_of(module)
+        for target in imported:
+            beneath = folder_map.folder_of(target)
+            if beneath != folder and floors[beneath] >= floors[folder]:
                 upwards.add((module, target))
     assert upwards == set()
 
@@ -193,7 +145,7 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
 
 def test_a_plan_has_the_retry_lane_told_often_enough_for_when_it_disables():
     config = settings.Settings.model_validate({"retry": {"disable_after_s": 800}, "snapshot": {"max_age_s": 70}})
-    assert (worker_plans.of(config).tell_accepted_every_s, worker_plans.of(config).registry_max_age_s) == (100, 70)
+    assert (worker_plans.of(config).report_accepting_every_s, worker_plans.of(config).registry_max_age_s) == (100, 70)
     config = settings.Settings.model_validate({"snapshot": {"source": "lookup", "lookup_ttl_s": 20}})
     assert worker_plans.of(config).registry_max_age_s == 20
 

@@ -1,6 +1,7 @@
 """The examples in the documents hold, and what is generated is current."""
 
 import ast
+import importlib
 import re
 import time
 
@@ -17,14 +18,20 @@ from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.sending import batch_payload, payload, signing
 from fanout.cli import main
 from fanout.demo import expected_account
-from fanout.documents import generate, record_formats
+from fanout.documents import folder_map, generate, links, record_formats
 from subscriptions_db import disclosure
 from subscriptions_db.manifest import manifest
 from tests.support import builders, reading
 
 ROOT = reading.ROOT
 GROUPS = {group.name for group in main.app.registered_groups}
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")]
+DOCUMENTS = links.documents(ROOT)
+PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and path.parent.name != "benchmarks"]
+TOP_FOLDERS = "delivery|subscriptions_db|fanout|load_tests|tests|deploy"
+MODULES = r"delivery\.webhooks|delivery\.stages|subscriptions_db|load_tests|tests"
+"""Other names with dots are settings and topics."""
+MADE_LATER = {"deploy/compose/secrets", "fanout/driver"}
+"""A folder that a script of the document makes, and a label of Kubernetes."""
 
 
 def test_the_configuration_document_is_the_settings():
@@ -37,6 +44,20 @@ def test_the_metrics_document_is_the_declarations():
 
 def test_the_record_formats_are_the_types_of_the_records():
     assert (ROOT / "docs" / "record-formats.md").read_text() == record_formats.document(), "run `make docs`"
+
+
+def test_the_folders_document_is_the_imports():
+    assert (ROOT / "docs" / "folders.md").read_text() == folder_map.document(ROOT), "run `make docs`"
+
+
+def test_the_versions_of_stored_bytes_are_those_of_the_code():
+    rows = re.findall(
+        r"^\| .+ \| (\d+) \| .+ \| `([\w/]+)\.py` \|$", (ROOT / "docs/storage-formats.md").read_text(), re.MULTILINE
+    )
+    described = {path.replace("/", "."): int(version) for version, path in rows}
+    writers = [path for path in (ROOT / "delivery").rglob("*.py") if re.search(r"^VERSION = ", path.read_text(), re.MULTILINE)]
+    assert described.keys() == {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in writers}
+    assert {name: importlib.import_module(name).VERSION for name in described} == described
 
 
 def test_every_field_of_a_record_is_described():
@@ -98,7 +119,7 @@ def test_the_contracts_example_body_is_what_is_sent():
 
 def test_the_contracts_example_of_an_answer_rejects_what_it_names():
     _, example = reading.blocks("docs/delivery-contract.md", "json")
-    assert batch_payload.rejected(example.encode(), 4) == {3: "no such order"}
+    assert batch_payload.rejected_events(example.encode(), 4) == {3: "no such order"}
 
 
 def test_the_contract_names_the_class_of_every_failure():
@@ -126,10 +147,35 @@ def test_the_contracts_webhook_id_is_the_platforms():
     assert expected_account.webhook_id(event.source, event.event_id, "s1") == payload.webhook_id(event, "s1")
 
 
+def plain(text):
+    """Return words in lower case, as `RetryEntry`, `retry_entries` and `Retry entry` are the same word."""
+    return re.sub(r"[_\-\s]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
+
+
+def test_every_word_of_the_glossary_is_used():
+    glossary = ROOT / "docs" / "glossary.md"
+    words = re.findall(r"\*\*(.+?)\*\*", glossary.read_text())
+    code = [path for package in folder_map.PACKAGES for path in (ROOT / package).rglob("*.py")]
+    pages = [path for path in PRESENT if path.parent.name != "adr" and path != glossary]
+    used = plain(" ".join(path.read_text() for path in [*code, *pages]))
+    assert [word for word in words if plain(word).removesuffix("y") not in used] == []
+    assert len(set(words)) == len(words)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_inside_the_project_leads_somewhere(path):
-    for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
-        assert link.startswith("https://") or (path.parent / link).exists(), link
+    """To a file, and to a heading where the link names one."""
+    assert list(links.broken(path)) == []
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=lambda path: path.name)
+def test_every_path_and_module_that_a_document_names_exists(path):
+    """The history is left out: benchmarks and the changelog name what there was."""
+    text = path.read_text()
+    paths = re.findall(rf"(?<![\w./~:-])((?:{TOP_FOLDERS})/[\w./-]*\w)", text)
+    assert [name for name in paths if not (ROOT / name).exists() and name not in MADE_LATER] == []
+    modules = [name.replace(".", "/") for name in re.findall(rf"`((?:{MODULES})(?:\.[a-z_]+)+)`", text)]
+    assert [name for name in modules if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py"))] == []
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ class Batch(_Stateful):
             self._carrier.source,
             self._size.tasks,
             shard_keys=self._shard_keys,
-            pass_through_s=early_s,
+            immediate_flush_s=early_s,
             rejects=self._rejects,
         )
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)

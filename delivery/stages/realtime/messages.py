@@ -64,7 +64,7 @@ class News:
     """Set where the worker has another base, or none."""
     changes: SnapshotChanges | None = None
     """All that has changed since the base; None where the worker knows it."""
-    held: deferral.Held = field(default_factory=dict)
+    held: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
     """Whether nothing more is to be begun for now."""
     is_stopping: bool = False

@@ -18,7 +18,7 @@ from delivery.webhooks.scheduling import background_attempts
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[Results, list[background_attempts.Ended], Revision], None]
+Write = Callable[[Results, list[background_attempts.BackgroundResult], Revision], None]
 Taken = TypeVar("Taken")
 
 
@@ -27,16 +27,16 @@ class LateResults:
 
     def __init__(self, revision: Callable[[], Revision]) -> None:
         self._revision = revision
-        self._ended: queue.SimpleQueue[background_attempts.Ended | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[background_attempts.BackgroundResult | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Results] = queue.SimpleQueue()
         self.write: Write | None = None
         """Writes it. Called on the thread."""
 
-    def put(self, ended: background_attempts.Ended) -> None:
+    def put(self, ended: background_attempts.BackgroundResult) -> None:
         """Take the end of an attempt. Safe between threads."""
         self._ended.put(ended)
 
-    def start(self, forget: Callable[[list[background_attempts.Ended]], None]) -> None:
+    def start(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
         """Begin to write."""
         threading.Thread(target=self._write_all, args=(forget,), name="late results", daemon=True).start()
 
@@ -48,7 +48,7 @@ class LateResults:
         """Return what is written, for a task to take note of it."""
         return _taken(self._written)
 
-    def _write_all(self, forget: Callable[[list[background_attempts.Ended]], None]) -> None:
+    def _write_all(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
         """Write it as it comes, until it is closed. What cannot be written is attempted again by the retry lane."""
         is_open = True
         while is_open:
@@ -59,7 +59,7 @@ class LateResults:
                 self._write_some(ended)
                 forget(ended)
 
-    def _write_some(self, ended: list[background_attempts.Ended]) -> None:
+    def _write_some(self, ended: list[background_attempts.BackgroundResult]) -> None:
         try:
             assert self.write is not None, "only tasks let attempts go on"  # noqa: S101
             self.write(told := of_late(ended), ended, self._revision())

@@ -42,7 +42,7 @@ class Tally:
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
     """Requests under way at once in one worker process; of two tallies the larger."""
-    reach: outage.Reach = outage.NOTHING
+    reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations to which requests were made, and whether there was a way."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""

@@ -30,7 +30,7 @@ def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
     if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
         return
     for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
-        event, through = delivery.events[place].event(), delivery.through[place]
+        event, through = delivery.events[place].event(), delivery.subscription_ids[place]
         reason, attempts = outcome.reason, (*outcome.earlier, *outcome.attempts)
         if place in batch.rejected:
             last = attempts[-1]._replace(error_class=REJECTED, detail=batch.rejected[place], response=b"")

@@ -122,6 +122,6 @@ def _offsets(delivery: BatchDelivery, places: Iterable[int]) -> Offsets:
     offsets: Offsets = {}
     for place in places:
         event = delivery.events[place]
-        by_partition = offsets.setdefault(delivery.through[place], {}).setdefault(event.topic, {})
+        by_partition = offsets.setdefault(delivery.subscription_ids[place], {}).setdefault(event.topic, {})
         by_partition.setdefault(str(event.partition), []).append(event.offset)
     return offsets

@@ -27,7 +27,7 @@ class Results:
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
     """Requests under way at once."""
-    reach: outage.Reach = outage.NOTHING
+    reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations to which requests were made."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that have said that they are gone for good."""
@@ -47,20 +47,20 @@ def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
     """Return the last results of a task, with what its dispatcher tells of the whole of it."""
     return Results(
         most_in_flight=dispatcher.most_in_flight,
-        reach=dispatcher.reach(),
+        reach=dispatcher.reachability(),
         gone=dispatcher.gone(),
-        silent=dispatcher.silent(),
+        silent=dispatcher.unresponsive(),
         accepting=dispatcher.accepting(),
         **fields,
     )
 
 
-def of_late(ended: Iterable[background_attempts.Ended]) -> Results:
+def of_late(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
     """Return the results of attempts that had gone on alone, without the bodies."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):
-            results.batches.append(batch_payload.settled(outcome))
+            results.batches.append(batch_payload.batch_outcome(outcome))
         else:
             results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
         if outcome.attempts[-1].error_class == retry_decision.GONE:

@@ -116,7 +116,7 @@ def postponed(
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def settled(ended: Collection[background_attempts.Ended], topics: Topics) -> Iterator[Row]:
+def settled(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
     """Yield what tells the shards that these attempts have ended. Written when all that came of them is in its topics."""
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
     accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}

@@ -213,7 +213,12 @@ def of_batch(
 ) -> Parcel:
     """Return a postponed batch, whose events are `packed`, as a parcel."""
     return _parcel(
-        outcome, list(packed), list(outcome.delivery.through), outcome.delivery.left_by, now_ms=now_ms, revision=revision
+        outcome,
+        list(packed),
+        list(outcome.delivery.subscription_ids),
+        outcome.delivery.left_by,
+        now_ms=now_ms,
+        revision=revision,
     )
 
 

@@ -28,7 +28,7 @@ STOPPED = frozenset({retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DIS
 """Reasons of any lane by which the endpoint is not asked because of its row, and which say nothing of its health."""
 ILL = frozenset({retry_decision.CIRCUIT_OPEN, retry_decision.LANE_DEADLINE, retry_decision.GONE}) | STOPPED
 """Reasons of another lane that say that there is no use in asking the endpoint now."""
-COUNTED = circuit_breaker.FAILED | circuit_breaker.REFUSED
+COUNTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts by which the endpoint, alive or not, has not accepted something."""
 
 MOST_SILENCE = 0.5

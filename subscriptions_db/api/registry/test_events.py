@@ -127,7 +127,7 @@ class TestEventSender:
             )
         if self._in_flight >= MAX_AT_ONCE:
             raise problems.unavailable("too many test events are in flight: try again")
-        pace.take(now)
+        pace.consume(now)
         self._in_flight += 1
         try:
             yield

@@ -70,7 +70,7 @@ class World:
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)
-        while replayer.turn(self.connection):
+        while replayer.step(self.connection):
             pass
         replayer.close()
 

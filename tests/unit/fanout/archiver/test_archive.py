@@ -82,7 +82,7 @@ def test_places_are_read_back_as_they_were_given():
 )
 def test_a_place_that_was_never_given_is_refused(text):
     for read in (cursor.letter_position, cursor.AttemptPosition.read, cursor.ReceiptHandle.read):
-        with pytest.raises(errors.RegistrationError, match="hand back one"):
+        with pytest.raises(errors.RegistrationError, match="send one from an answer"):
             read(text)
 
 

@@ -45,7 +45,7 @@ def letters_of_batch(*offsets):
 
 
 def id_of(delivery):
-    return batch_payload.webhook_id(delivery.endpoint.endpoint_id, delivery.events, delivery.through)
+    return batch_payload.webhook_id(delivery.endpoint.endpoint_id, delivery.events, delivery.subscription_ids)
 
 
 def packed(offset):
@@ -59,10 +59,10 @@ def read(document):
 def plan(*taken, selection=None, noted=()):
     redriven = redrive_plan.Redriven()
     for row in noted:
-        redriven.take(log_records.decode(row))
+        redriven.add(log_records.decode(row))
     made = redrive_plan.Plan(selection or Selection(), redriven)
     for offset, one in enumerate(taken):
-        made.take(one, PLACE, offset)
+        made.add(one, PLACE, offset)
     return made
 
 
@@ -105,7 +105,7 @@ def test_a_letter_is_read_back_as_the_event_and_the_story_that_it_was_written_of
     ],
 )
 def test_a_letter_is_meant_when_everything_that_is_asked_for_is_so(asked, is_meant):
-    assert Selection(**asked).takes(letter()) is is_meant
+    assert Selection(**asked).matches(letter()) is is_meant
 
 
 @pytest.mark.parametrize(

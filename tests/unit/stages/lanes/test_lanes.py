@@ -43,7 +43,7 @@ def observed(*results):
 
 def unreachable(first, end):
     """What a task tells that has reached none of these destinations, each of another customer."""
-    return outage.reach(
+    return outage.reachability(
         (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
     )
 

@@ -39,15 +39,15 @@ NO_RETRY = retry_decision.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None, held=()):
+def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
     """Deliver a batch of each lot; return the results and what was posted."""
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, hand_over = fast_lane(posting, clock, held=held, quick_retry=quick_retry)
-        lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, hand_over)
-        first = await lane.take([left(one) for one in lots])
+        dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
+        lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
+        first = await lane.submit([left(one) for one in lots])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
 
@@ -223,7 +223,7 @@ def test_an_answer_that_is_not_of_that_form_rejects_nothing(body):
 
 
 def test_a_reason_is_kept_up_to_a_bound_and_what_the_answer_may_take_is_enough_for_hundreds():
-    assert len(batch_payload.rejected(b'{"rejected":[{"index":0,"reason":"%s"}]}' % (b"x" * 5000), 1)[0]) == 200
+    assert len(batch_payload.rejected_events(b'{"rejected":[{"index":0,"reason":"%s"}]}' % (b"x" * 5000), 1)[0]) == 200
     named = orjson.dumps({"rejected": [{"index": n, "reason": "no such order"} for n in range(350)]})
     assert len(named) <= 16 * 1024
     assert len(accepted(named, 400).batches[0].rejected) == 350
@@ -294,9 +294,9 @@ def test_answers_are_read_while_batches_are_made_about_each_millisecond_and_not_
 
     async def main():
         clock = fakes.Clock()
-        dispatcher, hand_over = fast_lane(sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock), clock)
-        lane = batch_lane.BatchLane(registries.WholeRegistry("base", registry()), dispatcher, hand_over)
-        await lane.take(written())
+        dispatcher, deferrals = fast_lane(sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock), clock)
+        lane = batch_lane.BatchLane(registries.WholeRegistry("base", registry()), dispatcher, deferrals)
+        await lane.submit(written())
         await lane.finish()
 
     asyncio.run(main())

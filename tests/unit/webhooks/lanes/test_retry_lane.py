@@ -53,9 +53,9 @@ def answering(**error_classes):
     lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
 
     async def micro_batch(*turns):
-        first = await lane.take(map(retry_messages.encoded, turns), known, 10)
-        assert first.results.reach == outage.NOTHING
-        last = await lane.settle(10)
+        first = await lane.start(map(retry_messages.encoded, turns), known, 10)
+        assert first.results.reach == outage.NOTHING_ASKED
+        last = await lane.finish_task(10)
         return last.results.reach.asked, last.results.reach.unreachable
 
     return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
@@ -120,8 +120,8 @@ def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_
         monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), registries.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
-            await lane.take([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
-            ended.append(await lane.settle(10))
+            await lane.start([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
+            ended.append(await lane.finish_task(10))
 
     ended = []
     asyncio.run(main())
@@ -168,10 +168,10 @@ def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monke
     async def main():
         lane, known = lane_of(Sender()), registries.WholeRegistry("base", registry())
         monkeypatch.setattr(limits.Limits, "in_flight_to", in_flight_to)
-        ended = together(await lane.take(map(retry_messages.encoded, turns), known, 5), await lane.settle(5))
+        ended = together(await lane.start(map(retry_messages.encoded, turns), known, 5), await lane.finish_task(5))
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
-        ended = together(await lane.take([retry_messages.encoded(turns[0])], known, 5), await lane.settle(5))
+        ended = together(await lane.start([retry_messages.encoded(turns[0])], known, 5), await lane.finish_task(5))
         assert [report.turn for report in ended.reports] == [5]
 
     surprised = []
@@ -183,7 +183,7 @@ def test_a_turn_that_was_reported_is_left_out_when_its_micro_batch_runs_again_an
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
         turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
         ended = {completed_work.of_turn("ep1", 5, 1)}
-        told = together(await lane.take(map(retry_messages.encoded, turns), known, 5, ended), await lane.settle(5))
+        told = together(await lane.start(map(retry_messages.encoded, turns), known, 5, ended), await lane.finish_task(5))
         assert [report.turn for report in told.reports] == [6]
         assert sender.ids() == ["left"]
 
@@ -198,14 +198,14 @@ def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
     async def main():
         sender = Sender(lambda delivery: hangs if delivery.event.event_id == "e2" else None)
         lane, known = lane_of(sender), registries.WholeRegistry("base", registry())
-        first = await lane.take([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
-        assert not await lane.wait(0.01)
-        told = together(first, lane.ended())
+        first = await lane.start([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
+        assert not await lane.wait_for_leases(0.01)
+        told = together(first, lane.drain())
         assert ([one.delivery.event.event_id for one in told.results.outcomes], told.reports) == (["e0", "e1"], [])
-        assert lane.ended() is None
+        assert lane.drain() is None
         hangs.set()
-        assert await lane.wait(5)
-        last = await lane.settle(5)
+        assert await lane.wait_for_leases(5)
+        last = await lane.finish_task(5)
         assert [one.delivery.event.event_id for one in last.results.outcomes] == ["e2"]
         assert [report.delivered for report in last.reports] == [3]
 
@@ -227,9 +227,9 @@ def test_what_the_registry_learns_while_a_destination_is_looked_up_has_no_part_i
     async def main():
         lane = lane_of(Sender())
         known = LookedUp("base", registry())
-        first = await lane.take([retry_messages.encoded(turn(unknown))], known, 10)
+        first = await lane.start([retry_messages.encoded(turn(unknown))], known, 10)
         assert known.revision == 2
-        return together(first, await lane.settle(10))
+        return together(first, await lane.finish_task(10))
 
     [report] = asyncio.run(main()).reports
     assert [back.reason for back in report.back] == [retry_decision.REGISTRY_BEHIND]

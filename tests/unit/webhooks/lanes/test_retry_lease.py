@@ -11,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
-from delivery.webhooks.lanes.retry_lease import TurnUnderWay
+from delivery.webhooks.lanes.retry_lease import LeaseInFlight
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
@@ -31,16 +31,16 @@ class Carried:
         tenants = revalidation.tenants(packed for waits in of.parcels for packed in waits.packed)
         known = registries.WholeRegistry("", snapshot)
         to = asyncio.run(known.destination(of.endpoint_id, tenants))
-        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
+        one = LeaseInFlight(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
         while one.waiting and one.until >= 0.0:
-            made = one.made(one.waiting.popleft())
+            made = one.prepare(one.waiting.popleft())
             if made is not None:
                 self.sent.append(made)
                 attempt = Attempt(made.number, NOW_MS, 5.0, None, error_class, **answer)
-                one.answered(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
-        one.end(NOW_MS)
+                one.record_attempt(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
+        one.finish(NOW_MS)
         self.report, self.results = one.report(NOW_MS), one.results
         self.results.outcomes += one.accepted.outcomes
         self.results.batches += one.accepted.batches
@@ -248,14 +248,14 @@ def test_what_is_given_up_does_not_wait_for_the_registry():
 
 
 def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
-    one = TurnUnderWay(
+    one = LeaseInFlight(
         turn(waiting(retries=2), waiting()),
         registries.Destination(None, {}),
         until=0.0,
         revision=1,
         registry_max_age_s=MAX_AGE_S,
     )
-    one.turn_away(NOW_MS)
+    one.refuse(NOW_MS)
     report = one.report(NOW_MS)
     assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
     assert [(back.reason, *back.again) for back in report.back] == [
@@ -287,7 +287,7 @@ def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
     assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
-    assert "unforeseen" in caplog.text
+    assert "cannot be read" in caplog.text
 
 
 def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():

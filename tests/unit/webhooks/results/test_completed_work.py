@@ -58,7 +58,9 @@ def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
 
 def keys_of(batch):
     delivery = batch.outcome.delivery
-    return {completed_work.of_packed(event, name) for event, name in zip(delivery.events, delivery.through, strict=True)}
+    return {
+        completed_work.of_packed(event, name) for event, name in zip(delivery.events, delivery.subscription_ids, strict=True)
+    }
 
 
 def test_what_was_accepted_has_ended():
@@ -177,10 +179,10 @@ def deliver(records, ended_before=frozenset()):
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
         layout = parsing.Layout(topic_prefix="events.")
-        delivering = direct_lane.DirectLane(registry, dispatcher, hand_over, layout, ended_before)
-        first = await delivering.take(records)
+        delivering = direct_lane.DirectLane(registry, dispatcher, deferrals, layout, ended_before)
+        first = await delivering.submit(records)
         rest = await delivering.finish()
         return dataclasses.replace(rest, outcomes=first.outcomes + rest.outcomes)
 
@@ -204,9 +206,9 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
 
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, hand_over = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
-        delivering = batch_lane.BatchLane(registry, dispatcher, hand_over, ended_before)
-        first = await delivering.take([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
+        first = await delivering.submit([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
         return first.batches + (await delivering.finish()).batches
 
     ended_before = {completed_work.key("s1", completed_work.Place(*one.record[:3])) for one in of[1:3]}

@@ -27,15 +27,15 @@ FAILING = Retrying(schedule_s=(5, 60))
 
 
 def broken():
-    opened = circuit_breaker.Circuit()
+    opened = circuit_breaker.CircuitBreaker()
     for _ in range(circuit_breaker.OPENS_AFTER):
-        opened.told(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
+        opened.record(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
     return opened
 
 
-def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_subscription):
+def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, **of_subscription):
     """Deliver an event of each value through the direct lane; return its results and how many requests were made."""
-    clock, circuits = fakes.Clock(NOW_S), {} if circuits is None else circuits
+    clock, breakers = fakes.Clock(NOW_S), {} if breakers is None else breakers
     snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
     sender = fakes.FakeSender(lambda *_: error_class, clock)
     records = [
@@ -44,11 +44,11 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_su
     ]
 
     async def main():
-        dispatcher, hand_over = fast_lane(
-            sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
+        dispatcher, deferrals = fast_lane(
+            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
         )
-        begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, hand_over, parsing.Layout())
-        first, rest = await begun.take(records), await begun.finish()
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals, parsing.Layout())
+        first, rest = await begun.submit(records), await begun.finish()
         rest.outcomes = first.outcomes + rest.outcomes
         return rest
 
@@ -70,7 +70,7 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
 
 
 @pytest.mark.parametrize(
-    ("fields", "held", "reason"),
+    ("fields", "suppressed", "reason"),
     [
         ({"status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
         ({"status": DISABLED}, (), retry_decision.ENDPOINT_DISABLED),
@@ -82,8 +82,8 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
         ({"order_by": "n"}, ("ep1",), retry_decision.ORDERED),
     ],
 )
-def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, held, reason):
-    results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, held=held)
+def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, suppressed, reason):
+    results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, suppressed=suppressed)
     assert attempts == 0
     assert [(o.kind, o.reason, o.again) for o in results.outcomes] == [
         (OutcomeKind.POSTPONED, reason, Again(round(NOW_S * 1000), 0))
@@ -97,12 +97,12 @@ def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedul
 
 def test_an_endpoint_whose_circuit_is_open_gets_nothing_and_no_body_is_made_for_it(monkeypatch):
     monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
-    results, attempts = deliver(builders.endpoint(), {}, circuits={"ep1": broken()})
+    results, attempts = deliver(builders.endpoint(), {}, breakers={"ep1": broken()})
     assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_decision.CIRCUIT_OPEN])
 
 
 def test_a_held_endpoint_keeps_nothing_from_the_others():
-    results, attempts = deliver(builders.endpoint(), {}, {}, held=["other"], circuits={"other": broken()})
+    results, attempts = deliver(builders.endpoint(), {}, {}, suppressed=["other"], breakers={"other": broken()})
     assert (attempts, {o.kind for o in results.outcomes}) == (2, {OutcomeKind.DELIVERED})
 
 
@@ -210,19 +210,19 @@ def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
 
 
 @pytest.mark.parametrize(
-    ("fields", "held", "reason"),
+    ("fields", "suppressed", "reason"),
     [
         ({"status": PAUSED}, (), "endpoint_paused"),
         ({"status": DISABLED}, (), "endpoint_disabled"),
         ({}, ("ep1",), "circuit_open"),
     ],
 )
-def test_a_batch_that_leaves_is_postponed_whole(fields, held, reason):
+def test_a_batch_that_leaves_is_postponed_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
     of = batches.events(3)
     lot = batches.lot(*of[:2], through="s1")
     lot.extend(batches.lot(of[2], through="s2"))
-    results, posted = deliver_batches(snapshot, lot, held=held)
+    results, posted = deliver_batches(snapshot, lot, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
