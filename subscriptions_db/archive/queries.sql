@@ -1,4 +1,4 @@
--- Every statement of the archive's code, by name. Loaded by subscriptions_db/postgres/sql.py.
+-- The statements of the archive, by name. subscriptions_db/postgres/sql.py loads them.
 
 -- name: create_archive_day
 select make_archive_day(%(kind)s, %(day)s) as made;
@@ -17,7 +17,7 @@ insert into archive_offsets (topic, partition)
 select * from unnest(%(topics)s::text[], %(partitions)s::integer[]) on conflict do nothing;
 
 -- name: lock_archive_offsets
--- Whoever else archives the same partitions waits here, and then finds that it is done.
+-- Another process that archives the same partitions waits here, and then skips the records.
 select topic, partition, next_offset from archive_offsets
 where (topic, partition) in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
 order by topic, partition for update;
@@ -32,7 +32,7 @@ update archive_offsets set next_offset = 0, incarnation = incarnation + 1
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
 -- name: lock_dead_letter_day
--- Waits for whoever else writes letters.
+-- Serializes the transactions that write dead letters.
 update dead_letter_day set day = greatest(day, %(today)s) returning day;
 
 -- name: insert_dead_letters
@@ -65,9 +65,9 @@ select * from unnest(
 );
 
 -- name: dead_letters_after
--- The letters behind a position that are asked for, and up to where none was left out. No more than `most` are looked at, so that
--- asking for what is rare costs no more than asking for everything. One statement, and so one moment: between two of them a
--- letter could come that only the second sees. What is looked at comes in its order, and only as far as it is needed.
+-- The matching waiting dead letters after a position, and the position up to which the result is complete. At most `most` rows are
+-- examined, so a rare criterion costs no more than none. One statement gives one snapshot: between two statements a dead letter
+-- could arrive that only the second sees. Rows are examined in order, and no further than needed.
 with looked_at as materialized (
     select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
     where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
@@ -98,7 +98,7 @@ where position = any (%(positions)s) and position between %(first)s and %(last)s
 order by position;
 
 -- name: dead_letter_sizes
--- In an answer, where the payload is in base64. Neither is read for that: a value knows its length.
+-- The size in an answer, where the payload is base64. Postgres knows the length of a value without reading it.
 select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size from dead_letters
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
 
@@ -116,7 +116,7 @@ where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(s
 select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
 
 -- name: redrive_requests
--- The oldest, up to so many bytes. Who else hands over takes others.
+-- The oldest requests, up to a number of bytes. A concurrent process takes others.
 with asked as (
     select position, letter, payload, letter_topic, letter_partition, letter_offset
     from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
@@ -126,7 +126,7 @@ where bytes <= %(bytes)s or position = (select min(position) from asked)
 order by position;
 
 -- name: mark_redriven
--- Of rows that the caller has locked.
+-- The caller has locked these rows.
 update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);
 
 -- name: put_redrive_notes
@@ -140,7 +140,7 @@ on conflict do nothing;
 select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
 
 -- name: dead_letters_with_notes
--- A note is of a letter, and of the older ones of the same delivery.
+-- A note applies to its dead letter and to older dead letters of the same delivery.
 select position, customer_id from dead_letters l
 where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
     select from redrive_notes n
@@ -175,7 +175,7 @@ order by name;
 delete from dead_letter_consumers where customer_id = %(customer_id)s and name = %(name)s;
 
 -- name: lock_consumer
--- Pollers of one consumer come one after another. To each other's leases they are strangers.
+-- Serializes the pollers of one consumer.
 select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
@@ -185,7 +185,7 @@ where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
 order by until limit %(limit)s;
 
 -- name: renew_expired_leases
--- And how many the consumer has in all, these among them.
+-- Also returns the number of all leases of the consumer, these included.
 with again as (
     update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
     where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
@@ -212,7 +212,7 @@ where customer_id = %(customer_id)s and consumer = %(name)s
   and (%(positions)s::bigint[] is null or position = any (%(positions)s));
 
 -- name: ack
--- A lease that is over, and that nobody else has, is still the poller's.
+-- An expired lease that no other poller has taken still counts.
 delete from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
@@ -225,7 +225,7 @@ where customer_id = %(customer_id)s and consumer = %(name)s
 returning position;
 
 -- name: attempts_before
--- The newest that are asked for; no more than `most` are looked at.
+-- The newest matching attempts. At most `most` rows are examined.
 select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
        attempt, duration_ms, status, error_class, detail, topic, partition, "offset"
 from (
@@ -260,9 +260,9 @@ where customer_id = %(customer_id)s
 order by started_at desc, position desc limit 1 offset %(most)s - 1;
 
 -- name: deliveries_before
--- The newest that are asked for; no more than `most` records are looked at. A delivery stands where its first record does, and the
--- newest one says how it is. `postponed` says least, whenever it was told: the attempt that went on alone began before. Of what a
--- reused id has put together, no more is looked at than there may be of one delivery.
+-- The newest matching deliveries. At most `most` records are examined. A delivery is sorted by its first record, and its newest record
+-- decides the status. A `postponed` record counts least, whatever its time: the background attempt began before it. A reused
+-- `webhook-id` joins several deliveries, so the records of one id are limited too.
 select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
        first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, told.status, told.reason, newest.attempts,
        coalesce(letter.count, 0) as dead_letters, letter.position as dead_letter, letter.state as dead_letter_state
@@ -284,10 +284,10 @@ cross join lateral (
     order by outcome is not distinct from 'postponed', started_at desc, position desc limit 1
 ) as newest
 left join lateral (
-    -- The letters of the newest attempt: of earlier ones, it was tried again since. Of what was accepted, a batch may have some.
+    -- The dead letters of the newest attempt; earlier ones were retried since. An accepted batch can have dead letters too.
     select position, state, reason, count(*) over () as count
     from (
-        -- One after the other: where either may hold, Postgres takes the order of positions, and reads days of letters.
+        -- Two selects: with `or`, Postgres would scan in the order of positions and read days of dead letters.
         select * from (
             select position, state, reason, customer_id, dead_lettered_at from dead_letters
             where webhook_id = first.webhook_id
@@ -296,7 +296,7 @@ left join lateral (
             where batch_webhook_id = first.webhook_id
         ) as named
         where customer_id = %(customer_id)s
-          -- By the day before, because the clock that made the days is not the one that gave the time.
+          -- One day earlier, because the clock that created the partitions is not the clock of the attempt.
           and position >= first_position_of((newest.at at time zone 'UTC')::date - 1)
           and (dead_lettered_at >= newest.at or newest.outcome is not distinct from 'dead_lettered')
           and (newest.error_class is not null or first.subscription_id is null)
@@ -333,7 +333,7 @@ where customer_id = %(customer_id)s and webhook_id = %(webhook_id)s
 order by started_at, position limit 1;
 
 -- name: lock_endpoint_health
--- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.
+-- Serializes the writers of endpoint health: two that both find no row of an endpoint would overwrite each other.
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
 -- name: endpoint_health
@@ -348,7 +348,7 @@ on conflict (endpoint_id) do update
 set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
 
 -- name: recently_disabled_endpoints
--- Those that are disabled, and not told by when.
+-- Endpoints disabled since a time whose `disabled` event is not recorded yet.
 select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
 from endpoints e left join endpoint_conditions c using (endpoint_id)
 where e.status = 'disabled' and e.disabled_at > %(since)s

@@ -1,4 +1,4 @@
--- Every statement of replays, by name. Loaded by subscriptions_db/postgres/sql.py.
+-- The statements of replays, by name. subscriptions_db/postgres/sql.py loads them.
 
 -- name: put_replay
 insert into replays (
@@ -25,7 +25,7 @@ order by number desc limit %(limit)s;
 select * from replays where replay_id = %(replay_id)s;
 
 -- name: newest_replays
--- Of everybody: a plan that serves one customer as well would not use that one's index.
+-- Of all customers: a statement for one or all customers would have a plan without the customer's index.
 select * from replays
 where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
 order by number desc limit %(limit)s;
@@ -40,7 +40,7 @@ where state in ('waiting', 'running') and handed_over - delivered - dead_lettere
 order by number <= %(after)s, number;
 
 -- name: lock_replay
--- Who else carries out replays takes others.
+-- A concurrent process takes other replays.
 select * from replays where replay_id = %(replay_id)s and state in ('waiting', 'running') for update skip locked;
 
 -- name: put_replay_partitions

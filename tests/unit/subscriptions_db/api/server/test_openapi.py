@@ -1,5 +1,7 @@
 """The OpenAPI document is valid, and says of each route what the route says of itself."""
 
+import re
+
 import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -44,3 +46,10 @@ def test_a_change_takes_the_fields_that_the_manifest_has():
     assert schemas.EndpointChanges.model_fields.keys() == manifest.EndpointFields.model_fields.keys()
     assert schemas.NewEndpoint.model_fields.keys() <= manifest.ManifestEndpoint.model_fields.keys()
     assert schemas.NewSubscription.model_fields.keys() <= manifest.ManifestSubscription.model_fields.keys()
+
+
+def test_the_document_shows_no_names_of_python_modules():
+    """Two classes of one name in two modules appeared in the document with the names of their modules."""
+    text = orjson.dumps(DOCUMENT).decode()
+    assert not re.search(r"subscriptions_db|delivery\.webhooks|__", text)
+    assert all(name.isalnum() for name in DOCUMENT["components"]["schemas"])
