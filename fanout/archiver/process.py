@@ -144,7 +144,7 @@ class Archiver:
                 outbox.record_due(connection, self._policy, now=_now())
                 disabled_check_at = time.monotonic() + DISABLED_CHECK_S
             messages = source.poll(WAIT_S)
-            for together in chunking.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+            for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
             progressed = self._run_steps(connection, once=once)
             self._pause_reason, self._failures = None, 0

@@ -65,7 +65,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        batches = [segment.batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
+        batches = [segment.decoded_batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
         left.append((batches, waits.value))
         waits.value = Pending()
 

@@ -66,7 +66,7 @@ class RoutePartition:
         for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
             if not self.rejects:
                 told = collected.results.rejections
-                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
+                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.LANE_SPECIFIC]
             task.write(collected.results)
             yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
         task.finish()
@@ -74,7 +74,7 @@ class RoutePartition:
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow batches of SCHEMA."""
-    for chunk in chunking.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
+    for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

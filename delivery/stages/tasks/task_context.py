@@ -68,7 +68,7 @@ class Tools:
         writing = self.sink()
         _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
         writing.finish()
-        writing.write(topic_rows.settled(ended, self.plan.topics))
+        writing.write(topic_rows.completion_rows(ended, self.plan.topics))
         writing.finish()
 
 
@@ -92,7 +92,7 @@ class Task:
         if ended.reports:
             # First, as a shard forgets by a report what then might be written nowhere.
             self._writing.finish()
-            self._writing.write(topic_rows.reports(ended.reports, self._topics))
+            self._writing.write(topic_rows.report_rows(ended.reports, self._topics))
 
     def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write what is made until it ends, and finish. What a task has made that fails is written before it does."""
@@ -126,8 +126,8 @@ class Task:
 def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, revision: Revision, now_s: float) -> None:
     writing.write(topic_rows.rows(results, topics))
     now_ms = round(now_s * 1000)
-    writing.write(topic_rows.postponed(results, topics, now_ms=now_ms, revision=revision))
-    writing.write(topic_rows.health(results, topics, now_ms=now_ms))
+    writing.write(topic_rows.deferral_rows(results, topics, now_ms=now_ms, revision=revision))
+    writing.write(topic_rows.health_hint_rows(results, topics, now_ms=now_ms))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:
