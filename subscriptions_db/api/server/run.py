@@ -52,7 +52,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(transactions.Store(config))
         await asyncio.to_thread(_require_ready, opened)
-        watch = health.Watch(hold=functools.partial(_hold_reason, opened), stop=stop)
+        watch = health.Watch(pause_reason=functools.partial(_pause_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(
             test_events.open_sender(config.delivery, worker_plans.guard_of(config.delivery))
@@ -78,7 +78,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
         await asyncio.to_thread(_warn_of_rights, opened)
         # These 90,000 objects live as long as the process. Scanning them for garbage delayed every request by more than 0.1 s.
         gc.freeze()
-        watch.entered(Phase.RUNNING)
+        watch.enter(Phase.RUNNING)
         try:
             yield int(runner.addresses[0][1])
         finally:
@@ -93,7 +93,7 @@ def _require_ready(opened: transactions.Store) -> None:
         log.warning("not ready: %s", exc)
 
 
-def _hold_reason(opened: transactions.Store) -> str | None:
+def _pause_reason(opened: transactions.Store) -> str | None:
     """Return why no request can be answered now, for the readiness probe; None if requests can be answered."""
     try:
         opened.require_ready()
