@@ -13,10 +13,10 @@ from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import archived_rows, writer
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 
-KEPT = writer.Kept(letters=30, attempts=7)
+KEPT = writer.Retention(letters=30, attempts=7)
 TOPIC = "letters-of-no-lane"
 """Name of their topic, which does not exist, so that `fanout archive` does not confuse them with a topic that it follows."""
 TOGETHER = 1_000
@@ -41,15 +41,17 @@ def admit(connection: connect.Connection, customer_ids: Sequence[str]) -> list[s
     with connection.transaction():
         for customer_id in customer_ids:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])
-            consumers.create(connection, customer_id, polling.CONSUMER, Selection())
+            consumers.create(connection, customer_id, polling.CONSUMER, DeadLetterSearch())
         made = [keys.create(connection, customer_id=customer_id, scope=Scope.POLLER) for customer_id in customer_ids]
     return [key.text.reveal().decode() for key in made]
 
 
-def _letters(customer_ids: Sequence[str], count: int, rng: random.Random, now: dt.datetime) -> Iterator[archived_rows.Taken]:
+def _letters(
+    customer_ids: Sequence[str], count: int, rng: random.Random, now: dt.datetime
+) -> Iterator[archived_rows.ArchivedRecord]:
     for number in range(count):
         letter = {"event_id": f"event-{number}", "attempts": [{"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}]}
-        row = archived_rows.LetterRow(
+        row = archived_rows.DeadLetterRow(
             customer_id=customer_ids[number % len(customer_ids)],
             endpoint_id=f"endpoint-{number % len(customer_ids)}",
             tenant_id="t0",
@@ -60,4 +62,4 @@ def _letters(customer_ids: Sequence[str], count: int, rng: random.Random, now: d
             payload=rng.randbytes(PAYLOAD_BYTES),
             letter=orjson.dumps(letter),
         )
-        yield archived_rows.Taken(topic=TOPIC, partition=0, offset=number, letter=row)
+        yield archived_rows.ArchivedRecord(topic=TOPIC, partition=0, offset=number, letter=row)
