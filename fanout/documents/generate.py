@@ -48,7 +48,8 @@ METRICS_HEAD = """\
 
 <!-- Generated from delivery/observability/metrics.py by `make docs`. -->
 
-The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`. The job's driver also serves those of its workers.
+The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`. The job's driver serves those of all workers
+too.
 [Operations](operations.md) says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows every metric.
 
 * Labels come from closed sets and from the operator's topics. They never name a tenant, an endpoint or a URL of a customer.
