@@ -52,7 +52,7 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
     )
 
 
-def deliver(registry: Snapshot, *turns: retry_messages.Turn, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
+def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
     """Deliver turns in one micro-batch; return what has ended."""
 
     async def main() -> retry_lane.LeaseResults:

@@ -66,7 +66,7 @@ def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
         await hanging.micro_batch(turn())
         hanging.answers.set()
         ended = await hanging.micro_batch(turn(), settle_s=5)
-        assert [report.turn for report in ended.reports] == [1]
+        assert [report.lease for report in ended.reports] == [1]
         assert len(hanging.sender.sent) == 1
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_n
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         ended = await hanging.micro_batch()
-        assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
+        assert {report.lease: len(report.requeued) for report in ended.reports} == {1: 2, 2: 0}
         assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
 
     asyncio.run(main())
@@ -96,7 +96,7 @@ def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back()
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         [report] = hanging.lane.drain().reports
-        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
+        assert (report.delivered, [(back.place, back.attempts) for back in report.requeued]) == (1, [(1, ())])
         assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
 
     asyncio.run(main())
@@ -112,7 +112,7 @@ def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
         ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
         assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
         [report] = lane.drain().reports
-        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
+        assert (report.delivered, [back.place for back in report.requeued]) == (1, [1])
 
     asyncio.run(main())
 
@@ -127,8 +127,8 @@ def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_o
         assert sum(report.delivered for report in first.reports) == 20
         turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
         [report] = turned_away.reports
-        assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-        assert all(back.again.at_ms > NOW_MS for back in report.back)
+        assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
+        assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
         given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()
