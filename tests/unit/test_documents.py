@@ -170,6 +170,15 @@ def test_the_contracts_webhook_id_is_the_platforms():
     assert expected_account.webhook_id(event.source, event.event_id, "s1") == payload.webhook_id(event, "s1")
 
 
+def test_every_file_in_a_picture_of_the_architecture_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    pictures = " ".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
+    named = re.findall(r"(?<![\w/])\w+/[\w/]+(?:\.py)?", pictures)
+    roots = [ROOT, ROOT / "delivery", ROOT / "delivery" / "webhooks", ROOT / "subscriptions_db"]
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+    assert len(named) > 40
+
+
 def plain(text):
     """Return words in lower case, as `RetryEntry`, `retry_entries` and `Retry entry` are the same word."""
     return re.sub(r"[_\-\s]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
