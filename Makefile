@@ -63,21 +63,23 @@ image-scan: setup
 	@deploy/image/scan $(ARGS)
 
 # The image, and the platform of deploy/compose in containers of it. Needs podman, and the images where no registry is reachable:
-# `make image`, deploy/image/development/build.
+# `make image`, deploy/image/development/build. Builds the image again as test-k8s does.
 test-image: setup
+	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image
 	$(BIN)/python -m pytest tests/image $(ARGS)
 
-# The chart, by helm: the one on the PATH, or the one pinned in deploy/helm/tools.txt, unpacked into a cache outside the tree.
-HELM ?= $(shell command -v helm || echo $(HOME)/.cache/fanout/bin/helm)
+# The chart, by the helm that deploy/helm/tools.txt pins, unpacked into a cache outside the tree. Another one: make test-chart HELM=…
+TOOLS := $(HOME)/.cache/fanout/bin
+HELM ?= $(TOOLS)/helm
 test-chart: setup
-	@test "$(HELM)" != "$(HOME)/.cache/fanout/bin/helm" || $(BIN)/python deploy/helm/tools $(dir $(HELM))
+	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
 
 # The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes once (7 minutes).
-TOOLS := $(HOME)/.cache/fanout/bin
+# Builds the image again if it is missing or older than the sources; FANOUT_IMAGE names another image, which is taken as it is.
 test-k8s: prepare
 	@$(BIN)/python deploy/helm/tools $(TOOLS)
-	@podman image exists localhost/fanout:dev || $(MAKE) image
+	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image
 	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of

@@ -1,1 +1,1 @@
-"""The `fanout` command: what a person runs, the local stack and the demo."""
+"""The `fanout` command, the local stack, and the demo."""

@@ -17,7 +17,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Tally
+from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Counters
 
 
 class _MergedHistogram(Collector):
@@ -200,7 +200,7 @@ REALTIME_RESTARTS = Counter(
 )
 
 
-def account(lane: str, tally: Tally) -> None:
+def account(lane: str, tally: Counters) -> None:
     """Add what the workers told."""
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # zero from the start, so that the first one counts as an increase

@@ -1,12 +1,12 @@
-# Sourced by the scripts that build images. It finds the engine, and the words that go before and behind its command.
+# Sourced by the scripts beside it. Sets `engine` (podman or docker), `global` (its global options) and `options` (of a build).
 # shellcheck shell=sh disable=SC2034  # used where this is sourced
 
 engine=$(command -v podman || command -v docker) || { echo "podman or docker is needed: apt install podman" >&2; exit 1; }
-# IMAGE_BUILD_OPTIONS: what this machine's engine needs besides, such as "--ulimit nofile=1024:4096".
+# IMAGE_BUILD_OPTIONS: more options for this machine's engine, such as "--ulimit nofile=1024:4096".
 options=${IMAGE_BUILD_OPTIONS:-}
 case $engine in *podman) global=${IMAGE_PODMAN_OPTIONS:-} ;; *) global= ;; esac
 
-# Set base: Debian's own image where a registry is reachable, else one from its packages by mmdebstrap.
+# Set `base`: Debian's own image if a registry is reachable, else an image that mmdebstrap makes from Debian's packages.
 find_base() {
     base=docker.io/library/debian:bookworm-slim
     if timeout 60 "$engine" pull --quiet "$base" >/dev/null 2>&1; then return; fi
@@ -18,6 +18,11 @@ find_base() {
     mmdebstrap --quiet --variant=minbase --include=ca-certificates bookworm build/base.tar
     "$engine" import build/base.tar "$base" >/dev/null
     rm build/base.tar
+}
+
+# save TAG FILE: write an image to an archive. docker has no --quiet for it, and is quiet anyway.
+save() {
+    case $engine in *podman) "$engine" save --quiet --output "$2" "$1" ;; *) "$engine" save --output "$2" "$1" ;; esac
 }
 
 # build TAG FILE [OPTION …]: build an image from the root of the project.

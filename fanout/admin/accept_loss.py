@@ -1,6 +1,6 @@
-"""Accept that records were gone before a lane read them: note which in the audit log, and let the lane go on behind them.
+"""Accept the loss of records that Kafka deleted before a lane read them: audit the loss, and move the checkpoints past it.
 
-Runs in the command, with a Spark of its own, while no job runs the lanes.
+Runs in the command, with its own Spark session, while no job runs these lanes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from subscriptions_db.postgres import audit, connect
 
 
 class Accepted(NamedTuple):
-    """What one lane has lost of a partition."""
+    """Records of one partition that one lane has lost."""
 
     lane: str
     loss: losses.Loss
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines, for people, and for the audit log."""
+        """Return the loss for machines, for people and for the audit log."""
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
 
@@ -39,13 +39,13 @@ class _Move(NamedTuple):
 
 
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
-    """Return what the lanes have lost; unless `is_dry`, note it, and then move their checkpoints.
+    """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
 
-    Nothing is moved without its note. After a crash between the two it is found, and noted, once more.
+    A checkpoint moves only after its audit entry. After a crash between the two, the next run finds and audits the loss again.
     """
-    mine = lock.Lock(config.spark, lanes)
-    with mine.held(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
-        found, moves = _examined(config, spark, lanes)
+    own_lock = lock.Lock(config.spark, lanes)
+    with own_lock.held(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
+        found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translating():
                 audit.note_all(connection, list(map(_entry, found)))
@@ -54,7 +54,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
         return found
 
 
-def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[str]) -> tuple[list[Accepted], list[_Move]]:
+def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[str]) -> tuple[list[Accepted], list[_Move]]:
     found, moves = [], []
     with contextlib.closing(topic_scanner.Scanner(config.kafka)) as scanner:
         for lane in lanes:
@@ -69,7 +69,7 @@ def _examined(config: settings.Settings, spark: SparkSession, lanes: Collection[
 
 
 def _event_topics(config: settings.Settings, scanner: topic_scanner.Scanner, lane: str) -> list[str]:
-    """Return the topics of events that a lane reads."""
+    """Return the event topics that a lane reads."""
     if lane == "retry":
         return []
     found = [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]
@@ -78,6 +78,6 @@ def _event_topics(config: settings.Settings, scanner: topic_scanner.Scanner, lan
     return [name for name in found if source.is_realtime(config.source, name) is (lane == "realtime")]
 
 
-def _entry(one: Accepted) -> dict[str, Any]:
-    place = f"{one.loss.topic}:{one.loss.partition}"
-    return audit.entry(audit.COMMAND, "accept-loss", "partition", place, customer_id=None, after=one.document())
+def _entry(accepted: Accepted) -> dict[str, Any]:
+    place = f"{accepted.loss.topic}:{accepted.loss.partition}"
+    return audit.entry(audit.COMMAND, "accept-loss", "partition", place, customer_id=None, after=accepted.document())

@@ -1,6 +1,6 @@
-"""`fanout doctor`: look at everything that the platform needs, and say how to mend what is missing.
+"""`fanout doctor`: check everything that the platform needs, and say how to repair each fault.
 
-Runs in the command. One finding never keeps the others from being made.
+Runs in the command. All checks run, whatever the results of the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 JOB_TIMEOUT_S = 5
+"""Seconds to wait for the job's /readyz."""
 SHOWN = 20
-"""Doubtful subscriptions that are named."""
+"""Doubtful subscriptions that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How one thing was found."""
+    """Result of one check."""
 
     subject: str
     is_fine: bool
@@ -49,7 +50,7 @@ class Finding:
 
 
 def examine(config: settings.Settings) -> list[Finding]:
-    """Return a finding for each thing that is needed."""
+    """Run every check, and return their findings."""
     checks: dict[str, Callable[[settings.Settings], str]] = {
         "python": _python,
         "java": lambda _: str(java.find()),
@@ -58,7 +59,7 @@ def examine(config: settings.Settings) -> list[Finding]:
         "kafka": _kafka,
         "topics": _topics,
         "postgres": _postgres,
-        "keys": lambda config: f"sealing with {keyring.KeyRing.from_settings(config.keys).active}",
+        "keys": lambda config: f"secrets are encrypted with key {keyring.KeyRing.from_settings(config.keys).active}",
         "registry": _registry,
         "subscriptions": _subscriptions,
         "checkpoint": _checkpoint,
@@ -79,21 +80,21 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """An interpreter that somebody compiled with `configure && make` works, and takes a third more CPU (docs/benchmarks)."""
+    """Warn of an interpreter compiled without optimisation. It works, and takes a third more CPU (docs/benchmarks)."""
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version
-    return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU"
+    return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU than with it"
 
 
 def _host_name(config: settings.Settings) -> str:
-    """A name without an address is common in containers, and Spark's JVM would not start with it."""
+    """Show the host name that Spark uses. In many containers it has no address, and Spark's JVM cannot start with it."""
     name = local_address.host_name()
     if added := local_address.missing(os.environ, config.spark.master, name=name):
         address = added[local_address.ADDRESS]
         return f"{name} does not resolve: Spark uses {address}, unless {local_address.ADDRESS} is set"
     chosen = os.environ.get(local_address.ADDRESS) or os.environ.get(local_address.NAME)
-    return f"{name}; Spark uses {chosen}, by the environment" if chosen else name
+    return f"{name}; Spark uses {chosen}, from the environment" if chosen else name
 
 
 def _jars(_: settings.Settings) -> str:
@@ -106,8 +107,8 @@ def _kafka(config: settings.Settings) -> str:
         known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            f"{config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): "
-            "`fanout up` starts one here, or set kafka.bootstrap_servers"
+            f"Kafka at {config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): the job would wait for it. "
+            "Start it, set kafka.bootstrap_servers, or run `fanout up` for a local one"
         ) from exc
     return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
 
@@ -118,9 +119,11 @@ def _topics(config: settings.Settings) -> str:
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
-        raise errors.KafkaUnavailable("not asked: Kafka does not answer") from exc
+        raise errors.KafkaUnavailable("not checked, because Kafka does not answer") from exc
     if own := [name for name in topics.of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
-        raise errors.SettingsError(f"source.topic_pattern matches {own[0]}, which the job writes: it would read itself")
+        raise errors.SettingsError(
+            f"source.topic_pattern matches {own[0]}, which the job writes: the job would read its results. Change the pattern"
+        )
     topics.require_room(config.kafka, config.delivery.retries_topic)
     return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"
 
@@ -129,7 +132,7 @@ def _postgres(config: settings.Settings) -> str:
     with connect.connect(config.database) as connection:
         version = connection.info.server_version // 10_000
         if version < 15:  # noqa: PLR2004
-            raise errors.RegistryOutdated(f"Postgres {version} is too old: 15 or later is needed")
+            raise errors.RegistryOutdated(f"Postgres {version} is too old: upgrade it to 15 or later")
         migrate.require_current(connection)
     return f"version {version}, the schema is current"
 
@@ -140,19 +143,22 @@ def _registry(config: settings.Settings) -> str:
         read = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
     if faults := read.quarantined():
         row, fault = next(iter(faults.items()))
-        raise errors.RegistrationError(row, f"{fault} ({len(faults)} rows cannot be used)")
+        raise errors.RegistrationError(
+            row,
+            f"{fault}. {len(faults)} rows are quarantined: nothing is delivered by them. Repair them with `fanout apply`",
+        )
     return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """What `fanout apply` and the API warn of, and what SQL has written without a warning."""
+    """Warn of subscriptions that may match no event, including rows that SQL wrote without a warning."""
     with connect.connect(config.database) as connection, connect.translating():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
         more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-        said = "; ".join([*map(str, found[:SHOWN]), *more])
-        raise errors.RegistrationError("", f"{len(found)} may take no event: {said}")
-    return "each can take events"
+        warnings = "; ".join([*map(str, found[:SHOWN]), *more])
+        raise errors.RegistrationError("", f"{len(found)} may match no event: {warnings}")
+    return "each can match events"
 
 
 def _checkpoint(config: settings.Settings) -> str:
@@ -165,34 +171,36 @@ def _checkpoint(config: settings.Settings) -> str:
         (folder / ".doctor").touch()
         (folder / ".doctor").unlink()
     except OSError as exc:
-        raise errors.SettingsError(f"{place} cannot be written ({exc.strerror}): set spark.checkpoint") from exc
-    return f"{place} can be written"
+        raise errors.SettingsError(
+            f"{place} is not writable ({exc.strerror}): the job would not start. Make it writable, or set spark.checkpoint"
+        ) from exc
+    return f"{place} is writable"
 
 
 def _object_store(config: settings.Spark) -> str:
-    """Write, read and delete an object by the client and the settings of the job. Starts a JVM, which takes some seconds."""
+    """Write, read and delete an object with the job's client and settings. Starts a JVM, which takes some seconds."""
     from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
 
     libraries = session.Libraries(jars=jars.ensure().for_spark(config.checkpoint))
     with session.running(config.model_copy(update={"master": "local[1]"}), libraries) as spark:
         object_store.require_usable(spark, config.checkpoint)
-    return f"an object below {config.checkpoint} was written, read and deleted; executors' rights are not known here"
+    return f"an object below {config.checkpoint} was written, read and deleted here; the rights of executors were not checked"
 
 
 def _job(config: settings.Settings) -> str:
-    """Ask the job on this machine, if one runs, whether it is ready."""
+    """Ask the job on this machine, if there is one, whether it is ready."""
     if not config.metrics.port:
-        return "not asked: metrics.port is 0"
+        return "not checked, because metrics.port is 0"
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{config.metrics.port}/readyz", timeout=JOB_TIMEOUT_S).close()
     except urllib.error.HTTPError as exc:
         with exc:
-            raise errors.LaneFailed(f"not ready: {orjson.loads(exc.read())['reason']}") from exc
+            raise errors.LaneFailed(f"the job is not ready: {orjson.loads(exc.read())['reason']}") from exc
     except OSError:
-        return f"none answers on port {config.metrics.port} of this machine"
+        return f"no job answers on port {config.metrics.port} of this machine"
     return "ready"
 
 
 def _guard(config: settings.Settings) -> str:
     opened = worker_plans.opened_for_development(config.delivery)
-    return f"OPEN for development: {opened}" if opened else "public https addresses only"
+    return f"OPEN for development, never in production: {opened}" if opened else "public https addresses only"

@@ -1,4 +1,4 @@
-"""The commands that register: apply, get, endpoints rotate-secret, enable and disable, keys rotate.
+"""Change and show the registry, for the commands apply, get, endpoints … and keys rotate.
 
 Runs in the command.
 """
@@ -27,7 +27,7 @@ from subscriptions_db.registration import apply, endpoint_status, receiver_permi
 from subscriptions_db.secrets import keyring
 
 KAFKA_TIMEOUT_S = 3
-"""Registering needs no Kafka: without it only the catalogue tells which event types there are."""
+"""Seconds. Registering works without Kafka: known event types then come from the catalogue only."""
 
 
 class Listed(NamedTuple):
@@ -57,7 +57,7 @@ LISTED = (
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
-    """Bring the registry to what `file` says; warnings name its lines."""
+    """Change the registry to match `file`. Warnings name its lines."""
     try:
         text = file.read_bytes()
     except OSError as exc:
@@ -75,7 +75,7 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
 
 
 def known_types(config: settings.Settings) -> frozenset[str]:
-    """Return the event types that have a topic of their name; none when Kafka does not answer at once."""
+    """Return the event types that have a topic of their name; none if Kafka does not answer within KAFKA_TIMEOUT_S."""
     try:
         names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
     except errors.KafkaUnavailable:
@@ -88,7 +88,7 @@ def known_types(config: settings.Settings) -> frozenset[str]:
 def apply_manifest(
     config: settings.Settings, wanted: manifest.Manifest, *, dry_run: bool = False, prune: bool = False
 ) -> apply.Result:
-    """Bring the registry to the manifest."""
+    """Change the registry to match the manifest."""
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
@@ -106,19 +106,23 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
     done = "would change" if dry_run else "changed"
     console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
     if result.new_secrets and not dry_run:
-        console.print("Signing secrets made now; they are not shown again:")
+        console.print("New signing secrets. Keep them now; they are not shown again:")
         for endpoint_id, text in result.new_secrets.items():
             console.print(f"  {endpoint_id}  {text}")
     for endpoint_id in result.awaiting_permission:
         console.print(
-            f"{endpoint_id} waits for its receiver's permission: fanout endpoints validate {endpoint_id}", markup=False
+            f"{endpoint_id} gets nothing until its receiver permits deliveries: run `fanout endpoints validate {endpoint_id}`",
+            markup=False,
         )
     for endpoint_id, reason in result.still_disabled.items():
-        console.print(f"{endpoint_id} stays disabled ({reason}): say status: active, or fanout endpoints enable", markup=False)
+        console.print(
+            f"{endpoint_id} stays disabled ({reason}): add `status: active`, or run `fanout endpoints enable {endpoint_id}`",
+            markup=False,
+        )
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False)
     if result.warnings:
-        console.print("Warnings refuse nothing; with --strict they do.")
+        console.print("These warnings do not stop the change. With --strict they do.")
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
@@ -144,33 +148,35 @@ def as_document(result: apply.Result) -> dict[str, Any]:
 def kind_of(text: str) -> Listed:
     """Return the kind of this name: plural or singular, with `-` or `_`."""
     named = text.replace("_", "-")
-    for one in LISTED:
-        if named in {one.plural, one.singular}:
-            return one
-    raise errors.RegistrationError(text, f"is none of {', '.join(one.plural for one in LISTED)}")
+    for listed in LISTED:
+        if named in {listed.plural, listed.singular}:
+            return listed
+    raise errors.RegistrationError(text, f"is not a kind of row; the kinds are {', '.join(kind.plural for kind in LISTED)}")
 
 
-def get(config: settings.Settings, of: Listed, row_id: str | None) -> list[dict[str, Any]]:
+def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a kind, or the one with this id."""
     with connect.connect(config.database) as connection, connect.translating():
         migrate.require_current(connection)
-        rows = registered_rows.document(connection)[of.kind]
+        rows = registered_rows.document(connection)[listed.kind]
     if row_id is not None:
         if row_id not in rows:
-            raise errors.RegistrationError(row_id, f"there is no such {of.singular}; `fanout get {of.plural}` lists them")
+            raise errors.RegistrationError(
+                row_id, f"there is no such {listed.singular}; `fanout get {listed.plural}` lists them"
+            )
         rows = {row_id: rows[row_id]}
     return [{"id": key, **{name: _plain(value) for name, value in row.items()}} for key, row in sorted(rows.items())]
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a person: certificates by their digest."""
+    """Return a row for a person, with certificates shortened to their digests."""
     return {name: _short(value) for name, value in row.items()}
 
 
 def rotate_secret(
     config: settings.Settings, endpoint_id: str, *, scheme: SignatureScheme, overlap: dt.timedelta
 ) -> dict[str, Any]:
-    """Give an endpoint a new signing secret and return what its customer needs, for machines."""
+    """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs."""
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
@@ -178,18 +184,20 @@ def rotate_secret(
 
 
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
-    """Print what the customer must be told."""
+    """Print the secret or public key that the operator gives to the customer."""
     if rotated["public_key"]:
-        console.print(f"{rotated['endpoint']} signs with a new key as well. Its customer verifies with the public key:")
+        console.print(f"{rotated['endpoint']} now also signs with a new key. Give the public key to its customer:")
     else:
-        console.print(f"{rotated['endpoint']} signs with a new secret as well. Give it to its customer; it is not shown again:")
+        console.print(
+            f"{rotated['endpoint']} now also signs with a new secret. Give it to its customer; it is not shown again:"
+        )
     console.print(f"  {rotated['public_key'] or rotated['secret']}")
     ends = rotated["others_end_at"]
-    console.print(f"Secrets before it that still sign: {len(ends)}" + (f", the last until {ends[-1]}" if ends else ""))
+    console.print(f"Older secrets that still sign: {len(ends)}" + (f", the last until {ends[-1]}" if ends else ""))
 
 
 def overlap_of(text: str) -> dt.timedelta:
-    """Return the time that a text such as `24h` means."""
+    """Return the duration of a text such as `24h`."""
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(
@@ -199,7 +207,7 @@ def overlap_of(text: str) -> dt.timedelta:
 
 
 def enable(config: settings.Settings, endpoint_id: str) -> None:
-    """Make an endpoint active."""
+    """Activate an endpoint."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.enable(connection, endpoint_id)
@@ -213,7 +221,7 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 
 
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
-    """Ask an endpoint's receiver whether it wants deliveries, and note its permission."""
+    """Ask the receiver of an endpoint for permission to deliver, and record its answer."""
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
     with connect.connect(config.database) as connection, connect.translating():
         migrate.require_current(connection)
@@ -222,18 +230,18 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
             raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
         asked = {"origin": config.delivery.webhook_origin, "public_url": config.api.public_url}
         asking = receiver_permission.begin(connection, ring, address_guard, endpoint_id, row, **asked)
-        said = asyncio.run(_asked(asking, address_guard, config.delivery.attempt_timeout_s))
+        answer = asyncio.run(_answer(asking, address_guard, config.delivery.attempt_timeout_s))
         with connection.transaction():
-            reply = receiver_permission.finish(connection, asking, said)
+            reply = receiver_permission.finish(connection, asking, answer)
             for after in registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})[
                 "endpoint"
-            ].values():  # none, if it is gone
-                told = {"customer_id": after["customer"], "after": receiver_permission.noted(reply, after)}
-                audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **told)
+            ].values():  # empty if the endpoint was deleted meanwhile
+                entry = {"customer_id": after["customer"], "after": receiver_permission.noted(reply, after)}
+                audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **entry)
             return reply
 
 
-async def _asked(
+async def _answer(
     asking: receiver_permission.Asking, address_guard: guard.Guard, timeout_s: float
 ) -> transport.Response | errors.AttemptFailed:
     network = transport.Transport(address_guard, max_connections=1)
@@ -246,13 +254,13 @@ async def _asked(
 
 
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
-    """Print what the receiver said."""
+    """Print the answer of the receiver."""
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
     console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
 
 
 def rotate_keys(config: settings.Settings) -> int:
-    """Seal every secret under the active key."""
+    """Encrypt every secret with the active key, and return the number of secrets."""
     with connect.connect(config.database) as connection:
         return keyring.rotate(connection, keyring.KeyRing.from_settings(config.keys))
 

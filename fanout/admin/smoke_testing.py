@@ -1,13 +1,13 @@
-"""`fanout smoke-test`: deliver one signed event through the job that runs, and clean up.
+"""`fanout smoke-test`: deliver one signed event through the running job, and clean up.
 
-Runs in the command. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two things:
+Runs in the command. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two proofs:
 
-1. the delivery log (the attempts topic) has an attempt that the endpoint answered with 2xx;
-2. where the endpoint is the command's own receiver, a request with that event came there and its signature is right.
+1. The delivery log (the attempts topic) has an attempt that the endpoint answered with 2xx.
+2. If the endpoint is the command's own receiver: it received the event with a valid signature.
 
-The tenant, the customer and the topic of the test stay: a deleted topic would stop the lanes, and a deleted tenant would turn
-an event that another lane has not read yet into a rejected record. One test at a time runs on a registry: the clean-up deletes
-every endpoint of the test's customer.
+The tenant, the customer and the topic of the test stay. A deleted topic would stop the lanes. A deleted tenant would turn an
+event that another lane has not read yet into a rejected record. Run one test at a time on a registry, because the clean-up
+deletes every endpoint of the test's customer.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from subscriptions_db.manifest import manifest
 NAME = "fanout-smoke-test"
 """The id of the tenant and of the customer, the event type, and the topic's name behind `source.topic_prefix`."""
 PUBLISH_EVERY_S = 5
-"""The event is published again after this time: a job that was planning a micro-batch while the endpoint was registered reads
-the first one by the registry before."""
+"""Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes
+the first copy by the older registry."""
 POLL_S = 0.25
+"""Seconds between two looks at the delivery log and the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How the test ended."""
+    """Result of the test."""
 
     url: str
     is_signature_checked: bool
-    """False: the endpoint was not the command's own, so only its answer is known."""
+    """False if the endpoint is not the command's own receiver: then only its answer is known."""
     published: int
-    """Copies of the event. More than one: the first was not delivered within PUBLISH_EVERY_S."""
+    """Copies of the event. More than one: no copy was delivered within PUBLISH_EVERY_S."""
     delivered_after_s: float | None
-    """From the first copy to the proof; None: there was none in time."""
+    """Seconds from the first copy to the proof; None: no proof in time."""
     seen: tuple[str, ...]
-    """What the delivery log says of the endpoint, in order: `200`, `timeout`, `postponed: slow`."""
+    """Entries of the delivery log about the endpoint, in order: `200`, `timeout`, `postponed: slow`."""
 
     def document(self) -> dict[str, Any]:
         """Return the result for machines."""
@@ -64,11 +65,11 @@ class Result:
         """Return the result as one line for a person."""
         if self.delivered_after_s is not None:
             proof = (
-                "its signature is right" if self.is_signature_checked else "answered with 2xx; the signature was not checked"
+                "the signature is valid" if self.is_signature_checked else "answered with 2xx; the signature was not checked"
             )
             return f"delivered to {self.url} after {self.delivered_after_s:.1f} s: {proof}"
         why = f"the delivery log says: {', '.join(self.seen)}" if self.seen else (
-            "the delivery log says nothing of it: is the job ready, and does it run the direct lane? `fanout doctor` looks"
+            "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
         )  # fmt: skip
         return f"not delivered to {self.url}, {self.published} copies of the event published: {why}"
 
@@ -82,7 +83,7 @@ def run(
     timeout_s: float,
     sleep: Callable[[float], None],
 ) -> Result:
-    """Deliver an event to `endpoint_url`, or to a receiver of this process at `host` and `port`; return what was seen."""
+    """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result."""
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))
     require_readable(config, message)
@@ -117,7 +118,7 @@ def run(
 
 
 def event(source: settings.Source, event_id: str) -> bytes:
-    """Return the event, with its attributes where the settings look for them."""
+    """Return the event, with its attributes in the fields that the settings name."""
     document: dict[str, Any] = {"note": "an event of `fanout smoke-test`"}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     attributes = {
@@ -136,26 +137,28 @@ def event(source: settings.Source, event_id: str) -> bytes:
 
 
 def require_readable(config: settings.Settings, message: publishing.Message) -> None:
-    """Raise SettingsError unless the job reads the topic and takes the event."""
+    """Raise SettingsError unless the job reads the topic and accepts the event."""
     if not topic_pattern.matches(config.source.topic_pattern, message.topic):
         raise errors.SettingsError(
-            f"source.topic_pattern does not match {message.topic}, so that the job would not read the event"
+            f"source.topic_pattern does not match {message.topic}, so the job would not read the event; nothing was published"
         )
     record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
     try:
         parsing.parse(record, worker_plans.layout_of(config))
     except errors.EventRejected as exc:
-        raise errors.SettingsError(f"the job would reject the event ({exc.reason}: {exc.detail})") from None
+        raise errors.SettingsError(
+            f"the job would reject the event ({exc.reason}: {exc.detail}), so nothing was published: check settings `source`"
+        ) from None
 
 
 def require_allowed(config: settings.Settings, url: str) -> None:
-    """Raise SettingsError where the address guard of the job keeps requests from `url`."""
+    """Raise SettingsError if the job's address guard refuses `url`."""
     try:
         worker_plans.guard_of(config.delivery).check_url(url)
     except errors.TargetRefused as exc:
         raise errors.SettingsError(
-            f"the job's address guard refuses {url} ({exc}): nothing would be delivered there. Name an endpoint that the guard "
-            "permits and that answers 2xx, --endpoint-url https://…; or, for development, open delivery.allow_http, "
+            f"the job's address guard refuses {url} ({exc}), so nothing was published. Name an endpoint that the guard permits "
+            "and that answers 2xx: --endpoint-url https://…. For development, open delivery.allow_http, "
             "delivery.allow_networks and delivery.allow_ports"
         ) from None
 
@@ -176,25 +179,25 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
 
 @dataclass(slots=True)
 class Arrivals:
-    """What has come to the command's own receiver."""
+    """Requests to the command's own receiver."""
 
     secret: str = ""
     has_verified: bool = False
 
     def receiving(self, host: str, port: int) -> receiver.Receiver:
-        """Return the receiver, not open yet."""
+        """Return a receiver that is not open yet."""
         return receiver.Receiver(
-            secrets_of=lambda _: [self.secret], on_received=self._take, verify=is_signed, host=host, port=port
+            secrets_of=lambda _: [self.secret], on_received=self._add, verify=is_signed, host=host, port=port
         )
 
-    def _take(self, received: receiver.Received) -> None:
+    def _add(self, received: receiver.Received) -> None:
         self.has_verified |= received.is_verified
 
 
 def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
-    """Tell whether one of the secrets has signed, as Standard Webhooks 1.0 says it.
+    """Return True if one of the secrets made the signature, by Standard Webhooks 1.0.
 
-    Written without the code that signs. The library of customers, which `fanout listen` uses, is not in the image.
+    This code shares nothing with the code that signs. The library of customers, used by `fanout listen`, is not in the image.
     """
     signed = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + body
     given = headers.get("webhook-signature", "").split()
@@ -207,13 +210,13 @@ def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
 
 @dataclass(slots=True)
 class Seen:
-    """What the delivery log says of the test's endpoint."""
+    """Entries of the delivery log about the test's endpoint."""
 
     words: list[str] = field(default_factory=list)
     has_accepted: bool = False
 
-    def take(self, row: dict[str, Any]) -> None:
-        """Take a record of the attempts topic about this endpoint."""
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a record of the attempts topic about this endpoint."""
         for entry in row.get("entries", ()):
             if entry["kind"] != "attempt":
                 self.words.append(f"{entry['kind']}: {entry['reason']}")
@@ -223,13 +226,15 @@ class Seen:
 
 
 class DeliveryLog:
-    """Follow the attempts topic from now on, for one endpoint."""
+    """Follow the attempts topic from its present end, for one endpoint."""
 
     def __init__(self, config: settings.Settings, endpoint_id: str) -> None:
         name = config.delivery.attempts_topic
         extents = topic_scanner.Scanner(config.kafka).extents([name])
         if not extents:
-            raise errors.KafkaUnavailable(f"there is no topic {name}: the job has never run on this Kafka")
+            raise errors.KafkaUnavailable(
+                f"there is no topic {name}: the job has never run on this Kafka. Start it, or set delivery.attempts_topic"
+            )
         self.seen = Seen()
         self._key = endpoint_id.encode()
         own = {"group.id": "fanout-smoke-test", "enable.auto.commit": False}
@@ -237,11 +242,11 @@ class DeliveryLog:
         self._consumer.assign([confluent_kafka.TopicPartition(*one.place, one.end) for one in extents])
 
     def poll(self) -> None:
-        """Take what has come."""
+        """Add the records that have arrived."""
         for message in self._consumer.consume(1000, 0):
             if message.error() is None and message.key() == self._key:
-                self.seen.take(orjson.loads(message.value() or b"{}"))
+                self.seen.add(orjson.loads(message.value() or b"{}"))
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         self._consumer.close()

@@ -1,4 +1,4 @@
-"""`fanout archive`: from the topics to Postgres.
+"""`fanout archive`: copy results from Kafka to Postgres, and run redrives and replays.
 
-In: the attempts and dead-letter topics. Out: rows of the archive, redrives, replays, operational events.
+In: the attempts and dead-letter topics, and requests in Postgres. Out: rows of the archive, retry entries, operational events.
 """

@@ -1,6 +1,6 @@
-"""Publish operational events, as events like any other: the job delivers them to those who subscribed.
+"""Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. In CloudEvents binary mode, which no setting of `source` says how to read.
+Runs in `fanout archive`. The events are CloudEvents in binary mode, which is read alike under all settings of `source`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOURCE = "fanout"
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
-    """Publish a turn of events, and return how many. What is published again has the same id, and so the same `webhook-id`."""
+    """Publish a page of the outbox; return its number of events. A repeated event keeps its id, and so its `webhook-id`."""
     with outbox.turn(connection) as waiting:
         if waiting:
             publisher = publishing.Publisher(config.kafka)
@@ -28,7 +28,7 @@ def publish(config: settings.Settings, connection: connect.Connection) -> int:
 
 
 def message(one: outbox.Waiting, topic: str) -> publishing.Message:
-    """Return the record of an event. Those about one endpoint are in one partition."""
+    """Return the record of an event. All events about one endpoint go to one partition."""
     attributes = {
         "specversion": "1.0",
         "id": one.event_id,

@@ -1,7 +1,7 @@
-"""`fanout archive`: write what was given up, and what was attempted, to Postgres, and hand over what is to be redriven.
+"""`fanout archive`: copy dead letters and attempts to Postgres, and run redrives, replays and operational events.
 
-Runs as a process of its own, so that delivery never waits for it. Whatever fails, it begins anew from what is committed in
-Postgres: a record is archived once. One process is enough; two at once are safe, and do the same work twice.
+Runs as its own process, so that delivery never waits for it. After any failure it begins again from the offsets that are
+committed in Postgres, so each record is archived once. One process is enough. Two at once are safe, and do the same work twice.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ log = logging.getLogger(__name__)
 
 NAME = "archive"
 WAIT_S = 0.5
-"""For records, and so until what was asked for meanwhile is handed over."""
+"""Seconds to wait for records. Redrives, replays and operational events run at least this often."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Of the records that are written together."""
-KEEP_DAYS_S = 60.0
-TELL_S = 60.0
-"""How often a line says what was archived, where something was."""
-LOOK_S = 1.0
-"""How often to look which endpoints are disabled."""
+"""Bytes of records that are written to Postgres in one transaction."""
+PARTITIONS_S = 60.0
+"""Seconds between two maintenances of the day partitions."""
+REPORT_S = 60.0
+"""Seconds between two log lines about archived records. Nothing is logged if none was archived."""
+DISABLED_CHECK_S = 1.0
+"""Seconds between two looks for disabled endpoints."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-AWAY = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
+"""Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
+UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
 
 
 def pause_s(failures: int) -> float:
-    """Return how long to wait after so many failures in a row: doubling, up to a bound."""
+    """Return the pause after `failures` failures in a row. It doubles up to LONGEST_PAUSE_S."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
-    """Archive until `stop` is set, or with `once` until all that is in Kafka now is archived; then what is away is raised."""
+    """Archive until `stop` is set. With `once`: archive the records now in Kafka, and raise if a server is unavailable."""
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
     lag.watch(config, NAME, archiver.watch, stop)
     while not stop.is_set():
         try:
             archiver.follow(once=once)
-        except AWAY as exc:
+        except UNAVAILABLE as exc:
             if once:
                 raise
             archiver.failed(exc)
@@ -75,23 +77,23 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
 
 
 class Archiver:
-    """Follow the topics into the archive, and count what happens."""
+    """Copy the topics to the archive, and count the copied records."""
 
     def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
-        self.watch = health.Watch(hold=self._hold_reason, stop=stop)
+        self.watch = health.Watch(hold=self._current_pause_reason, stop=stop)
         self._config = config
         self._stop = stop
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
         self._policy = policy_of(config)
-        self._hold: str | None = None
+        self._pause_reason: str | None = None
         self._failures = 0
-        self._hand_over_at = 0.0
+        self._steps_allowed_at = 0.0
         self._replayer = Replayer(config)
         self._source: Source | None = None
-        self._done = _Done()
+        self._totals = _Totals()
 
     def follow(self, *, once: bool) -> None:
-        """Archive until it is time to stop, or to begin anew because there are new partitions; raise what is away."""
+        """Archive until stopped, or until new partitions appear. Raise one of UNAVAILABLE if a server does not answer."""
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
             names.append(self._config.delivery.attempts_topic)
@@ -104,48 +106,52 @@ class Archiver:
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
                 self.watch.entered(Phase.RUNNING)
-                self._go_on(connection, self._source, once=once)
+                self._loop(connection, self._source, once=once)
 
     def stopped(self) -> None:
-        """Say so, as the last line."""
-        log.info("stopped in order: all that was read is archived, %s", self._done.in_all())
+        """Log the regular end, as the last line."""
+        log.info("stopped in order: all records that were read are archived, %s", self._totals.in_all())
 
     def failed(self, exc: errors.FanoutError) -> None:
-        """Say that something is away, and wait a while."""
+        """Log that a server is unavailable, and pause."""
         self._failures += 1
-        self._hold = str(exc)
-        log.warning("the archive waits %.1f s: %s", pause_s(self._failures), exc)
+        self._pause_reason = str(exc)
+        log.warning("the archive pauses for %.1f s, then tries again; deliveries continue: %s", pause_s(self._failures), exc)
         self._stop.wait(pause_s(self._failures))
 
     def _begin(self, connection: connect.Connection, source: Source) -> None:
         archived_until = {Place(*place): offset for place, offset in writer.offsets(connection).items()}
         for place, start in source.begin(archived_until).items():
-            if start.is_anew:
-                log.error("%s:%d was made anew: it is archived from its beginning", *place)
+            if start.is_recreated:
+                log.error("topic of %s:%d was deleted and created again: it is archived from its first record", *place)
                 writer.begin_anew(connection, place, archived_until[place])
             if start.lost:
-                log.error("%d records of %s:%d are lost: Kafka dropped them before they were archived", start.lost, *place)
+                log.error(
+                    "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived",
+                    start.lost,
+                    *place,
+                )
                 metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
         self.watch.reached(source.positions)
 
-    def _go_on(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
-        keep_days_at = look_at = tell_at = 0.0
+    def _loop(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
+        partitions_at = disabled_check_at = report_at = 0.0
         while not self._stop.is_set():
-            if time.monotonic() >= keep_days_at:
-                self._keep_days(connection)
-                keep_days_at = time.monotonic() + KEEP_DAYS_S
-            if self._policy is not None and time.monotonic() >= look_at:
+            if time.monotonic() >= partitions_at:
+                self._maintain_partitions(connection)
+                partitions_at = time.monotonic() + PARTITIONS_S
+            if self._policy is not None and time.monotonic() >= disabled_check_at:
                 outbox.look(connection, self._policy, now=_now())
-                look_at = time.monotonic() + LOOK_S
-            messages = source.take(WAIT_S)
-            for together in chunking.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+                disabled_check_at = time.monotonic() + DISABLED_CHECK_S
+            messages = source.poll(WAIT_S)
+            for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
-            handed_over = self._hand_over(connection, once=once)
-            self._hold, self._failures = None, 0
-            if time.monotonic() >= tell_at and (said := self._done.since_last()):
+            progressed = self._run_steps(connection, once=once)
+            self._pause_reason, self._failures = None, 0
+            if time.monotonic() >= report_at and (said := self._totals.since_last()):
                 log.info("archived %s", said)
-                tell_at = time.monotonic() + TELL_S
-            if (once and source.has_all() and not handed_over) or (not once and source.has_new_partitions()):
+                report_at = time.monotonic() + REPORT_S
+            if (once and source.has_all() and not progressed) or (not once and source.has_new_partitions()):
                 return
 
     def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
@@ -161,29 +167,34 @@ class Archiver:
         metrics.ARCHIVED.labels("attempts").inc(written.attempts)
         metrics.ARCHIVE_LEFT_OUT.labels("expired").inc(written.expired)
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
-        self._done.count(written)
+        self._totals.count(written)
 
-    def _hand_over(self, connection: connect.Connection, *, once: bool) -> int:
-        """Hand over a turn of operational events, letters and replays. While Kafka refuses them, the archive goes on."""
-        if time.monotonic() < self._hand_over_at:
+    def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
+        """Publish operational events, and run redrives and replays, a page each. Return their number.
+
+        If Kafka refuses their records, these steps pause, and archiving continues.
+        """
+        if time.monotonic() < self._steps_allowed_at:
             return 0
-        told = redriven = replayed = 0
+        notified = redriven = replayed = 0
         try:
             if self._policy is not None:
-                told = notify_step.publish(self._config, connection)
+                notified = notify_step.publish(self._config, connection)
             redriven = redrive_step.redrive(self._config, connection, now=_now())
-            replayed = self._replayer.turn(connection)
+            replayed = self._replayer.step(connection)
         except errors.KafkaUnavailable as exc:
             if once:
                 raise
-            log.warning("operational events, redrives and replays wait %.0f s: %s", LONGEST_PAUSE_S, exc)
-            self._hand_over_at = time.monotonic() + LONGEST_PAUSE_S
-        metrics.ARCHIVE_TOLD.inc(told)
+            log.warning(
+                "operational events, redrives and replays pause for %.0f s; archiving continues: %s", LONGEST_PAUSE_S, exc
+            )
+            self._steps_allowed_at = time.monotonic() + LONGEST_PAUSE_S
+        metrics.ARCHIVE_TOLD.inc(notified)
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return told + redriven + replayed
+        return notified + redriven + replayed
 
     def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
-        """Return what a record holds. One that the job cannot have written is named, counted and passed over."""
+        """Return the rows of a record. A record that the job cannot have written is logged, counted and left out."""
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)
         try:
@@ -210,11 +221,17 @@ class Archiver:
                     seen=signals.of_log(record, at),
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
-            log.warning("%s:%d:%d is left out of the archive: %s", topic, partition, offset, exc)
+            log.warning(
+                "record %s:%d:%d is left out of the archive, because the job did not write it: %s",
+                topic,
+                partition,
+                offset,
+                exc,
+            )
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
         return Taken(topic=topic, partition=partition, offset=offset)
 
-    def _keep_days(self, connection: connect.Connection) -> None:
+    def _maintain_partitions(self, connection: connect.Connection) -> None:
         today = partitions.of(_now())
         kinds: tuple[tuple[partitions.Kind, int], ...] = (
             ("dead_letters", self._kept.letters),
@@ -224,37 +241,37 @@ class Archiver:
             for day in partitions.coming(today):
                 partitions.make(connection, kind, day)
             for name in partitions.drop(connection, kind, partitions.oldest(today, retention_days)):
-                log.info("%s is dropped: it was kept for more than %d days", name, retention_days)
+                log.info("partition %s is dropped, because its retention of %d days is over", name, retention_days)
         if self._policy is not None:
             outbox.forget(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 
-    def _hold_reason(self) -> str | None:
-        if self._source is not None and self._source.is_away:
+    def _current_pause_reason(self) -> str | None:
+        if self._source is not None and self._source.is_unavailable:
             return "Kafka does not answer"
-        return self._hold
+        return self._pause_reason
 
 
-class _Done:
-    """What was archived, for the log."""
+class _Totals:
+    """Numbers of archived records, for the log."""
 
     def __init__(self) -> None:
-        self._letters = self._attempts = self._told_letters = self._told_attempts = 0
+        self._letters = self._attempts = self._reported_letters = self._reported_attempts = 0
 
     def count(self, written: writer.Written) -> None:
-        """Add what was written."""
+        """Add the counts of one write."""
         self._letters += written.letters
         self._attempts += written.attempts
 
     def since_last(self) -> str:
-        """Return what came since this was asked before; empty when nothing did."""
-        letters, attempts = self._letters - self._told_letters, self._attempts - self._told_attempts
-        self._told_letters, self._told_attempts = self._letters, self._attempts
+        """Return the counts since the last call as text; empty if nothing was archived."""
+        letters, attempts = self._letters - self._reported_letters, self._attempts - self._reported_attempts
+        self._reported_letters, self._reported_attempts = self._letters, self._attempts
         return _counted(letters, attempts) if letters or attempts else ""
 
     def in_all(self) -> str:
-        """Return what was archived since the start."""
+        """Return the counts since the start as text."""
         return _counted(self._letters, self._attempts)
 
 
@@ -263,25 +280,26 @@ def _counted(letters: int, attempts: int) -> str:
 
 
 def policy_of(config: settings.Settings) -> Policy | None:
-    """Return by what customers are told of their endpoints; None when they are not."""
-    asked = config.operations
-    if not asked.topic:
+    """Return the policy for operational events; None if they are off."""
+    operations = config.operations
+    if not operations.topic:
         return None
-    if not topic_pattern.matches(config.source.topic_pattern, asked.topic):
+    if not topic_pattern.matches(config.source.topic_pattern, operations.topic):
         raise errors.SettingsError(
-            f"setting operations.topic: {asked.topic} does not match source.topic_pattern, so nobody would be given its events"
+            f"setting operations.topic: {operations.topic} does not match source.topic_pattern, so the job would not read its "
+            "events: change one of the two settings"
         )
-    return Policy(asked.failing_after_s, asked.backlog_events, asked.quiet_s)
+    return Policy(operations.failing_after_s, operations.backlog_events, operations.quiet_s)
 
 
 def _written_at(message: confluent_kafka.Message, now: dt.datetime) -> dt.datetime:
-    """Return when a record was written, no later than `now`: a clock that is ahead would have us be quiet until then."""
+    """Return the time of a record, at most `now`: a writer's clock that is ahead would suppress notifications until then."""
     kind, epoch_ms = message.timestamp()
     if kind == confluent_kafka.TIMESTAMP_NOT_AVAILABLE:
         return now
     try:
         return min(now, dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC))
-    except (ValueError, OverflowError, OSError):  # beyond all calendars: no clock of the job's
+    except (ValueError, OverflowError, OSError):  # no calendar time, so not written by the job
         return now
 
 

@@ -1,6 +1,6 @@
-"""Hand over the letters of the archive whose redrive was asked for, as `fanout dead-letters redrive` does.
+"""Redrive the dead letters of the archive that were requested over the API, as `fanout dead-letters redrive` does.
 
-Runs in `fanout archive`. The letters of one turn go over together, so that those of one batch make one request again.
+Runs in `fanout archive`. All dead letters of one page are enqueued together, so that those of one batch make one request again.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from subscriptions_db.postgres import connect
 
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
-    """Hand over a turn of letters, and return how many; of each delivery only the newest."""
-    with archive.turn(connection, now=now) as asked:
-        if not asked:
+    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number."""
+    with archive.turn(connection, now=now) as requested:
+        if not requested:
             return 0
         plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
-        read = {(Place(one.topic, one.partition), one.offset): dead_letter_records.decode(one.written) for one in asked}
-        for (place, offset), letter in read.items():
-            plan.take(letter, place, offset)
-        return _hand_over(config, plan, read, now_ms=round(now.timestamp() * 1000))
+        letters = {(Place(one.topic, one.partition), one.offset): dead_letter_records.decode(one.written) for one in requested}
+        for (place, offset), letter in letters.items():
+            plan.add(letter, place, offset)
+        return _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
 
 
-def _hand_over(
-    config: settings.Settings, plan: redrive_plan.Plan, read: dict[tuple[Place, int], DeadLetter], *, now_ms: int
+def _enqueue(
+    config: settings.Settings, plan: redrive_plan.Plan, letters: dict[tuple[Place, int], DeadLetter], *, now_ms: int
 ) -> int:
     chosen = plan.chosen()
-    hands = enqueue.Handing(config, chosen.values(), now_ms=now_ms, dry_run=False)
-    for at, letter in read.items():
+    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False)
+    for at, letter in letters.items():
         if at in chosen:
-            hands.take(letter)
-    hands.finish()
-    return hands.summary.letters
+            enqueuer.add(letter)
+    enqueuer.finish()
+    return enqueuer.summary.letters

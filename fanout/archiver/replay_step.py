@@ -1,9 +1,8 @@
-"""Carry out replays: read event topics again, and hand what is due to one endpoint to the retry lane, in bounded pieces.
+"""Execute replays: read event topics again, and enqueue the due deliveries of one endpoint for the retry lane, in chunks.
 
-Runs in `fanout archive`, beside what it archives: a turn takes about BUSY_S. A piece is written down in Postgres when Kafka
-has all of it, so that whoever dies in between repeats that piece, with the same `webhook-id`s. What has been handed over and
-has not ended is bounded (`archive.replay_max_pending`): it waits in the retry lane, where live events of the endpoint need room
-as well.
+Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
+A process that dies in between repeats the chunk, with the same `webhook-id`s. `archive.replay_max_pending` bounds the enqueued
+deliveries without an outcome, because they wait in the retry lane, where live events of the endpoint also need room.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from subscriptions_db.replays import progress
 from subscriptions_db.replays.requests import One, Range, Replay, State
 from subscriptions_db.snapshot import registry_reader
 
-BUSY_S = 1.0
-"""No piece begins later than so long after its turn began: what is to be archived waits as long."""
+STEP_S = 1.0
+"""Seconds after the begin of a step in which a chunk may begin. Archiving waits meanwhile."""
 MAX_RECORDS = 1000
-"""Of one piece. An event may have 256 KiB, so a piece of the largest is 256 MB."""
+"""Records of one chunk. An event has at most 256 KiB, so a chunk has at most 256 MB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
-"""Why a replay has failed. EVENT_GONE: Kafka does not hold the event of a delivery any more. NOT_COUNTED: `archive.attempts` is
-off, so nobody would know what still waits."""
+"""Reasons of failed replays. EVENT_GONE: Kafka no longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off,
+so the number of deliveries without an outcome is unknown."""
 
 
 class Replayer:
-    """Let replays go on, in turn. `now` and `clock` are for tests."""
+    """Advance all running replays, one chunk each in rotation."""
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
@@ -50,46 +49,47 @@ class Replayer:
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None
         self._after = 0
 
-    def turn(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
-        """Let all that are under way go on by a piece each, again and again for a while; return how many pieces that were.
+    def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
+        """Advance all running replays by one chunk each, repeatedly for about STEP_S; return the number of chunks.
 
-        Raises KafkaUnavailable; the piece is made again in the next turn.
+        Raises KafkaUnavailable. The next step repeats the chunk. `clock` is for tests.
         """
-        began, pieces = clock(), 0
+        began, chunks = clock(), 0
         try:
-            while under_way := self._under_way(connection):
-                went_on = 0
-                for replay in under_way:
-                    if clock() - began >= BUSY_S:
-                        return pieces + went_on
+            while running := self._running(connection):
+                advanced = 0
+                for replay in running:
+                    if clock() - began >= STEP_S:
+                        return chunks + advanced
                     self._after = replay.number
-                    went_on += self._go_on(connection, replay)
-                pieces += went_on
-                if not went_on:
+                    advanced += self._advance(connection, replay)
+                chunks += advanced
+                if not advanced:
                     break
         except errors.KafkaUnavailable:
             self.close()
             raise
-        return pieces
+        return chunks
 
     def close(self) -> None:
-        """Leave Kafka, until the next turn."""
+        """Close the connections to Kafka. The next step opens them again."""
         if self._scanner is not None:
             self._scanner.close()
         self._scanner = self._publisher = None
 
-    def _under_way(self, connection: connect.Connection) -> list[Replay]:
+    def _running(self, connection: connect.Connection) -> list[Replay]:
         return progress.under_way(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
 
-    def _go_on(self, connection: connect.Connection, seen: Replay) -> bool:
-        """Do the next piece of a replay; False: there is none for now.
+    def _advance(self, connection: connect.Connection, seen: Replay) -> bool:
+        """Execute the next chunk of a replay. Return False if there is none now.
 
-        1. It has ended, or somebody else carries it out at this moment.
-        2. Its endpoint is gone: it has failed.
-        3. It is one delivery: it is handed over, or has failed.
-        4. It is a time: where nobody counts what ends, it has failed; at first, what there is to read is written down.
-        5. Its endpoint is paused or disabled: it waits. What it handed over would only take room in the retry lane.
-        6. It is read on.
+        1. The replay has ended, or another process executes it at this moment: no chunk.
+        2. Its endpoint was deleted: the replay fails.
+        3. It asks for one delivery: the delivery is enqueued, or the replay fails.
+        4. It asks for a time range, and attempts are not archived: the replay fails.
+        5. It asks for a time range, and has not begun: the offsets to read are recorded.
+        6. Its endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
+        7. Otherwise the next records are read.
         """
         routes = self._routes_to(connection, seen)
         with progress.held(connection, seen) as replay:
@@ -106,7 +106,7 @@ class Replayer:
             elif routes.endpoint.status is not EndpointStatus.ACTIVE:
                 return False
             else:
-                self._read_on(connection, replay, replay.asked, routes)
+                self._read_chunk(connection, replay, replay.asked, routes)
         return True
 
     def _begin(self, connection: connect.Connection, replay: Replay, asked: Range) -> None:
@@ -118,17 +118,17 @@ class Replayer:
         is_whole = all(extent.is_whole for extent in firsts)
         progress.begin(connection, replay, places, is_whole=is_whole, now=_now())
 
-    def _read_on(self, connection: connect.Connection, replay: Replay, asked: Range, routes: replay_plan.Routes) -> None:
+    def _read_chunk(self, connection: connect.Connection, replay: Replay, asked: Range, routes: replay_plan.Routes) -> None:
         place = progress.place(connection, replay)
         if place is None:
             progress.end(connection, replay, State.DONE, now=_now())
             return
-        low, high = self._reader().held(Place(place.topic, place.partition))
+        low, high = self._reader().bounds(Place(place.topic, place.partition))
         first = max(place.next_offset, low)
         end = min(first + MAX_RECORDS, place.end_offset, high)
         read = self._read(Place(place.topic, place.partition), first, end)
-        handed_over = self._hand_over(routes.due(read, asked.event_types), routes, replay)
-        # What Kafka has no more, because it is old or its topic was made anew, never comes.
+        handed_over = self._enqueue(routes.due(read, asked.event_types), routes, replay)
+        # Records that Kafka has deleted, or that were in a topic deleted since, are skipped.
         reached = place._replace(next_offset=end if first < end < high else place.end_offset)
         is_lost = low > place.next_offset or high < place.end_offset
         progress.reach(connection, replay, reached, is_lost=is_lost, records=len(read), handed_over=handed_over)
@@ -138,14 +138,14 @@ class Replayer:
         if due is None:
             progress.end(connection, replay, State.FAILED, now=_now(), reason=EVENT_GONE)
             return
-        self._hand_over([due], routes, replay)
+        self._enqueue([due], routes, replay)
         progress.count(connection, replay, is_lost=False, records=1, handed_over=1)
         progress.end(connection, replay, State.DONE, now=_now())
 
     def _find(self, asked: One) -> replay_plan.Due | None:
-        """Return the event of a delivery; None where Kafka does not hold it, or another record in its place."""
+        """Return the event of a delivery; None if Kafka no longer has it, or has another record at its offset."""
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
-        low, high = self._reader().held(place)
+        low, high = self._reader().bounds(place)
         if not low <= asked.offset < high:
             return None
         for record in self._read(place, asked.offset, asked.offset + 1):
@@ -166,8 +166,8 @@ class Replayer:
         self._reader().read([topic_scanner.Extent(place=place, low=first, first=first, end=end)], "events", take)
         return records
 
-    def _hand_over(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: Replay) -> int:
-        """Hand over what is due, and return how many deliveries that are, when Kafka has them."""
+    def _enqueue(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: Replay) -> int:
+        """Enqueue due deliveries, wait until Kafka has them, and return their number."""
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
         for written in replay_plan.records(due, routes, replay.replay_id, now_ms=_ms(_now())):
@@ -178,7 +178,7 @@ class Replayer:
         return len(due)
 
     def _routes_to(self, connection: connect.Connection, replay: Replay) -> replay_plan.Routes | None:
-        """Return how events come to the endpoint now; None where it is gone, or another customer's by now."""
+        """Return the present routes to the endpoint; None if it was deleted, or belongs to another customer now."""
         key = (replay.endpoint_id, registered_rows.revision(connection))
         if self._routes is None or self._routes[0] != key:
             read = registry_reader.read_routes(connection, EndpointId(replay.endpoint_id))

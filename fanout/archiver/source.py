@@ -1,6 +1,6 @@
-"""Follow topics from where the archive has got to.
+"""Follow topics from the archived offsets on.
 
-Runs in `fanout archive`, in one thread. There is no consumer group: how far the archive is stands in Postgres, beside its rows.
+Runs in `fanout archive`, in one thread. It has no consumer group: Postgres stores the archived offsets beside the rows.
 """
 
 from __future__ import annotations
@@ -23,46 +23,48 @@ from fanout.kafka.places import Place
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30
-AT_ONCE = 500
-LOOK_FOR_PARTITIONS_S = 30.0
+"""Seconds to wait for an answer of Kafka."""
+MAX_RECORDS_PER_POLL = 500
+PARTITION_CHECK_S = 30.0
+"""Seconds between two checks for new partitions."""
 
 
 class Start(NamedTuple):
-    """Where to begin in a partition."""
+    """Offset at which the archive begins in a partition."""
 
     offset: int
     lost: int
-    """Records that Kafka dropped before they were archived."""
-    is_anew: bool
-    """The topic is another one than that which was archived under its name."""
+    """Number of records that Kafka deleted before they were archived."""
+    is_recreated: bool
+    """True if the topic was deleted and created again since its records were archived."""
 
 
 def start_of(archived_until: int | None, low: int, high: int) -> Start:
-    """Decide where to begin in a partition that Kafka has from `low` to before `high`.
+    """Decide where to begin in a partition of which Kafka has the offsets from `low` to before `high`.
 
-    1. It was never archived: at its first record.
-    2. Its retention was faster than the archive: at its first record, with a gap.
-    3. It ends before where the archive is: its topic was deleted and made anew.
-    4. Where the archive is.
+    1. The partition was never archived: begin at its first record.
+    2. Kafka deleted records before they were archived: begin at its first record, and report the loss.
+    3. The partition ends before the archived offset: its topic was created again. Begin at its first record.
+    4. Otherwise begin at the archived offset.
     """
     if archived_until is None:
-        return Start(low, 0, is_anew=False)
+        return Start(low, 0, is_recreated=False)
     if archived_until < low:
-        return Start(low, low - archived_until, is_anew=False)
+        return Start(low, low - archived_until, is_recreated=False)
     if archived_until > high:
-        return Start(low, 0, is_anew=True)
-    return Start(archived_until, 0, is_anew=False)
+        return Start(low, 0, is_recreated=True)
+    return Start(archived_until, 0, is_recreated=False)
 
 
 class Source:
-    """Read records as they come, those of a partition in their order."""
+    """Read records as they arrive, in order within each partition."""
 
     def __init__(self, kafka: settings.Kafka, names: list[str]) -> None:
         self._servers = kafka.bootstrap_servers
         self._names = names
         self._ends: dict[Place, int] = {}
         self._positions: dict[Place, int] = {}
-        self._heard_at = self._looked_at = time.monotonic()
+        self._answered_at = self._checked_at = time.monotonic()
         own = {
             "group.id": "fanout-archive",
             "enable.auto.commit": False,
@@ -70,13 +72,13 @@ class Source:
             "auto.offset.reset": "error",
             "isolation.level": "read_uncommitted",  # as Spark reads
             "queued.max.messages.kbytes": 32 * 1024,
-            "error_cb": self._complain,
+            "error_cb": self._on_error,
         }
-        self.is_away = False
+        self.is_unavailable = False
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
-        """Take up every partition where the archive has got to, and return where that is."""
+        """Assign every partition from its archived offset, and return the starts."""
         with self._translated():
             places = self._places()
             marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
@@ -86,16 +88,16 @@ class Source:
         self._ends = {place: high for place, (_, high) in marks.items() if starts[place].offset < high}
         return starts
 
-    def take(self, wait_s: float) -> list[confluent_kafka.Message]:
-        """Return what has come, as soon as some has; raise KafkaUnavailable when it is time to begin anew."""
+    def poll(self, wait_s: float) -> list[confluent_kafka.Message]:
+        """Return new records as soon as there are any. Raise KafkaUnavailable if the caller must begin again."""
         with self._translated():
-            came = [message for message in self._consumer.consume(AT_ONCE, wait_s) if self._is_record(message)]
-        if came:
-            self._heard_at, self.is_away = time.monotonic(), False
-        return came
+            records = [message for message in self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s) if self._is_record(message)]
+        if records:
+            self._answered_at, self.is_unavailable = time.monotonic(), False
+        return records
 
     def reached(self, message: confluent_kafka.Message) -> None:
-        """Take note that a record is archived."""
+        """Advance past a record that is archived."""
         place, after = place_of(message), (message.offset() or 0) + 1
         self._positions[place] = after
         if after >= self._ends.get(place, after + 1):
@@ -110,23 +112,25 @@ class Source:
         return by_topic
 
     def has_all(self) -> bool:
-        """Tell whether all is archived that was there at the beginning; raise KafkaUnavailable when no more of it comes."""
-        if self._ends and time.monotonic() - self._heard_at > TIMEOUT_S:
-            raise errors.KafkaUnavailable(f"{self._servers} sends nothing more for {TIMEOUT_S} s: try again")
+        """Return True if all records that existed at `begin` are archived. Raise KafkaUnavailable if no more of them arrive."""
+        if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
+            raise errors.KafkaUnavailable(
+                f"Kafka at {self._servers} has sent nothing for {TIMEOUT_S} s, and records are missing: run the command again"
+            )
         return not self._ends
 
     def has_new_partitions(self) -> bool:
-        """Tell, when it was not asked for a while, whether there are partitions that are not read."""
-        if time.monotonic() - self._looked_at < LOOK_FOR_PARTITIONS_S:
+        """Return True if there are partitions that are not read. Checks at most once every PARTITION_CHECK_S."""
+        if time.monotonic() - self._checked_at < PARTITION_CHECK_S:
             return False
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         with self._translated():
             places = set(self._places())
-        self.is_away = False
+        self.is_unavailable = False
         return not self._positions.keys() >= places
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         self._consumer.close()
 
     def _places(self) -> list[Place]:
@@ -140,15 +144,18 @@ class Source:
         place = place_of(message)
         if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
             raise errors.KafkaUnavailable(f"{place.topic}:{place.partition} cannot be read: {error.str()}")
-        self._heard_at, self.is_away = time.monotonic(), False
-        self._ends.pop(place, None)  # what was behind its last record is none for readers
+        self._answered_at, self.is_unavailable = time.monotonic(), False
+        self._ends.pop(place, None)  # offsets after the last record hold only markers of transactions
         return False
 
-    def _complain(self, error: KafkaError) -> None:
-        """Say once that Kafka is away. The client goes on asking by itself."""
-        if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.is_away:  # noqa: SLF001
-            self.is_away = True
-            log.warning("Kafka at %s does not answer; what comes meanwhile is archived later", self._servers)
+    def _on_error(self, error: KafkaError) -> None:
+        """Log once that Kafka is unavailable. The client reconnects by itself."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.is_unavailable:  # noqa: SLF001
+            self.is_unavailable = True
+            log.warning(
+                "Kafka at %s does not answer. The archive waits, and archives new records when Kafka answers again",
+                self._servers,
+            )
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -159,5 +166,5 @@ class Source:
 
 
 def place_of(message: confluent_kafka.Message) -> Place:
-    """Return the partition that a record is in."""
+    """Return the partition of a record."""
     return Place(str(message.topic()), message.partition() or 0)

@@ -1,4 +1,4 @@
-"""The commands: what each is called, takes and prints.
+"""The commands: their names, options and output.
 
-In: the words of a command line. Out: text or JSON, and an exit status.
+In: the arguments of a command line. Out: text or JSON, and an exit code.
 """

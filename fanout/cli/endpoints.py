@@ -1,4 +1,4 @@
-"""The commands `fanout endpoints …`: what they are called, what they take, what they print.
+"""Define the commands `fanout endpoints …`: their names, options and output.
 
 Runs in the command.
 """
@@ -15,23 +15,24 @@ from fanout.terminal.commands import AsJson, console
 
 EndpointId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "endpoint"))]
 
-app = typer.Typer(help="Endpoints that are registered.", no_args_is_help=True)
+app = typer.Typer(help="Rotate secrets of endpoints; enable, disable and validate endpoints.", no_args_is_help=True)
 
 
 @app.command("rotate-secret")
 def rotate_secret(
     context: typer.Context,
     endpoint_id: EndpointId,
-    overlap: Annotated[str, typer.Option(help="How long the secrets before it go on to sign: 30s, 15m, 24h, 7d.")] = "24h",
-    scheme: Annotated[SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519, with a public key for the customer.")] = (
-        SignatureScheme.HMAC
-    ),
+    overlap: Annotated[str, typer.Option(help="How long the older secrets still sign: 30s, 15m, 24h, 7d.")] = "24h",
+    scheme: Annotated[
+        SignatureScheme, typer.Option(help="v1: HMAC. v1a: ed25519; the customer verifies with a public key.")
+    ] = (SignatureScheme.HMAC),
     as_json: AsJson = False,
 ) -> None:
-    """Give an endpoint a new signing secret, shown once. Until the overlap ends, old and new ones both sign.
+    """Create a new signing secret for an endpoint and show it once. Until the overlap ends, old and new secrets both sign.
 
-    Doing it again makes another secret and gives none of the others more time; five may hold at once. With `--overlap 0s` the
-    others end now. What a document of `fanout apply` names under `signing_secrets` is rotated there instead.
+    Running the command again creates another secret, and extends no older one. At most five secrets may be valid at once. With
+    `--overlap 0s` the older secrets stop to sign now. Secrets under `signing_secrets` in a document of `fanout apply` are
+    rotated in that document instead.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
@@ -45,7 +46,7 @@ def rotate_secret(
 
 @app.command("enable")
 def enable(context: typer.Context, endpoint_id: EndpointId) -> None:
-    """Make an endpoint active again: one that was disabled or paused. What waits for it is attempted soon."""
+    """Activate an endpoint that was disabled or paused. The retry lane soon attempts the deliveries that wait for it."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     registry_commands.enable(commands.settings_of(context), endpoint_id)
@@ -56,9 +57,9 @@ def enable(context: typer.Context, endpoint_id: EndpointId) -> None:
 def disable(
     context: typer.Context,
     endpoint_id: EndpointId,
-    reason: Annotated[str, typer.Option(help="Why, for who asks later; `fanout get endpoints` shows it.")],
+    reason: Annotated[str, typer.Option(help="Why it is disabled; `fanout get endpoints` shows this text.")],
 ) -> None:
-    """Disable an endpoint: nothing is sent to it, and what is due to it waits. `fanout apply` alone does not enable it."""
+    """Disable an endpoint: the job sends nothing to it, and its deliveries wait. `fanout apply` alone does not enable it."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     registry_commands.disable(commands.settings_of(context), endpoint_id, reason)
@@ -67,7 +68,7 @@ def disable(
 
 @app.command("validate")
 def validate(context: typer.Context, endpoint_id: EndpointId, as_json: AsJson = False) -> None:
-    """Ask the endpoint's receiver whether it wants deliveries (OPTIONS). Until it has permitted them, what is due waits."""
+    """Ask the receiver of an endpoint for permission to deliver (OPTIONS). Deliveries wait until the receiver permits them."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     reply = registry_commands.validate(commands.settings_of(context), endpoint_id)

@@ -1,4 +1,4 @@
-"""The command `fanout filter try`: test a filter on an event before a subscription uses the filter.
+"""Define the command `fanout filter try`: test a filter on an event before a subscription uses the filter.
 
 Runs in the command. Needs neither Kafka nor Postgres.
 """
@@ -24,21 +24,21 @@ from subscriptions_db.manifest import lint, yaml_document
 _STRUCTURED = (("content-type", parsing.STRUCTURED.encode() + b"+json"),)
 """The Kafka header by which a producer marks a CloudEvent in structured mode."""
 
-app = typer.Typer(help="Filters of subscriptions.", no_args_is_help=True)
+app = typer.Typer(help="Test filters of subscriptions.", no_args_is_help=True)
 
 
 @app.command("try")
 def try_(
     context: typer.Context,
     pattern: Annotated[str, typer.Option("--filter", help="The filter: JSON, or a file with JSON or YAML.")],
-    event: Annotated[str, typer.Option(help="The event as its producer writes it: JSON, a file, or `-` for standard input.")],
+    event: Annotated[str, typer.Option(help="The event as its producer writes it: JSON, a file, or `-` (standard input).")],
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether a filter takes an event, and which fields keep it away. Exit code 1: it does not."""
+    """Show whether a filter matches an event, and which fields differ. Exit code 1: the filter does not match."""
     config = commands.settings_of(context)
     wanted: Any = yaml_document.read(_content("--filter", pattern), "--filter").value
     if not isinstance(wanted, dict):
-        raise errors.RegistrationError("--filter", 'is no filter: an object such as {"data": {"amount": [5]}}')
+        raise errors.RegistrationError("--filter", 'is not a filter: write an object such as {"data": {"amount": [5]}}')
     try:
         compiled = event_pattern.compile_pattern(wanted)
     except errors.FilterError as exc:
@@ -51,17 +51,17 @@ def try_(
     try:
         document = matching.filter_document(parsing.parse(record, worker_plans.layout_of(config)))
     except errors.EventRejected as exc:
-        raise errors.RegistrationError("--event", f"the job would reject it ({exc.reason}: {exc.detail})") from None
-    takes = compiled.matches(document)
-    detail = "the filter takes it" if takes else explain.what_differs(wanted, document)
-    warnings = [str(one) for one in lint.filter_roots(wanted)]
+        raise errors.RegistrationError("--event", f"the job would reject this event ({exc.reason}: {exc.detail})") from None
+    is_match = compiled.matches(document)
+    detail = "the filter matches the event" if is_match else explain.differing_fields(wanted, document)
+    warnings = [str(warning) for warning in lint.filter_roots(wanted)]
     if as_json:
-        commands.print_json({"matches": takes, "detail": detail, "warnings": warnings})
+        commands.print_json({"matches": is_match, "detail": detail, "warnings": warnings})
     else:
         console.print(detail, markup=False)
         for warning in warnings:
             console.print(f"warning: {warning}", markup=False)
-    raise typer.Exit(0 if takes else 1)
+    raise typer.Exit(0 if is_match else 1)
 
 
 def _content(option: str, text: str) -> bytes:
@@ -73,4 +73,4 @@ def _content(option: str, text: str) -> bytes:
     try:
         return Path(text).read_bytes()
     except OSError as exc:
-        raise errors.RegistrationError(option, f"is neither JSON nor a file that can be read: {exc.strerror}") from None
+        raise errors.RegistrationError(option, f"is neither JSON nor a readable file: {exc.strerror}") from None

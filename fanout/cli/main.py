@@ -1,6 +1,6 @@
-"""The `fanout` command: what it is called, what it takes, where the work is done.
+"""Define the `fanout` command: its subcommands, their options, and the functions they call.
 
-Each command reads the settings, calls one function and prints. Errors of ours end as one line on standard error.
+Each command reads the settings, calls one function and prints. A FanoutError ends as one line on standard error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-db = typer.Typer(help="The registry's schema in Postgres.", no_args_is_help=True)
-keys = typer.Typer(help="The key ring that seals customers' secrets.", no_args_is_help=True)
+db = typer.Typer(help="Migrate the registry's schema in Postgres.", no_args_is_help=True)
+keys = typer.Typer(help="Generate and rotate the keys that encrypt customers' secrets.", no_args_is_help=True)
 app.add_typer(db, name="db")
 app.add_typer(endpoints.app, name="endpoints")
 app.add_typer(keys, name="keys")
@@ -42,23 +42,23 @@ _settings, _print_json, _print_table = commands.settings_of, commands.print_json
 @app.callback()
 def _common(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="The only settings file (TOML). Default: ./fanout.toml.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); no other is read. Default: ./fanout.toml.")] = None,
 ) -> None:
     context.obj = config
 
 
 @app.command()
 def up(
-    root: Annotated[Path, typer.Option(help="Folder that keeps the data.")] = Path(".fanout"),
+    root: Annotated[Path, typer.Option(help="Folder for the data.")] = Path(".fanout"),
     kafka_port: Annotated[int, typer.Option(help="Port of Kafka.")] = 9092,
 ) -> None:
-    """Start an embedded Postgres and Kafka and keep them running until Ctrl-C."""
+    """Start Postgres and Kafka on this machine, for development, until Ctrl-C."""
     from fanout.local import stack  # noqa: PLC0415  # needs the extra `local`, which a production image leaves out
 
     with stack.Stack(root, kafka_port=kafka_port) as running:
         stack.write_local_settings(root, running)
         console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
-        console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C ends both.")
+        console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C stops both.")
         commands.stop_event().wait()
 
 
@@ -67,7 +67,7 @@ def db_migrate(
     context: typer.Context,
     wait: Annotated[float, typer.Option(help="Seconds to wait for a Postgres that does not answer yet.")] = 0,
 ) -> None:
-    """Bring the schema to the version that this code works with. Safe to repeat, and while the job runs."""
+    """Migrate the schema to the version that this code needs. Safe to repeat, also while the job runs."""
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
     config = _settings(context)
@@ -81,12 +81,14 @@ def db_migrate(
 def apply(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="YAML document; see docs/registering.md.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
-    prune: Annotated[bool, typer.Option(help="Delete what the file's customers have and the file does not name.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse what is only warned of, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")] = False,
+    prune: Annotated[bool, typer.Option(help="Also delete rows of the file's customers that the file does not name.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Treat warnings as errors: refuse the file, and change nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register tenants, endpoints and subscriptions from FILE. Safe to repeat: only differences change."""
+    """Register the tenants, endpoints and subscriptions in FILE. Safe to repeat: only differences are written."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     result = registry_commands.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
@@ -100,26 +102,26 @@ def apply(
 def get(
     context: typer.Context,
     kind: Annotated[str, typer.Argument(help="tenants, customers, endpoints, subscriptions or event-types; or KIND/ID.")],
-    row_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this one.")] = None,
+    row_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only the row with this id.")] = None,
     output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is registered. Secrets are never shown."""
+    """Show rows of the registry. Secrets are never shown."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     name, _, in_kind = kind.partition("/")
     if in_kind and row_id is not None:
-        raise typer.BadParameter(f"name one id: {kind} or {name} {row_id}")
-    of = registry_commands.kind_of(name)
-    rows = registry_commands.get(_settings(context), of, in_kind or (row_id and listing.id_of(row_id, of.singular)))
+        raise typer.BadParameter(f"two ids are given: write {kind}, or {name} {row_id}")
+    listed = registry_commands.kind_of(name)
+    rows = registry_commands.get(_settings(context), listed, in_kind or (row_id and listing.id_of(row_id, listed.singular)))
     wide = [registry_commands.shortened(row) for row in rows]
-    table = listing.columns(wide, of.brief)
-    listing.show(rows, kind=of.singular, key="id", form=output, as_json=as_json, table=table, wide=wide)
+    table = listing.columns(wide, listed.brief)
+    listing.show(rows, kind=listed.singular, key="id", form=output, as_json=as_json, table=table, wide=wide)
 
 
 @keys.command("generate")
 def keys_generate() -> None:
-    """Print a new key for the setting `keys.ring`."""
+    """Print a new encryption key for the setting `keys.ring`."""
     from subscriptions_db.secrets import keyring  # noqa: PLC0415
 
     console.print(keyring.generate())
@@ -127,23 +129,23 @@ def keys_generate() -> None:
 
 @keys.command("rotate")
 def keys_rotate(context: typer.Context) -> None:
-    """Seal every secret with the active key. Afterwards the other keys of the ring may be removed."""
+    """Encrypt every secret with the active key. Afterwards the other keys of the ring may be removed."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
-    console.print(f"{registry_commands.rotate_keys(_settings(context))} secrets sealed anew")
+    console.print(f"{registry_commands.rotate_keys(_settings(context))} secrets encrypted again with the active key")
 
 
 @app.command()
 def run(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Deliver what is in Kafka now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Handle the events that are in Kafka now, then exit.")] = False,
     lanes: Annotated[
         str,
-        typer.Option(help="Which lanes to run, with commas: direct, batch, retry, realtime. [default: all that have topics]"),
+        typer.Option(help="Lanes to run, separated by commas: direct, batch, retry, realtime. [default: all that have topics]"),
     ] = "",
 ) -> None:
-    """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C end it between micro-batches."""
-    from delivery import job  # noqa: PLC0415  # pyspark takes a second to import; the other commands do without
+    """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it between micro-batches."""
+    from delivery import job  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
     from delivery.stages.lanes import session  # noqa: PLC0415
     from fanout.jvm import class_archive, jars  # noqa: PLC0415
 
@@ -155,12 +157,14 @@ def run(
 @app.command("accept-loss")
 def accept_loss(
     context: typer.Context,
-    lanes: Annotated[str, typer.Option(help="Which lanes' checkpoints, with commas. [default: all that have topics]")] = "",
-    is_sure: Annotated[bool, typer.Option("--yes", help="Note what is lost in the audit log, and go on behind it.")] = False,
+    lanes: Annotated[str, typer.Option(help="Lanes to examine, separated by commas. [default: all that have topics]")] = "",
+    is_sure: Annotated[
+        bool, typer.Option("--yes", help="Write the loss to the audit log, and move the checkpoints past it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which records were gone before the job read them; with --yes, let it go on without them. The job is stopped."""
-    from delivery import job  # noqa: PLC0415  # as above
+    """Show records that Kafka deleted before the job read them. --yes lets it continue without them. Stop the job first."""
+    from delivery import job  # noqa: PLC0415  # importing pyspark takes a second
     from delivery.stages.lanes import session  # noqa: PLC0415
     from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
     from fanout.admin import accept_loss  # noqa: PLC0415
@@ -176,35 +180,37 @@ def accept_loss(
     _print_table(found)
     if found:
         console.print(
-            "It is in the audit log, and the job goes on behind it." if is_sure else "Say --yes to go on without them."
+            "The loss is in the audit log. The job continues after these records."
+            if is_sure
+            else "Nothing was changed. To continue without these records, run the command again with --yes."
         )
 
 
 def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in chosen.split(",")))
     if unknown := set(names) - set(known):
-        raise errors.SettingsError(f"there is no lane {min(unknown)!r}: there are {', '.join(known)}")
+        raise errors.SettingsError(f"there is no lane {min(unknown)!r}; the lanes are {', '.join(known)}")
     return names
 
 
 @app.command()
 def prepare() -> None:
-    """Fetch the jars, and archive the classes that Spark starts with: each once, so that `fanout run` starts sooner."""
+    """Download the jars and build the archive of Spark's classes, so that `fanout run` starts faster. Safe to repeat."""
     from fanout.jvm import class_archive, jars  # noqa: PLC0415
 
     jars.ensure()
     try:
         class_archive.ensure()
-    except errors.LocalStackError as exc:  # a Java that makes none runs all the same
-        console.print(f"{exc}\nIt is not needed: a start takes some seconds longer.", markup=False)
+    except errors.LocalStackError as exc:  # the job also runs with a Java that cannot build the archive
+        console.print(f"{exc}\nThe job runs without the class archive; its start takes some seconds longer.", markup=False)
 
 
 @app.command()
 def archive(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Archive what is in Kafka now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Archive the records that are in Kafka now, then exit.")] = False,
 ) -> None:
-    """Keep dead letters and attempts in Postgres, to be polled and searched. SIGTERM and Ctrl-C end it between two writes."""
+    """Copy dead letters and attempts to Postgres; run redrives and replays. SIGTERM and Ctrl-C stop it between writes."""
     from fanout.archiver import process  # noqa: PLC0415
 
     process.run(_settings(context), stop=commands.stop_event(), once=once)
@@ -213,18 +219,19 @@ def archive(
 @app.command()
 def publish(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="NDJSON file, `-` for standard input.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Topic for all events. Default: made of each event's type.")] = None,
-    generate: Annotated[int, typer.Option(help="Generate so many events instead of reading a file.")] = 0,
-    event_type: Annotated[str, typer.Option("--type", help="Type of generated events.")] = "order.created",
-    tenants: Annotated[int, typer.Option(help="Generate events of tenants tenant-1 to tenant-N.")] = 1,
+    file: Annotated[Path | None, typer.Argument(help="NDJSON file; `-` is standard input.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Topic for all events. Default: by each event's type.")] = None,
+    generate: Annotated[int, typer.Option(help="Generate this many events instead of reading a file.")] = 0,
+    event_type: Annotated[str, typer.Option("--type", help="Type of the generated events.")] = "order.created",
+    tenants: Annotated[int, typer.Option(help="Number of tenants of the generated events: tenant-1 to tenant-N.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the generated events.")] = 0,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="Publish also what the job would reject.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Also publish events that the job would reject.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish events from NDJSON or generated ones. Missing topics are created.
+    """Publish events from NDJSON, or generated events. Missing topics are created.
 
-    Of a file with a line that the job would reject nothing is published; of standard input, the lines before it.
+    A line that the job would reject stops the command. From a file nothing is published then; from standard input, the lines
+    before it are.
     """
     from delivery.config import worker_plans  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415
@@ -241,7 +248,7 @@ def publish(
         else:  # all lines are checked before the first is published
             messages = list(publishing.from_lines(file.read_bytes().splitlines(), config.source, topic, layout))
     else:
-        raise typer.BadParameter("name an NDJSON file, or say --generate N")
+        raise typer.BadParameter("there is nothing to publish: name an NDJSON file, or add --generate N")
     published = publishing.publish_all(config, messages)
     if as_json:
         _print_json({"published": sum(published.values()), "topics": published})
@@ -252,11 +259,13 @@ def publish(
 @app.command()
 def listen(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 9000,
-    secret: Annotated[list[str] | None, typer.Option(help="Signing secret (whsec_…) to verify with; may be repeated.")] = None,
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Signing secret (whsec_…) for verification; may be repeated.")
+    ] = None,
     status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Receive webhooks on this machine: verify each signature and print it."""
+    """Receive webhooks on this machine: verify and print each request."""
     from fanout.local import receiver  # noqa: PLC0415
 
     def show(received: receiver.Received) -> None:
@@ -278,14 +287,14 @@ def listen(
     with receiver.Receiver(
         secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
     ) as listening:
-        commands.say(f"listening on {listening.url}; Ctrl-C ends")
+        commands.say(f"listening on {listening.url}; Ctrl-C stops")
         commands.stop_event().wait()
 
 
 @app.command()
 def demo(
-    events: Annotated[int, typer.Option(min=100, help="How many events to publish.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of tenants, subscriptions and events.")] = 1,
+    events: Annotated[int, typer.Option(min=100, help="Number of events to publish.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the generated tenants, subscriptions and events.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
 ) -> None:
     """Run the whole platform on this machine and prove that nothing is lost."""
@@ -299,7 +308,7 @@ def demo(
 
 @app.command()
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Check everything that the platform needs, and say how to mend what is missing."""
+    """Check everything that the platform needs, and show how to repair each fault. Exit code 1: there is a fault."""
     from fanout.admin import diagnosis  # noqa: PLC0415
 
     findings = diagnosis.examine(_settings(context))
@@ -316,18 +325,19 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 def reconcile(
     context: typer.Context,
     since: Annotated[
-        str | None, typer.Option(help="Only what was handled since: 24h, or 2026-05-01T10:00Z. Default: all.")
+        str | None,
+        typer.Option(help="Only events handled at or after this time: 24h (ago), or 2026-05-01T10:00Z. Default: all."),
     ] = None,
     max_wait: Annotated[
-        str, typer.Option(help="The longest max_wait_s of all endpoints: what waits for its batch for longer does not add up.")
+        str, typer.Option(help="Longest max_wait_s of all endpoints. An event that waits longer for its batch is a finding.")
     ] = "24h",
     settle: Annotated[
         str,
-        typer.Option(help="While the job runs: what was written in the last such time is not judged. 0s: the job is stopped."),
+        typer.Option(help="While the job runs, records of this last time are not judged. 0s: the job is stopped."),
     ] = "10s",
     as_json: AsJson = False,
 ) -> None:
-    """Prove from the topics that in = delivered + pending + dead-lettered + skipped. Exit code 1: it does not add up."""
+    """Prove from the topics that in = delivered + pending + dead-lettered + skipped. Exit code 1: there are findings."""
     from fanout.reconcile import proving  # noqa: PLC0415
     from fanout.terminal import times  # noqa: PLC0415
 
@@ -347,7 +357,7 @@ def reconcile(
 
 @app.command("config")
 def config_(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show every setting, its value here and what it means. Secrets are starred out."""
+    """Show every setting, its present value and its meaning. Secrets are starred out."""
     loaded = _settings(context)
     rows = [
         {
@@ -369,7 +379,7 @@ app.command()(smoke_test.smoke_test)
 
 
 def main() -> None:
-    """Run the command; turn our errors into one line and an exit code: 2 for settings, 1 for the rest."""
+    """Run the command. Print a FanoutError as one line, and exit with 2 for settings and 1 for other errors."""
     try:
         app()
     except errors.SettingsError as exc:

@@ -1,6 +1,6 @@
-"""The commands `fanout replays …`: what they are called, what they take, what they print.
+"""Define the commands `fanout replays …`: their names, options and output.
 
-Runs in the command. A replay is asked for over the API, and carried out by `fanout archive`.
+Runs in the command. Customers request replays over the API; `fanout archive` executes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from subscriptions_db.api.deliveries import replays
 from subscriptions_db.postgres import audit, connect, migrate
 from subscriptions_db.replays import requests
 
-app = typer.Typer(help="Replays: deliveries that customers asked for again.", no_args_is_help=True)
+app = typer.Typer(help="List, show and cancel replays: past deliveries that a customer asked for again.", no_args_is_help=True)
 ReplayId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "replay"))]
 BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "dead_lettered", "skipped")
 
@@ -25,21 +25,21 @@ BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "d
 @app.command("list")
 def list_(
     context: typer.Context,
-    endpoint: Annotated[str | None, typer.Option(help="Only of this endpoint.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
+    endpoint: Annotated[str | None, typer.Option(help="Only replays to this endpoint.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many replays, the newest.")] = 50,
     output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
     """List replays of all customers, the newest first."""
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
-        rows = [_row(one) for one in requests.newest(connection, endpoint_id=endpoint, limit=limit)]
+        rows = [_row(replay) for replay in requests.newest(connection, endpoint_id=endpoint, limit=limit)]
     listing.show(rows, kind="replay", key="id", form=output, as_json=as_json, table=listing.columns(rows, BRIEF))
 
 
 @app.command()
 def show(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -> None:
-    """Show one replay: what was asked for, and how far it is."""
+    """Show one replay: its request and its progress."""
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
         row = _row(_found(connection, replay_id))
@@ -51,13 +51,13 @@ def show(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -
 
 @app.command()
 def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -> None:
-    """Hand nothing more of a replay over. What was handed over is delivered."""
+    """Cancel a replay: no more of its deliveries are enqueued. Those already enqueued are delivered."""
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
         with connection.transaction():
             before = _found(connection, replay_id)
             if not requests.cancel(connection, before.customer_id, replay_id, now=dt.datetime.now(dt.UTC)):
-                raise errors.RegistrationError(replay_id, f"the replay is {before.state}: there is nothing to cancel")
+                raise errors.RegistrationError(replay_id, f"is not cancelled: the replay is {before.state} already")
             audit.note(
                 connection, audit.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
                 before={"state": before.state}, after={"state": requests.State.CANCELLED},
@@ -66,9 +66,7 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
     if as_json:
         commands.print_json(row)
     else:
-        commands.console.print(
-            f"{replay_id} is cancelled; {row['handed_over']} deliveries were handed over before", markup=False
-        )
+        commands.console.print(f"{replay_id} is cancelled; {row['handed_over']} deliveries were enqueued before", markup=False)
 
 
 def _found(connection: connect.Connection, replay_id: str) -> requests.Replay:

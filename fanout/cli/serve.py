@@ -1,4 +1,4 @@
-"""The commands of the HTTP API: `fanout serve`, `fanout openapi` and `fanout api-keys …`: what they are called, take and print.
+"""Define `fanout serve`, `fanout openapi` and `fanout api-keys …`, the commands of the HTTP API.
 
 Runs in the command.
 """
@@ -16,11 +16,11 @@ from fanout.terminal import commands, listing, times
 from fanout.terminal.commands import AsJson, console
 from subscriptions_db.api.contract.principals import Scope
 
-app = typer.Typer(help="Keys of the HTTP API: for the operator, and for customers.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke keys of the HTTP API, for operators and customers.", no_args_is_help=True)
 
 
 def serve(context: typer.Context) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C; what is under way is answered first."""
+    """Serve the HTTP API until SIGTERM or Ctrl-C. Requests in flight are answered first."""
     from subscriptions_db.api.server import run  # noqa: PLC0415
 
     config = commands.settings_of(context)
@@ -38,13 +38,17 @@ def openapi() -> None:
 @app.command()
 def create(
     context: typer.Context,
-    scope: Annotated[Scope, typer.Option(help="What it may do.")],
-    customer: Annotated[str | None, typer.Option(help="Whose it is; none for scopes operator and executor.")] = None,
-    name: Annotated[str, typer.Option(help="What it is for, for people.")] = "",
-    expires: Annotated[str | None, typer.Option(help="After 90d, or at 2027-01-01T00:00Z. Default: never.")] = None,
+    scope: Annotated[Scope, typer.Option(help="What the key permits.")],
+    customer: Annotated[
+        str | None, typer.Option(help="Customer who owns the key. Scopes operator and executor have none.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the key is for; only people read it.")] = "",
+    expires: Annotated[
+        str | None, typer.Option(help="When the key expires: 90d (from now), or 2027-01-01T00:00Z. Default: never.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and show it, once. Of it a digest is kept, and its beginning, by which it is called."""
+    """Create a key and show it once. The platform stores only its digest, and its first characters as its id."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
@@ -56,17 +60,17 @@ def create(
     if as_json:
         commands.print_json({"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends})
     else:
-        console.print(f"{made.key_id} is made; it is not shown again:\n  {text}")
+        console.print(f"{made.key_id} is created. Keep the key now; it is not shown again:\n  {text}")
 
 
 @app.command("list")
 def list_(
     context: typer.Context,
-    customer: Annotated[str | None, typer.Option(help="Only of this customer.")] = None,
+    customer: Annotated[str | None, typer.Option(help="Only keys of this customer.")] = None,
     output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """List keys by their beginnings, revoked and expired ones included."""
+    """List keys by their ids, revoked and expired keys included."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
@@ -80,10 +84,10 @@ def list_(
 @app.command()
 def revoke(
     context: typer.Context,
-    key: Annotated[str, typer.Argument(help="Its beginning (fk_…, as `list` shows it), or all of it.")],
+    key: Annotated[str, typer.Argument(help="The key's id (fk_…, as `list` shows it), or the whole key.")],
     as_json: AsJson = False,
 ) -> None:
-    """Take a key away, for good: within 5 s nothing is answered to it."""
+    """Revoke a key for good. Within 5 s the API refuses every request that uses it."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
@@ -99,12 +103,12 @@ def revoke(
 
 
 def _moment(text: str) -> dt.datetime:
-    """Return a moment to come: after so long, or at a date or time."""
+    """Return a future moment from a duration from now, or from a date or time."""
     now = dt.datetime.now(dt.UTC)
     after = times.duration(text)
     if after is not None:
         return now + after
     moment = dt.datetime.fromtimestamp(times.moment_ms("--expires", text, now_ms=round(time.time() * 1000)) / 1000, dt.UTC)
     if moment <= now:
-        raise errors.SettingsError(f"--expires is a moment to come; {text} has passed")
+        raise errors.SettingsError(f"--expires must be in the future, and {text} has passed: no key was created")
     return moment

@@ -1,4 +1,4 @@
-"""The command `fanout smoke-test`: what it is called, takes and prints.
+"""Define the command `fanout smoke-test`: its options and output.
 
 Runs in the command.
 """
@@ -17,16 +17,17 @@ from fanout.terminal.commands import AsJson, console
 def smoke_test(
     context: typer.Context,
     endpoint_url: Annotated[
-        str | None, typer.Option(help="Deliver to this endpoint, which has to answer 2xx. Default: to a receiver in here.")
+        str | None,
+        typer.Option(help="Deliver to this URL, which must answer 2xx. Default: a receiver that this command opens."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address of this machine at which the job reaches the receiver.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the receiver.")] = 8080,
-    timeout: Annotated[float, typer.Option(help="Seconds until the test has failed.")] = 60,
+    host: Annotated[str, typer.Option(help="Address of this machine by which the job reaches that receiver.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of that receiver.")] = 8080,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the delivery before the test fails.")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver one signed event through the job that runs, and clean up. Exit code 1: it did not arrive.
+    """Deliver one signed event through the running job, and clean up. Exit code 1: the event did not arrive.
 
-    The tenant, the customer and the topic fanout-smoke-test stay. The login of database.url must be allowed to register.
+    The tenant, the customer and the topic fanout-smoke-test stay. The login in database.url needs the right to register.
     """
     from fanout.admin import smoke_testing  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Kafka, for the commands.
+"""Read and write Kafka topics, for the commands.
 
-In: topics. Out: their records up to now, and events published.
+In: topics and events. Out: the records of topics up to now; published events.
 """

@@ -1,4 +1,4 @@
-"""Name a partition of a topic. Runs in the commands."""
+"""Define the name of a partition. Runs in the commands and in `fanout archive`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Publish events to Kafka: from NDJSON lines, or generated.
 
-Runs in the command. A line is a plain JSON event; its type names the topic.
+Runs in the command and in `fanout archive`. A line is a JSON event; its type names the topic.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from delivery.webhooks.events import parsing
 
 FLUSH_TIMEOUT_S = 30
 EVENT_PARTITIONS = 4
+"""Partitions of a topic that `fanout publish` creates."""
 _OPTIONS: dict[str, str | int | float | bool] = {
     "linger.ms": 5,
-    # So that a retry by the client does not publish an event twice; delivery.stages.kafka.sink says why one at a time.
+    # A retry by the client must not publish an event twice. delivery.stages.kafka.sink says why one request is in flight.
     "enable.idempotence": True,
     "max.in.flight.requests.per.connection": 1,
-    "partitioner": "murmur2_random",  # a key has the partition that the Java client, and so the job, gives it
+    "partitioner": "murmur2_random",  # gives a key the same partition as the Java client, which the job uses
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One Kafka record to be."""
+    """Record to publish."""
 
     topic: str
     value: bytes | None
@@ -45,17 +46,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where Kafka put a message."""
+    """Place of a published message."""
 
     message: Message
     partition: int
     offset: int
     appended_at_ms: int
-    """As Kafka's readers see it: when it was handed to the client, unless the topic keeps the time of the append itself."""
+    """Timestamp that readers see: when the client got the message, unless the topic uses the time of the append."""
 
 
 class Publisher:
-    """Publish messages, and say where each of them is. Used by one thread."""
+    """Publish messages, and report the place of each. Used by one thread."""
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
         self._producer = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(kafka))
@@ -63,13 +64,13 @@ class Publisher:
         self._failure: str | None = None
 
     def publish(self, message: Message) -> None:
-        """Hand over one message; waits when the client's buffer is full."""
+        """Give one message to the client. Waits while the client's buffer is full."""
 
-        def reported(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
+        def confirmed(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
             if error is not None:
                 self._failure = error.str()
-            elif (offset := record.offset()) is None:  # as delivery.stages.kafka.sink: a confirmation without an offset is none
-                self._failure = "the broker does not say where it is"
+            elif (offset := record.offset()) is None:  # not a confirmation: see delivery.stages.kafka.sink
+                self._failure = "the broker did not return its offset"
             else:
                 self._on_placed(
                     Placed(
@@ -83,7 +84,7 @@ class Publisher:
         while True:
             try:
                 self._producer.produce(
-                    message.topic, message.value, key=message.key, headers=list(message.headers), on_delivery=reported
+                    message.topic, message.value, key=message.key, headers=list(message.headers), on_delivery=confirmed
                 )
             except BufferError:
                 self._producer.poll(0.1)
@@ -92,18 +93,20 @@ class Publisher:
                 return
 
     def flush(self) -> None:
-        """Wait until Kafka has everything; raise KafkaUnavailable when it has not."""
+        """Wait until Kafka has every message; raise KafkaUnavailable if it does not."""
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
             raise errors.KafkaUnavailable(f"Kafka refused a record: {self._failure}")
         if left:
-            raise errors.KafkaUnavailable(f"{left} records are not confirmed after {FLUSH_TIMEOUT_S} s: is Kafka running?")
+            raise errors.KafkaUnavailable(
+                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s: check Kafka, then publish them again"
+            )
 
 
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
-    """Publish `messages`, creating the topics that are missing; return how many went to each topic.
+    """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    When the iterator raises, Kafka has all messages before that one.
+    If the iterator raises, Kafka has all messages before the failure.
     """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
@@ -121,9 +124,9 @@ def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[
 def from_lines(
     lines: Iterable[bytes], source: settings.Source, topic: str | None, layout: parsing.Layout | None
 ) -> Iterator[Message]:
-    """Yield a message per NDJSON line; raise RegistrationError that names the first line that is no event.
+    """Yield a message for each NDJSON line; raise RegistrationError with the number of the first line that is not an event.
 
-    With `layout` a line is refused that the job would reject; without one any JSON is taken.
+    With `layout`, a line that the job would reject is refused. Without it, any JSON is accepted.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -131,10 +134,12 @@ def from_lines(
         try:
             document = orjson.loads(line)
         except orjson.JSONDecodeError as exc:
-            raise errors.RegistrationError(f"line {number}", f"not JSON: {exc}") from exc
+            raise errors.RegistrationError(f"line {number}", f"is not JSON: {exc}") from exc
         named = topic or (isinstance(document, dict) and document.get(source.type_field))
         if not named:
-            raise errors.RegistrationError(f"line {number}", f"has no {source.type_field!r}; or name a topic with --topic")
+            raise errors.RegistrationError(
+                f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic"
+            )
         message = Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
         if layout is not None:
             _require_event(f"line {number}", message, layout)
@@ -146,8 +151,8 @@ def _require_event(where: str, message: Message, layout: parsing.Layout) -> None
     try:
         parsing.parse(record, layout)
     except errors.EventRejected as exc:
-        said = f"the job would reject it ({exc.reason}: {exc.detail}); --unchecked publishes it all the same"
-        raise errors.RegistrationError(where, said) from None
+        problem = f"the job would reject this event ({exc.reason}: {exc.detail}); --unchecked publishes it anyway"
+        raise errors.RegistrationError(where, problem) from None
 
 
 def generated(count: int, *, event_type: str, tenants: int, source: settings.Source, rng: random.Random) -> Iterator[Message]:

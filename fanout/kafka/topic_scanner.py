@@ -1,6 +1,6 @@
-"""Read topics from one end to the other, as they are now.
+"""Read topics up to their present ends.
 
-Runs in the command. Reads what Spark reads: the records of transactions that were given up as well.
+Runs in the command and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from delivery.stages.kafka import topics
 from fanout.kafka.places import Place
 
 TIMEOUT_S = 30
-AT_ONCE, WAIT_S = 2000, 0.1
-"""So many records are taken together; fewer, when no more have come after this time."""
-Take = Callable[[confluent_kafka.Message], None]
+MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
+"""Records of one poll at most, and seconds to wait for them."""
+Consume = Callable[[confluent_kafka.Message], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What is read of a partition."""
+    """Range of offsets to read from a partition."""
 
     place: Place
     low: int
-    """The first offset that Kafka still holds."""
+    """First offset that Kafka still has."""
     first: int
+    """First offset to read."""
     end: int
-    """Behind the last record."""
+    """Offset after the last record."""
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether nothing is gone that was written since the time that was asked for; without a time, nothing ever."""
+        """Return True if Kafka has deleted no record of the requested time. Without a requested time: no record ever."""
         return self.low == 0 or self.first > self.low
 
 
@@ -55,17 +56,18 @@ class Scanner:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_uncommitted",
-            "queued.max.messages.kbytes": 32 * 1024,  # in all partitions together, so that memory does not grow with the topics
+            "queued.max.messages.kbytes": 32
+            * 1024,  # for all partitions together, so that memory does not grow with the topics
         }
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
 
     def names(self) -> list[str]:
-        """Return the topics that there are."""
+        """Return the names of all topics."""
         with self._translated():
             return sorted(self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics)
 
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
-        """Return what there is to read now of these topics, from the first record that is not older than `since_ms`."""
+        """Return the present extents of these topics, from the first record that is not older than `since_ms`."""
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             places = [Place(name, number) for name in names if name in known for number in known[name].partitions]
@@ -75,11 +77,11 @@ class Scanner:
                 asked = [TopicPartition(*place, since_ms) for place in places]
                 for found in self._consumer.offsets_for_times(asked, TIMEOUT_S):
                     place = Place(found.topic, found.partition)
-                    starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all are older
+                    starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all records are older
         return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
 
-    def held(self, place: Place) -> tuple[int, int]:
-        """Return the first offset that Kafka holds of a partition and the one behind the last; (0, 0) where there is none."""
+    def bounds(self, place: Place) -> tuple[int, int]:
+        """Return the first offset of a partition and the offset after its last record; (0, 0) if there is no such partition."""
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             if place.topic not in known or place.partition not in known[place.topic].partitions:
@@ -87,8 +89,8 @@ class Scanner:
             low, high = self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S)
         return low, high
 
-    def read(self, extents: Iterable[Extent], what: str, take: Take) -> None:
-        """Hand every record of `extents` to `take`, those of a partition in their order."""
+    def read(self, extents: Iterable[Extent], what: str, consume: Consume) -> None:
+        """Call `consume` with every record of `extents`, in order within each partition. `what` names them for the operator."""
         ends = {extent.place: extent.end for extent in extents if extent.first < extent.end}
         firsts = {extent.place: extent.first for extent in extents}
         total = sum(end - firsts[place] for place, end in ends.items())
@@ -98,36 +100,38 @@ class Scanner:
             self._consumer.assign([TopicPartition(*place, firsts[place]) for place in ends])
             last = time.monotonic()
             while ends:
-                messages = self._consumer.consume(AT_ONCE, WAIT_S)
+                messages = self._consumer.consume(MAX_RECORDS_PER_POLL, POLL_S)
                 last = time.monotonic() if messages else last
                 if time.monotonic() - last > TIMEOUT_S:
-                    raise errors.KafkaUnavailable(f"{self._servers} sends nothing more of {what} for {TIMEOUT_S} s: try again")
+                    raise errors.KafkaUnavailable(
+                        f"Kafka at {self._servers} has sent no more {what} for {TIMEOUT_S} s: run the command again"
+                    )
                 for message in messages:
-                    self._take(message, ends, take)
+                    self._consume(message, ends, consume)
                 advance(len(messages))
             self._consumer.unassign()
 
-    def _take(self, message: confluent_kafka.Message, ends: dict[Place, int], take: Take) -> None:
+    def _consume(self, message: confluent_kafka.Message, ends: dict[Place, int], consume: Consume) -> None:
         place = Place(str(message.topic()), message.partition() or 0)
         error = message.error()
         if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
             raise errors.KafkaUnavailable(f"{place.topic}:{place.partition} cannot be read: {error.str()}")
         end, offset = ends.get(place), message.offset()
         if end is None:
-            return  # what came after its end
+            return  # a record after the end of its extent
         if error is None and offset is not None and offset != OFFSET_INVALID and offset < end:
             try:
-                take(message)
+                consume(message)
             except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
                 raise errors.RecordUnreadable(
-                    f"{place.topic}:{place.partition}:{offset} is not what the job writes there ({exc!r}): somebody else has "
-                    "written to this topic, or another version of the job"
+                    f"record {place.topic}:{place.partition}:{offset} is not one that this version of the job writes "
+                    f"({exc!r}): another program, or another version of the job, has written to this topic"
                 ) from exc
         if error is not None or offset is None or offset >= end - 1:
             del ends[place]
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         self._consumer.close()
 
     @contextlib.contextmanager
@@ -141,7 +145,7 @@ class Scanner:
 
     @contextlib.contextmanager
     def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show how far the reading is, on a terminal."""
+        """Show the progress on a terminal."""
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
@@ -151,12 +155,12 @@ class Scanner:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return the topics of these that hold events."""
+    """Return those of the topics that hold events."""
     own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 
 
 def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:
-    """Return a record's headers as the lanes have them: without a value is with an empty one."""
+    """Return a record's headers as the lanes read them: a missing value is an empty value."""
     pairs: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]  # as its document says
     return tuple((name, value or b"") for name, value in pairs)

@@ -1,4 +1,4 @@
 """`fanout reconcile`: the account of every delivery.
 
-In: the topics. Out: in = delivered + pending + dead-lettered + skipped, or findings that name the difference.
+In: the topics. Out: the account in = delivered + pending + dead-lettered + skipped, and findings that name differences.
 """

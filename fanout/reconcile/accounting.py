@@ -1,14 +1,14 @@
-"""Prove, from what the topics say, that in = delivered + pending + dead-lettered + skipped; name what does not add up. Pure.
+"""Prove from the topics that in = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
-Runs in the command and the tests. What can be proved:
+Runs in the command and the tests. The proof has three parts:
 
-* Each record of an event topic lies in a run that a receipt of the lane covers, or behind the last of them.
-* A receipt says how many deliveries of its run were due. So many have ended, by the log and the dead letters, or wait.
-* What waits in the retry lane is named in the retries topic, with the time until which it may. What waits for its batch is
-  named nowhere: it is what the receipt says was due, less all that is named, and may wait for as long as the longest
-  `max_wait_s`.
+1. Every record of an event topic is in a range of offsets that a receipt of the lane covers, or after the last receipt.
+2. A receipt states how many deliveries of its range were due. That many ended, by the log and the dead letters, or wait.
+3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
+   no topic: the number of these is the due count of the receipt minus all named deliveries. They may wait for the longest
+   `max_wait_s`.
 
-Not provable from topics: that the registry was read right, and that an endpoint has what it accepted.
+The topics cannot prove that the registry was right, nor that an endpoint still has what it accepted.
 """
 
 from __future__ import annotations
@@ -19,70 +19,71 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fanout.kafka.places import Place
-from fanout.reconcile import evidence, offset_receipts
+from fanout.reconcile import offset_receipts
 from fanout.reconcile.evidence import (
     DEAD,
     DEAD_IN_LOG,
     DELIVERED,
-    HANDED,
+    ENQUEUED,
+    NOBODY,
     REDRIVEN,
     REJECTED,
     REPLAYED,
     SKIPPED,
     Evidence,
-    Run,
-    Whose,
+    HandledRange,
+    Recipient,
 )
 from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 
 LANES = ("direct", "batch")
 UNNAMED = "(not named)"
 EXPIRED = "(no longer in Kafka)"
-LATE_MS = 3_600_000
-"""What has to end by a time has an hour more: a lane that stood still for some minutes has lost nothing."""
+GRACE_MS = 3_600_000
+"""Milliseconds, one hour. A delivery is overdue only this long after its expiry, because a paused lane has lost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """By what is judged."""
+    """Conditions of a reconciliation: its time, and which topics are complete."""
 
     now_ms: int
     since_ms: int | None = None
-    """Receipts that were written before are not judged; None: all are."""
+    """Receipts written before this time are not judged. None: all are judged."""
     until_ms: int
-    """Receipts that were written later are not judged: rows beside them may not have been there yet."""
+    """Receipts written after this time are not judged, because other records of their micro-batch may not have been read."""
     is_stopped: bool = False
-    """Whether the job is known not to run: then nothing is under way."""
+    """True if the job is known to be stopped, so that no micro-batch is in flight."""
     max_wait_s: float = 86_400.0
-    """For so long may an event wait for its batch."""
+    """Seconds that an event may wait for its batch."""
     from_first: bool = True
-    """Whether a lane must have handled a partition from its first record on; else from its first receipt on."""
+    """True if a lane must have handled a partition from its first record. False: from its first receipt."""
     retries_known: bool = True
-    """Whether all that was handed to the retry lane meanwhile still stands in the retries topic."""
+    """True if the retries topic still has every record of the judged time."""
     rejected_known: bool = True
-    """Whether all records that were rejected in the time still stand in theirs."""
+    """True if the topic of rejected records still has every record of the judged time."""
     letters_known: bool = True
-    """Whether all dead letters of the time still stand in their topic."""
+    """True if the dead-letter topic still has every record of the judged time."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """How deliveries ended."""
+    """Numbers of deliveries, by outcome."""
 
     delivered: int = 0
     pending: int = 0
     dead_lettered: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     lost: int = 0
-    """What is due and neither has ended nor waits."""
+    """Deliveries that were due, and neither ended nor wait."""
     repeated: int = 0
-    """Acceptances beyond a delivery's first."""
+    """Acceptances after the first acceptance of a delivery."""
     replayed: int = 0
-    """Acceptances that somebody asked for, beside all these: whatever had become of the delivery, or had it not been due."""
+    """Acceptances of replays. They are in no other number, and change nothing about the original deliveries."""
 
     @property
     def due(self) -> int:
-        """Return how many there are."""
+        """Return the number of deliveries that were due."""
         return self.delivered + self.pending + self.dead_lettered + self.skipped.total() + self.lost
 
     def add(self, other: Counts) -> None:
@@ -95,7 +96,7 @@ class Counts:
         self.replayed += other.replayed
 
     def document(self) -> dict[str, Any]:
-        """Return them for machines."""
+        """Return the counts for machines."""
         return {
             "due": self.due,
             "delivered": self.delivered,
@@ -109,7 +110,7 @@ class Counts:
 
 
 class Group(NamedTuple):
-    """What is accounted for together."""
+    """Key by which deliveries are counted together."""
 
     lane: str
     event_type: str
@@ -118,18 +119,18 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LaneAccount:
-    """What a lane has read, and how all that was due in it ended."""
+    """Records that a lane read, and the outcomes of the deliveries that were due."""
 
     records: int = 0
     rejected: int = 0
     counts: Counts = field(default_factory=Counts)
     behind: int = 0
-    """Records that it has not handled, or only just."""
+    """Records that no judged receipt covers yet."""
 
 
 @dataclass(slots=True)
 class Account:
-    """How everything adds up."""
+    """Counts and findings of a reconciliation."""
 
     lanes: dict[str, LaneAccount]
     groups: dict[Group, Counts] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class Account:
 
     @property
     def holds(self) -> bool:
-        """Tell whether everything adds up."""
+        """Return True if there are no findings."""
         return not self.findings.by_kind
 
     def document(self) -> dict[str, Any]:
@@ -154,17 +155,17 @@ class Account:
         }
 
 
-def account(told: Evidence, terms: Terms) -> Account:
-    """Return the account of all lanes that have ever run. One partition of an event topic after the other."""
-    result = Account({lane: LaneAccount() for lane in LANES if told.has(lane)})
-    for place in told.places():
-        walks = {lane: _Walk(lane, place, told, terms, result) for lane in result.lanes}
-        for offset, whose, states in told.said(place):
-            if whose is evidence.NOBODY:
+def account(evidence: Evidence, terms: Terms) -> Account:
+    """Return the account of all lanes with any evidence, going through one partition of an event topic after the other."""
+    result = Account({lane: LaneAccount() for lane in LANES if evidence.has_lane(lane)})
+    for place in evidence.places():
+        walks = {lane: _Walk(lane, place, evidence, terms, result) for lane in result.lanes}
+        for offset, recipient, states in evidence.statements(place):
+            if recipient is NOBODY:
                 for walk in walks.values():
-                    walk.take_rejected(offset, states)
-            elif whose.lane in walks:
-                walks[whose.lane].take(offset, whose, states)
+                    walk.add_rejected(offset, states)
+            elif recipient.lane in walks:
+                walks[recipient.lane].add(offset, recipient, states)
         for walk in walks.values():
             walk.finish()
     for group, counts in result.groups.items():
@@ -173,154 +174,163 @@ def account(told: Evidence, terms: Terms) -> Account:
 
 
 class _Walk:
-    """Go through one partition in the order of its offsets, for one lane."""
+    """Account for one partition and one lane, in the order of offsets."""
 
-    def __init__(self, lane: str, place: Place, told: Evidence, terms: Terms, result: Account) -> None:
-        self._lane, self._place, self._told, self._terms, self._result = lane, place, told, terms, result
-        receipts = told.runs(lane, place)
+    def __init__(self, lane: str, place: Place, evidence: Evidence, terms: Terms, result: Account) -> None:
+        self._lane, self._place, self._evidence, self._terms, self._result = lane, place, evidence, terms, result
+        receipts = evidence.ranges(lane, place)
         since_ms = terms.since_ms or 0
-        self._found = offset_receipts.counted([run for run in receipts if since_ms <= run.written_at_ms <= terms.until_ms])
-        self._last = max((run.last for run in receipts), default=-1)
-        """Of all receipts, also those that are not judged."""
+        self._effective = offset_receipts.effective(
+            [handled for handled in receipts if since_ms <= handled.written_at_ms <= terms.until_ms]
+        )
+        self._last = max((handled.last for handled in receipts), default=-1)
+        """Last offset of all receipts, including receipts that are not judged."""
         self._unfinished: list[int] = []
-        """First offset and last, of what has ended behind it."""
-        self._runs = self._found.runs
+        """First and last offset of the deliveries that ended after `_last`."""
+        self._ranges = self._effective.ranges
         self._at = 0
-        self._begin()
-        self._read_on()
+        self._reset_range()
+        self._account_records()
 
-    def _begin(self) -> None:
-        """Begin a run."""
-        self._of_run = 0
-        """What is named of the run: ended, waiting, or lost."""
+    def _reset_range(self) -> None:
+        """Reset the counts for the next range."""
+        self._named_in_range = 0
+        """Deliveries of the range that a topic names: ended, waiting or lost."""
         self._rejected = self._rejected_by_a_lane = 0
 
-    def _read_on(self) -> None:
-        """Account for the records, before what came of them."""
-        held = self._told.events.get(self._place)
+    def _account_records(self) -> None:
+        """Account for the records of the partition: find gaps, and records that the lane skipped."""
+        stored = self._evidence.events.get(self._place)
         of_lane = self._result.lanes[self._lane]
-        if held is not None:
-            of_lane.behind += held.count(max((run.last for run in self._runs), default=held.first - 1) + 1, held.end)
-        if not self._runs:
+        if stored is not None:
+            of_lane.behind += stored.count(
+                max((handled.last for handled in self._ranges), default=stored.first - 1) + 1, stored.end
+            )
+        if not self._ranges:
             return
-        begin = self._runs[0].first
-        if self._terms.from_first and held is not None:
-            begin = min(begin, held.first)
-        for gap in offset_receipts.gaps(self._found, begin):
-            expired_until = gap.last if held is None else min(gap.last, held.first - 1)
+        begin = self._ranges[0].first
+        if self._terms.from_first and stored is not None:
+            begin = min(begin, stored.first)
+        for gap in offset_receipts.gaps(self._effective, begin):
+            expired_until = gap.last if stored is None else min(gap.last, stored.first - 1)
             if gap.first <= expired_until:
                 self._find(Kind.EXPIRED, gap.first, expired_until, expired_until - gap.first + 1)
-            if held is not None and (records := held.count(gap.first, gap.last)):
-                self._find(Kind.UNHANDLED, max(gap.first, held.first), gap.last, records)
-        for run in self._found.halves:
-            self._find(Kind.READ_AGAIN, run.first, run.last, run.records)
-        for run in self._runs:
-            of_lane.records += run.records
-            of_lane.rejected += run.rejected
-            # Fewer are no finding: a compacted topic drops some later.
-            if held is not None and run.first >= held.first and (missed := held.count(run.first, run.last) - run.records) > 0:
-                self._find(Kind.UNREAD, run.first, run.last, missed)
+            if stored is not None and (records := stored.count(gap.first, gap.last)):
+                self._find(Kind.UNHANDLED, max(gap.first, stored.first), gap.last, records)
+        for handled in self._effective.partly_read_again:
+            self._find(Kind.READ_AGAIN, handled.first, handled.last, handled.records)
+        for handled in self._ranges:
+            of_lane.records += handled.records
+            of_lane.rejected += handled.rejected
+            # Fewer records are not a finding: a compacted topic drops some later.
+            if (
+                stored is not None
+                and handled.first >= stored.first
+                and (missed := stored.count(handled.first, handled.last) - handled.records) > 0
+            ):
+                self._find(Kind.UNREAD, handled.first, handled.last, missed)
 
-    def take_rejected(self, offset: int, states: list[int]) -> None:
-        if self._is_in_run(offset):
+    def add_rejected(self, offset: int, states: list[int]) -> None:
+        """Count a rejected record."""
+        if self._is_in_range(offset):
             if REJECTED in states:
                 self._rejected += 1
             else:
                 self._rejected_by_a_lane += 1
 
-    def take(self, offset: int, whose: Whose, states: list[int]) -> None:
-        """Take all that is said of one delivery. What replays have brought proves nothing of what was due."""
+    def add(self, offset: int, recipient: Recipient, states: list[int]) -> None:
+        """Count one delivery by all its states. Replays are counted apart: they do not prove that a delivery was due."""
         if REPLAYED in states:
-            self._replayed(offset, whose, states.count(REPLAYED))
+            self._add_replayed(offset, recipient, states.count(REPLAYED))
             states = [state for state in states if state != REPLAYED]
         if states:
-            self._take_due(offset, whose, states)
+            self._add_due(offset, recipient, states)
 
-    def _take_due(self, offset: int, whose: Whose, states: list[int]) -> None:
-        if not self._is_in_run(offset):
+    def _add_due(self, offset: int, recipient: Recipient, states: list[int]) -> None:
+        if not self._is_in_range(offset):
             if offset > self._last:
                 self._unfinished = [*self._unfinished[:1], offset]
             return
-        event_type = self._told.type_at(self._place, offset)
+        event_type = self._evidence.type_at(self._place, offset)
         if event_type == "":
-            self._find(Kind.NO_EVENT, offset, offset, 1, whose)
-        self._of_run += 1
-        counts = self._counts(event_type or EXPIRED, whose.endpoint_id)
+            self._find(Kind.NO_EVENT, offset, offset, 1, recipient)
+        self._named_in_range += 1
+        counts = self._counts(event_type or EXPIRED, recipient.endpoint_id)
         if states == [DELIVERED]:  # the usual case
             counts.delivered += 1
             return
-        ways = {way for state in states if (way := _way(state, is_redriven=REDRIVEN in states))}
-        if len(ways) > 1:
-            self._find(Kind.CONTRADICTION, offset, offset, 1, whose, detail=f"It was {' and '.join(sorted(ways))}")
+        outcomes = {outcome for state in states if (outcome := _outcome(state, is_redriven=REDRIVEN in states))}
+        if len(outcomes) > 1:
+            self._find(Kind.CONTRADICTION, offset, offset, 1, recipient, detail=f"It was {' and '.join(sorted(outcomes))}")
         if DELIVERED in states:
             counts.delivered += 1
             counts.repeated += states.count(DELIVERED) - 1
-        elif "dead-lettered" in ways:
+        elif "dead-lettered" in outcomes:
             counts.dead_lettered += 1
             if DEAD not in states and self._terms.letters_known:
-                self._find(Kind.NO_LETTER, offset, offset, 1, whose)
-        elif "skipped" in ways:
-            counts.skipped[self._told.reasons[next(state for state in states if state >= SKIPPED) - SKIPPED]] += 1
+                self._find(Kind.NO_LETTER, offset, offset, 1, recipient)
+        elif "skipped" in outcomes:
+            counts.skipped[self._evidence.reasons[next(state for state in states if state >= SKIPPED) - SKIPPED]] += 1
         else:
-            self._wait(offset, whose, states, counts)
+            self._add_waiting(offset, recipient, states, counts)
 
-    def _replayed(self, offset: int, whose: Whose, many: int) -> None:
-        """Count what was asked for again. A replay need not ask for what was due, nor for what a lane has come to."""
-        self._counts(self._told.type_at(self._place, offset) or EXPIRED, whose.endpoint_id).replayed += many
+    def _add_replayed(self, offset: int, recipient: Recipient, total: int) -> None:
+        """Count acceptances of replays. A replay may include deliveries that were not due, and events that no lane has read."""
+        self._counts(self._evidence.type_at(self._place, offset) or EXPIRED, recipient.endpoint_id).replayed += total
 
-    def _wait(self, offset: int, whose: Whose, states: list[int], counts: Counts) -> None:
-        """Take what has not ended."""
-        handed = max(states)
-        if handed >= HANDED:
+    def _add_waiting(self, offset: int, recipient: Recipient, states: list[int], counts: Counts) -> None:
+        """Count a delivery without an outcome: it waits in the retry lane, or it is lost."""
+        highest = max(states)
+        if highest >= ENQUEUED:
             counts.pending += 1
-            if self._told.expires_ms(handed) + LATE_MS < self._terms.now_ms:
-                self._find(Kind.OVERDUE, offset, offset, 1, whose)
+            if self._evidence.expires_ms(highest) + GRACE_MS < self._terms.now_ms:
+                self._find(Kind.OVERDUE, offset, offset, 1, recipient)
         elif self._terms.retries_known and self._terms.letters_known:
             counts.lost += 1
-            self._find(Kind.NOT_HANDED_OVER, offset, offset, 1, whose)
+            self._find(Kind.NOT_HANDED_OVER, offset, offset, 1, recipient)
         else:
             counts.pending += 1
 
     def finish(self) -> None:
-        """Judge the runs that are left."""
-        while self._at < len(self._runs):
-            self._judge(self._runs[self._at])
+        """Judge the remaining ranges."""
+        while self._at < len(self._ranges):
+            self._judge(self._ranges[self._at])
         if self._unfinished and self._terms.is_stopped:
             first, last = self._unfinished[0], self._unfinished[-1]
             self._find(Kind.UNFINISHED, first, last, last - first + 1)
 
-    def _is_in_run(self, offset: int) -> bool:
-        while self._at < len(self._runs) and self._runs[self._at].last < offset:
-            self._judge(self._runs[self._at])
-        return self._at < len(self._runs) and self._runs[self._at].first <= offset
+    def _is_in_range(self, offset: int) -> bool:
+        while self._at < len(self._ranges) and self._ranges[self._at].last < offset:
+            self._judge(self._ranges[self._at])
+        return self._at < len(self._ranges) and self._ranges[self._at].first <= offset
 
-    def _judge(self, run: Run) -> None:
-        """Hold what a receipt says against what came of its run; go on to the next."""
-        more = run.rejected - self._rejected - self._rejected_by_a_lane
+    def _judge(self, handled: HandledRange) -> None:
+        """Compare a receipt with the outcomes in its range, and go to the next range."""
+        more = handled.rejected - self._rejected - self._rejected_by_a_lane
         if more > 0 and self._terms.rejected_known:
-            self._find(Kind.REJECTED_UNTOLD, run.first, run.last, more)
-        if (fewer := self._rejected - run.rejected) > 0:
-            self._find(Kind.REJECTED_UNCOUNTED, run.first, run.last, fewer)
-        left = run.due - self._of_run
+            self._find(Kind.REJECTED_UNTOLD, handled.first, handled.last, more)
+        if (fewer := self._rejected - handled.rejected) > 0:
+            self._find(Kind.REJECTED_UNCOUNTED, handled.first, handled.last, fewer)
+        left = handled.due - self._named_in_range
         if left > 0:
-            self._judge_unnamed(run, left)
-        elif -left > run.at_most:
-            self._find(Kind.SURPLUS, run.first, run.last, -left)
+            self._judge_unnamed(handled, left)
+        elif -left > handled.surplus_allowed:
+            self._find(Kind.SURPLUS, handled.first, handled.last, -left)
         self._at += 1
-        self._begin()
+        self._reset_range()
 
-    def _judge_unnamed(self, run: Run, left: int) -> None:
-        """Judge what was due in a run and is named nowhere. Only in the batch lane something may wait so."""
-        is_late = run.written_at_ms + self._terms.max_wait_s * 1000 < self._terms.now_ms
+    def _judge_unnamed(self, handled: HandledRange, left: int) -> None:
+        """Judge `left` due deliveries of a range that no topic names. In the batch lane they may wait for a batch."""
+        is_late = handled.written_at_ms + self._terms.max_wait_s * 1000 < self._terms.now_ms
         kind = Kind.OVERDUE if self._lane == "batch" else Kind.LOST
-        events = {offset: self._told.type_at(self._place, offset) for offset in range(run.first, run.last + 1)}
+        events = {offset: self._evidence.type_at(self._place, offset) for offset in range(handled.first, handled.last + 1)}
         if kind is Kind.LOST or is_late:
-            missing = self._missing(run, events) if self._result.findings.has_room else []
+            missing = self._missing(handled, events) if self._result.findings.has_room else []
             if len(missing) == left <= MAX_NAMED:
-                for offset, whose in missing:
-                    self._find(kind, offset, offset, 1, whose)
+                for offset, recipient in missing:
+                    self._find(kind, offset, offset, 1, recipient)
             else:
-                self._find(kind, run.first, run.last, left, detail=_among(missing))
+                self._find(kind, handled.first, handled.last, left, detail=_among(missing))
         types = {event_type for event_type in events.values() if event_type != ""}
         counts = self._counts((types.pop() or EXPIRED) if len(types) == 1 else UNNAMED, UNNAMED)
         if kind is Kind.LOST:
@@ -328,24 +338,24 @@ class _Walk:
         else:
             counts.pending += left
 
-    def _missing(self, run: Run, events: Mapping[int, str | None]) -> list[tuple[int, Whose]]:
-        """Return what might be missing in a run.
+    def _missing(self, handled: HandledRange, events: Mapping[int, str | None]) -> list[tuple[int, Recipient]]:
+        """Return the deliveries that are probably missing in a range.
 
-        To whom other events of the same type are due in it, this one is probably due as well.
+        A recipient of an event in the range was probably due every event of the same type in it.
         """
-        named: dict[Whose, set[int]] = {}
-        for offset, whose, _ in self._told.said(self._place, run.first, run.last):
-            if whose.lane == self._lane:
-                named.setdefault(whose, set()).add(offset)
-        types = {whose: {events.get(offset) for offset in offsets} for whose, offsets in named.items()}
+        named: dict[Recipient, set[int]] = {}
+        for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):
+            if recipient.lane == self._lane:
+                named.setdefault(recipient, set()).add(offset)
+        types = {recipient: {events.get(offset) for offset in offsets} for recipient, offsets in named.items()}
         missing = [
-            (offset, whose)
-            for whose, offsets in named.items()
+            (offset, recipient)
+            for recipient, offsets in named.items()
             for offset, event_type in events.items()
-            if event_type and offset not in offsets and event_type in types[whose]
+            if event_type and offset not in offsets and event_type in types[recipient]
         ]
-        if not named:  # then all that is known is the offset
-            missing = [(offset, evidence.NOBODY) for offset, event_type in events.items() if event_type]
+        if not named:  # only the offsets are known
+            missing = [(offset, NOBODY) for offset, event_type in events.items() if event_type]
         return sorted(missing)
 
     def _counts(self, event_type: str, endpoint_id: str) -> Counts:
@@ -355,21 +365,23 @@ class _Walk:
             counts = self._result.groups[group] = Counts()
         return counts
 
-    def _find(self, kind: Kind, first: int, last: int, many: int, whose: Whose = evidence.NOBODY, *, detail: str = "") -> None:
-        found = Finding(kind, self._lane, self._place, first, last, many, whose.subscription_id, whose.endpoint_id, detail)
+    def _find(self, kind: Kind, first: int, last: int, total: int, recipient: Recipient = NOBODY, *, detail: str = "") -> None:
+        found = Finding(
+            kind, self._lane, self._place, first, last, total, recipient.subscription_id, recipient.endpoint_id, detail
+        )
         self._result.findings.add(found)
 
 
-def _way(state: int, *, is_redriven: bool) -> str | None:
-    """Return in which way a delivery has ended by this; None: in none."""
+def _outcome(state: int, *, is_redriven: bool) -> str | None:
+    """Return the outcome that a state records; None: the state is no outcome."""
     if state == DELIVERED:
         return "delivered"
     if state == DEAD or (state == DEAD_IN_LOG and not is_redriven):
         return "dead-lettered"
-    return "skipped" if SKIPPED <= state < HANDED else None
+    return "skipped" if SKIPPED <= state < ENQUEUED else None
 
 
-def _among(missing: Iterable[tuple[int, Whose]]) -> str:
-    named = [f"{offset} {whose.subscription_id}".strip() for offset, whose in missing]
+def _among(missing: Iterable[tuple[int, Recipient]]) -> str:
+    named = [f"{offset} {recipient.subscription_id}".strip() for offset, recipient in missing]
     more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return f"Probably among: {', '.join(named[:MAX_NAMED])}{more}" if named else ""

@@ -1,4 +1,4 @@
-"""Name what does not add up, and say what it may mean. Pure.
+"""Define the findings of a reconciliation, and the meaning of each kind. Pure.
 
 Runs in the command and the tests.
 """
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from fanout.kafka.places import Place
 
 MAX_KEPT = 1000
-"""So many are kept by name; all are counted."""
+"""Findings that are kept in full. All are counted."""
 MAX_NAMED = 10
-"""So many deliveries of one run are named."""
+"""Deliveries of one receipt that are named in findings."""
 
 
 class Kind(enum.StrEnum):
-    """What can be wrong."""
+    """Kinds of findings."""
 
     UNHANDLED = "unhandled"
     EXPIRED = "expired"
@@ -39,66 +39,79 @@ class Kind(enum.StrEnum):
 
 MEANINGS = {
     Kind.UNHANDLED: (
-        "no receipt covers these records, though the lane has handled later ones: they were passed over, or the row with the "
-        "receipt is gone from the attempts topic"
+        "the lane handled later records, and no receipt covers these: the lane skipped them, or their receipt is gone from the "
+        "attempts topic. The lane does not read them again. Look up their deliveries, and publish events without one again"
     ),
     Kind.EXPIRED: (
-        "no receipt covers these offsets, and Kafka holds them no more: records that expired unread are lost to the lane; "
-        "marks of transactions look the same"
+        "no receipt covers these offsets, and Kafka no longer holds them: their records expired before the lane read them, and "
+        "their events were delivered to nobody. Lengthen the topic's retention. Markers of transactions look the same"
     ),
     Kind.UNFINISHED: (
-        "deliveries have ended of records behind the last receipt, and the job is said to be stopped: a micro-batch was cut "
-        "off. It runs again when the job starts, and what it had not written down is sent again"
+        "deliveries ended for records after the last receipt, and --settle 0s says that the job is stopped: a micro-batch was "
+        "interrupted. Start the job: it runs the micro-batch again, and repeats only deliveries without a recorded outcome"
     ),
-    Kind.UNREAD: "Kafka holds more records in this run than the lane has read: some were passed over",
+    Kind.UNREAD: (
+        "Kafka holds more records in this range than the lane read: the lane skipped some, and does not read them again. "
+        "Look up their deliveries, and publish events without one again"
+    ),
     Kind.READ_AGAIN: (
-        "the lane was sent back and has read a part of this run again: what was due in it cannot be told before the lane has "
-        "read on"
+        "the lane was reset to an older checkpoint and has read only a part of this range again: the number of due deliveries "
+        "is unknown until the lane has passed the range. Wait, and reconcile again"
     ),
     Kind.LOST: (
-        "more was due than has ended or waits: a row with an outcome is missing. The micro-batch was cut off while it wrote "
-        "(then it runs again when the job starts), or deliveries are lost"
+        "more deliveries were due than have ended or wait: outcomes are missing. If a micro-batch was interrupted, "
+        "start the job: it runs again. If the job has run since, these deliveries are lost: publish the events again"
     ),
     Kind.NOT_HANDED_OVER: (
-        "by the log it failed or was postponed, and neither does it wait in the retries topic nor is there a dead letter: "
-        "it was lost between two rows, or the micro-batch was cut off while it wrote"
+        "the log says failed or deferred, and the delivery is neither in the retries topic nor a dead letter. If a micro-batch "
+        "was interrupted, start the job: it runs again. If the job has run since, the delivery is lost: publish the event again"
     ),
-    Kind.NO_LETTER: "by the log it was given up, and its dead letter is not in its topic: it was lost, or removed there",
+    Kind.NO_LETTER: (
+        "the log says given up, and the dead-letter topic has no dead letter of it: it was lost, or somebody removed it. "
+        "A redrive cannot find it: publish the event again"
+    ),
     Kind.SURPLUS: (
-        "more has ended than was due: the micro-batch ran twice and the registry changed in between, or something was "
-        "delivered that was not due"
+        "more deliveries ended than were due: a micro-batch ran twice and the registry changed in between, or an endpoint got "
+        "an event that was not due to it. Nothing is lost; compare the subscription's changes in the audit log"
     ),
     Kind.NO_EVENT: (
-        "a delivery has ended of a record that is no event, or is not there: settings of `source` have changed since, or "
-        "somebody else has written to a topic"
+        "a delivery ended for a record that is missing, or is not an event by the present `source` settings: these settings "
+        "changed since, or another program writes to one of the topics"
     ),
     Kind.CONTRADICTION: (
-        "it has ended in two ways: a micro-batch that had been cut off ran again and came to another end. The customer may "
-        "have it, and a redrive would send it again with the same `webhook-id`"
+        "the delivery has two outcomes: a micro-batch was interrupted, ran again and ended it differently. The customer may "
+        "have the event. A redrive would send it again with the same `webhook-id`"
     ),
     Kind.REJECTED_UNTOLD: (
-        "the lane has rejected more records than are in the topic of rejected records: the operator was not told"
+        "the lane rejected more records than the topic of rejected records holds: you cannot look them up there. "
+        "No customer is affected"
     ),
-    Kind.REJECTED_UNCOUNTED: "more records are in the topic of rejected records than the lane says it has rejected",
-    Kind.OVERDUE: "it waits for longer than anything may: it is lost in the lane's state, or the lane stands still",
+    Kind.REJECTED_UNCOUNTED: (
+        "the topic of rejected records holds more records than the lane rejected: another program writes to this topic"
+    ),
+    Kind.OVERDUE: (
+        "the delivery waits longer than its endpoint permits. If the lane stands still, see its log and /readyz. If it runs "
+        "without lag, its state has lost the delivery: publish the event again"
+    ),
 }
+"""What each kind of finding means, what the platform does now, and what the operator can do."""
 
 
 class Finding(NamedTuple):
-    """One thing that does not add up."""
+    """A difference between what was due and what the topics record."""
 
     kind: Kind
     lane: str
     place: Place
     first: int
     last: int
-    many: int
+    total: int
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the finding for machines."""
         return {
             "kind": self.kind.value,
             "lane": self.lane,
@@ -106,31 +119,32 @@ class Finding(NamedTuple):
             "partition": self.place.partition,
             "first_offset": self.first,
             "last_offset": self.last,
-            "count": self.many,
+            "count": self.total,
             "subscription_id": self.subscription_id or None,
             "endpoint_id": self.endpoint_id or None,
             "text": self.text(),
         }
 
     def text(self) -> str:
-        """Return it as a sentence."""
+        """Return the finding as text for an operator."""
         offsets = f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
-        whose = f", subscription {self.subscription_id} to {self.endpoint_id}" if self.subscription_id else ""
-        many = f" ({self.many})" if self.many > 1 else ""
+        recipient = f", subscription {self.subscription_id} to {self.endpoint_id}" if self.subscription_id else ""
+        count = f" ({self.total})" if self.total > 1 else ""
         detail = f" {self.detail}." if self.detail else ""
-        return f"{self.lane}, {self.place.topic}:{self.place.partition}:{offsets}{whose}{many}: {MEANINGS[self.kind]}.{detail}"
+        place = f"{self.place.topic}:{self.place.partition}:{offsets}"
+        return f"{self.lane}, {place}{recipient}{count}: {MEANINGS[self.kind]}.{detail}"
 
 
 @dataclass(slots=True)
 class Findings:
-    """What was found: all counted, the first MAX_KEPT kept."""
+    """All findings counted, the first MAX_KEPT of them kept."""
 
     kept: list[Finding] = field(default_factory=list)
     by_kind: Counter[str] = field(default_factory=Counter)
 
     @property
     def has_room(self) -> bool:
-        """Tell whether one more would be kept."""
+        """Return True if one more finding would be kept."""
         return len(self.kept) < MAX_KEPT
 
     def add(self, finding: Finding) -> None:

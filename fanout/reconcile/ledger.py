@@ -1,4 +1,4 @@
-"""Read what the job wrote about its work: the delivery log, the dead letters, the rejected events.
+"""Collect what the job recorded: the attempts topic, the dead letters and the rejected records.
 
 Runs in the command and the tests.
 """
@@ -21,29 +21,29 @@ from fanout.kafka.places import Place
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything that has been read so far."""
+    """All records added so far."""
 
     attempts: int = 0
-    """Requests: that of a batch is one."""
+    """Number of requests. A batch is one request."""
     delivered: dict[Due, float] = field(default_factory=dict)
-    """When the first request with it was accepted, milliseconds since the epoch. What the answer to a batch rejects is a dead
-    letter besides."""
+    """Milliseconds since the epoch when the first request with the delivery was accepted. An event that the answer to a batch
+    rejects is also a dead letter."""
     dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
     postponed: dict[Due, str] = field(default_factory=dict)
-    """What was handed to the retry lane unattempted, with the reason. What was attempted before has its attempts instead."""
+    """Deliveries deferred to the retry lane unattempted, with the reason. Attempted deliveries have attempts instead."""
     redriven: dict[Due, int] = field(default_factory=dict)
-    """Until when what was given up is no dead letter any more: `dead_lettered_at_ms` of the letter that was redriven."""
+    """`dead_lettered_at_ms` of the dead letter that was redriven. Dead letters of the delivery up to this time are settled."""
     batches: dict[str, str] = field(default_factory=dict)
-    """Those that were sent, by `webhook-id`: why each left."""
+    """Reasons for which batches were closed, by `webhook-id`."""
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
-    """By topic, partition and offset: each lane reads every record, and says so of one that is no event."""
+    """By topic, partition and offset, so that a record that several lanes rejected counts once."""
     receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
-    """By lane and place."""
+    """Receipts by lane and partition."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
-        """Return the last offset of each partition that a lane has handled."""
+        """Return the last handled offset of each partition, for a lane."""
         return {
             place: max(receipt.last_offset for receipt in receipts)
             for (name, place), receipts in self.receipts.items()
@@ -51,34 +51,34 @@ class Ledger:
         }
 
     def revision_at(self, lane: str, place: Place, offset: int) -> int | None:
-        """Return the registry's revision by which a lane last routed a record, or None when it did not."""
+        """Return the revision by which a lane last routed a record; None: the lane has not routed it."""
         for receipt in reversed(self.receipts.get((lane, place), ())):
             if receipt.first_offset <= offset <= receipt.last_offset:
                 return receipt.revision
         return None
 
     def dead(self) -> set[Due]:
-        """Return what was given up, and not redriven since."""
+        """Return deliveries that were given up and not redriven since."""
         letters = {letter.due(): letter for letter in self.dead_letters.values()}
         return {due for due, letter in letters.items() if letter.dead_lettered_at_ms > self.redriven.get(due, -1)}
 
     def ended(self) -> set[Due]:
-        """Return what was delivered, given up or skipped."""
+        """Return deliveries that were delivered, given up or skipped."""
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return how many deliveries are due, by the lanes' own account, and have not ended.
+        """Return how many deliveries are due by the receipts, and have no outcome.
 
         They wait for their batch, or in the retry lane.
         """
-        # A micro-batch that runs again says the same of the same offsets.
+        # A micro-batch that runs again writes a receipt for the same offsets again.
         due: dict[tuple[str, Place, int], int] = {}
         for (lane, place), receipts in self.receipts.items():
             due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
     def adders(self, lane: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
-        """Return, by topic, what adds the value of a record."""
+        """Return for each topic the function that adds the value of a record."""
         return {
             lane.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
             lane.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
@@ -86,7 +86,7 @@ class Ledger:
         }
 
     def add_rejected(self, record: RejectedRecord) -> None:
-        """Add a record that was rejected."""
+        """Add a rejected record."""
         self.rejected[record.topic, record.partition, record.offset] = record
 
     def add_dead_letter(self, letter: DeadLetter) -> None:
@@ -94,7 +94,7 @@ class Ledger:
         self.dead_letters[letter.event_id, letter.subscription_id] = letter
 
     def add_log(self, record: AttemptsRecord | None) -> None:
-        """Add a record of the attempts topic; None, of an unknown kind, says nothing."""
+        """Add a record of the attempts topic. None, a record of an unknown kind, is ignored."""
         if isinstance(record, OffsetReceipt):
             self.receipts.setdefault((record.lane, Place(record.topic, record.partition)), []).append(record)
         elif record is not None:
@@ -137,7 +137,7 @@ class Reader:
         )
 
     def poll(self, timeout_s: float) -> int:
-        """Take what has come, waiting for at most `timeout_s`; return how many rows that were."""
+        """Add the records that arrive within `timeout_s`, and return their number."""
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:
@@ -145,5 +145,5 @@ class Reader:
         return len(messages)
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         self._consumer.close()

@@ -1,7 +1,7 @@
-"""Say which receipts count, and which offsets no receipt covers. Pure.
+"""Select the receipts that are in force, and find offsets without a receipt. Pure.
 
-Runs in the command and the tests. A micro-batch that runs again says the same of the same offsets once more. A lane that was
-sent back (a restored or a new checkpoint) reads in other runs what it has read before: then the later ones count.
+Runs in the command and the tests. A micro-batch that runs again writes the same receipt again. A lane that was reset, to a
+restored or a new checkpoint, reads the same offsets again in other ranges. The later receipts are in force then.
 """
 
 from __future__ import annotations
@@ -10,54 +10,54 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fanout.reconcile.evidence import Run
+from fanout.reconcile.evidence import HandledRange
 
 
-class Counted(NamedTuple):
-    """What counts of one lane's receipts of one partition."""
+class Effective(NamedTuple):
+    """Receipts in force of one lane and one partition."""
 
-    runs: list[Run]
-    """By offsets; none overlaps with another."""
-    halves: list[Run]
-    """Older ones of which a part was read again: how much of their due is in that part they do not say."""
+    ranges: list[HandledRange]
+    """In the order of offsets, without overlaps."""
+    partly_read_again: list[HandledRange]
+    """Older receipts whose range was read again in part. How much of their due count belongs to that part is unknown."""
 
 
 class Gap(NamedTuple):
-    """Offsets between runs."""
+    """Offsets between two ranges."""
 
     first: int
     last: int
 
 
-def counted(receipts: Sequence[Run]) -> Counted:
-    """Return what counts of receipts in the order in which they were written."""
-    runs: list[Run] = []
-    ends: list[int] = []  # negative, so that the newest, which have the highest offsets as a rule, come last
-    halves: list[Run] = []
-    for run in reversed(receipts):
-        # Of those that are taken, these two may overlap with it, and what lies between them does.
-        low = bisect.bisect_left(ends, -run.last)
-        while low > 0 and runs[low - 1].first <= run.last:
+def effective(receipts: Sequence[HandledRange]) -> Effective:
+    """Return the receipts in force; `receipts` are in the order in which they were written."""
+    ranges: list[HandledRange] = []
+    ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end
+    partly_read_again: list[HandledRange] = []
+    for handled in reversed(receipts):
+        # The ranges from `low` to before `high` are those that overlap with this receipt.
+        low = bisect.bisect_left(ends, -handled.last)
+        while low > 0 and ranges[low - 1].first <= handled.last:
             low -= 1
         high = low
-        while high < len(runs) and runs[high].last >= run.first:
+        while high < len(ranges) and ranges[high].last >= handled.first:
             high += 1
-        again = runs[low:high]
-        if not again:
-            runs.insert(low, run)
-            ends.insert(low, -run.last)
-        elif again[-1].first <= run.first and again[0].last >= run.last:
-            if (run.due, run.rejected) != (sum(one.due for one in again), sum(one.rejected for one in again)):
-                runs[low:high] = [one._replace(at_most=one.at_most + run.due) for one in again]
+        later = ranges[low:high]
+        if not later:
+            ranges.insert(low, handled)
+            ends.insert(low, -handled.last)
+        elif later[-1].first <= handled.first and later[0].last >= handled.last:
+            if (handled.due, handled.rejected) != (sum(other.due for other in later), sum(other.rejected for other in later)):
+                ranges[low:high] = [other._replace(surplus_allowed=other.surplus_allowed + handled.due) for other in later]
         else:
-            halves.append(run)
-    return Counted(runs[::-1], halves)
+            partly_read_again.append(handled)
+    return Effective(ranges[::-1], partly_read_again)
 
 
-def gaps(found: Counted, begin: int) -> Iterator[Gap]:
-    """Yield what lies between the runs from `begin` on. What halves cover is not in it."""
+def gaps(receipts: Effective, begin: int) -> Iterator[Gap]:
+    """Yield the offsets from `begin` on that no receipt covers, in force or partly read again."""
     at = begin
-    for run in sorted([*found.runs, *found.halves]):
-        if run.first > at:
-            yield Gap(at, run.first - 1)
-        at = max(at, run.last + 1)
+    for handled in sorted([*receipts.ranges, *receipts.partly_read_again]):
+        if handled.first > at:
+            yield Gap(at, handled.first - 1)
+        at = max(at, handled.last + 1)

@@ -1,7 +1,7 @@
-"""`fanout reconcile`: read the topics, have them judged, show what came of it.
+"""`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
-Runs in the command. Reads only. The job may run meanwhile: what it has written within the last seconds is not judged, and what
-stands in several topics is read in an order in which the answer comes after the question.
+Runs in the command, and writes nothing. The job may run meanwhile. Records of the last seconds are not judged. The attempts
+topic is read first, so that every record that it refers to is already in the topics that are read later.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Logs are read from so long before `--since` on: the rows of a micro-batch are written before its receipt."""
+"""Milliseconds, ten minutes. The topics are read from this long before `--since`: results are written before their receipt."""
 MAX_SHOWN = 30
+"""Findings and groups that are printed."""
 
 
 class Proof(NamedTuple):
-    """What came of reconciling."""
+    """Account of a reconciliation, with notes about topics that are incomplete."""
 
     account: Account
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the account and the notes for machines."""
         return self.account.document() | {"notes": self.notes}
 
 
@@ -71,7 +72,7 @@ def reconcile(
             from_first=attempts and since_ms is None and config.source.starting_offsets == "earliest",
             **known,
         )
-    account = accounting.account(reading.told, terms)
+    account = accounting.account(reading.evidence, terms)
     return Proof(account, list(_notes(account, terms, config)))
 
 
@@ -79,81 +80,81 @@ class _Reading:
     """Read topics into the evidence."""
 
     def __init__(self, config: settings.Settings, scanner: topic_scanner.Scanner, since_ms: int | None) -> None:
-        self.told = evidence.Evidence()
+        self.evidence = evidence.Evidence()
         self._config, self._scanner, self._since_ms = config, scanner, since_ms
         self._logged_since_ms = None if since_ms is None else since_ms - MARGIN_MS
         self._layout = worker_plans.of(config).layout
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(
-                f"there is no topic {config.delivery.attempts_topic}: the job has never run on this Kafka, or set "
-                "delivery.attempts_topic"
+                f"there is no topic {config.delivery.attempts_topic}: the job has never run on this Kafka, or the topic has "
+                "another name. Start the job, or set delivery.attempts_topic"
             )
         self._event_topics = topic_scanner.event_topics(config, known)
 
     def attempts(self) -> bool:
-        """Read the log; return whether it is whole."""
+        """Read the attempts topic. Return True if no record of it has expired."""
         extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
 
-        def take(message: confluent_kafka.Message) -> None:
-            self.told.take_attempts(log_records.decode(message.value() or b""), message.timestamp()[1])
+        def add(message: confluent_kafka.Message) -> None:
+            self.evidence.add_log_record(log_records.decode(message.value() or b""), message.timestamp()[1])
 
-        self._scanner.read(extents, "the log", take)
+        self._scanner.read(extents, "the attempts topic", add)
         return all(extent.is_whole for extent in extents)
 
     def others(self) -> dict[str, bool]:
-        """Read what was handed to the retry lane, rejected and given up, and the events.
+        """Read retry entries, rejected records, dead letters and events.
 
-        Return of which of the three topics nothing is gone.
+        Return for each of the first three topics True if none of its records has expired.
         """
         lane = self._config.delivery
-        takes: dict[str, tuple[str, topic_scanner.Take]] = {
-            "retries_known": (lane.retries_topic, self._take_retries),
-            "rejected_known": (lane.rejected_topic, self._take_rejected),
-            "letters_known": (lane.dead_letter_topic, self._take_dead_letter),
+        adders: dict[str, tuple[str, topic_scanner.Consume]] = {
+            "retries_known": (lane.retries_topic, self._add_retries),
+            "rejected_known": (lane.rejected_topic, self._add_rejected),
+            "letters_known": (lane.dead_letter_topic, self._add_dead_letter),
         }
         known = {}
-        for what, (name, take) in takes.items():
+        for term, (name, add) in adders.items():
             extents = self._scanner.extents([name], since_ms=self._logged_since_ms)
-            self._scanner.read(extents, name, take)
-            known[what] = all(extent.is_whole for extent in extents)
+            self._scanner.read(extents, name, add)
+            known[term] = all(extent.is_whole for extent in extents)
         events = [self._with_runs(extent) for extent in self._scanner.extents(self._event_topics, since_ms=self._since_ms)]
         for extent in events:
-            self.told.events[extent.place] = evidence.Events(extent.first)
-        self._scanner.read(events, "events", self._take_event)
+            self.evidence.events[extent.place] = evidence.Events(extent.first)
+        self._scanner.read(events, "events", self._add_event)
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return what is to be read so that every run that is judged is in it."""
-        first = self.told.first_offset(extent.place, self._since_ms or 0)
+        """Return the extent, begun early enough to hold every judged range."""
+        first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 
-    def _take_retries(self, message: confluent_kafka.Message) -> None:
+    def _add_retries(self, message: confluent_kafka.Message) -> None:
         if (written := message.value()) is None:
-            return  # it only counts: rows.for_retries
-        self.told.take_retries(retry_messages.message(written))
+            return  # without a message: it counts towards the size of a micro-batch (topic_rows.for_retries)
+        self.evidence.add_retry_message(retry_messages.message(written))
         for name, value in topic_scanner.headers(message):
             if name == redrive_plan.NOTE:
-                self.told.take_attempts(log_records.decode(value), message.timestamp()[1])
+                self.evidence.add_log_record(log_records.decode(value), message.timestamp()[1])
 
-    def _take_rejected(self, message: confluent_kafka.Message) -> None:
-        self.told.take_rejected(rejected_records.decode(message.value() or b""))
+    def _add_rejected(self, message: confluent_kafka.Message) -> None:
+        self.evidence.add_rejected(rejected_records.decode(message.value() or b""))
 
-    def _take_dead_letter(self, message: confluent_kafka.Message) -> None:
-        self.told.take_dead_letter(dead_letter_records.decode(message.value() or b""))
+    def _add_dead_letter(self, message: confluent_kafka.Message) -> None:
+        self.evidence.add_dead_letter(dead_letter_records.decode(message.value() or b""))
 
-    def _take_event(self, message: confluent_kafka.Message) -> None:
+    def _add_event(self, message: confluent_kafka.Message) -> None:
         place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0
         record = Record(*place, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
         try:
             event_type = parsing.parse(record, self._layout).event_type
         except errors.EventRejected:
             event_type = None
-        self.told.take_event(place, offset, event_type)
+        self.evidence.add_event(place, offset, event_type)
 
 
 def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:
-    """Say what the account does not cover."""
+    """Return notes about what the account cannot cover."""
     lane = config.delivery
     known = {
         lane.retries_topic: terms.retries_known,
@@ -161,9 +162,9 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
         lane.rejected_topic: terms.rejected_known,
     }
     return [
-        *(f"no receipt of lane {name}: it has not run in this time" for name in accounting.LANES if name not in account.lanes),
+        *(f"lane {name} has no receipt: it has not run in this time" for name in accounting.LANES if name not in account.lanes),
         *(
-            f"{name} has lost its oldest records to its retention: what should be named there and nowhere else cannot be told"
+            f"the oldest records of topic {name} have expired: deliveries that only this topic names cannot be judged"
             for name, is_known in known.items()
             if not is_known
         ),
@@ -171,7 +172,7 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
 
 
 def show(console: rich.console.Console, proof: Proof) -> None:
-    """Print the account for a person."""
+    """Print the account for an operator."""
     account = proof.account
     _show_lanes(console, account)
     _show_groups(console, account)
@@ -181,7 +182,7 @@ def show(console: rich.console.Console, proof: Proof) -> None:
         console.print(f"[red]{finding.kind.value}[/]", finding.text(), markup=True)
     total = account.findings.by_kind.total()
     if total > MAX_SHOWN:
-        console.print(f"… and {total - MAX_SHOWN} more findings; --json names {len(account.findings.kept)}")
+        console.print(f"… and {total - MAX_SHOWN} more findings; --json prints {len(account.findings.kept)} of them")
     console.print(
         "[green]Everything adds up.[/]" if account.holds else f"[red]{total} findings: not everything adds up.[/]", markup=True
     )
@@ -213,4 +214,4 @@ def _show_groups(console: rich.console.Console, account: Account) -> None:
     if largest:
         commands.show(console, table)
     if len(largest) > MAX_SHOWN:
-        console.print(f"… and {len(largest) - MAX_SHOWN} more of event type and endpoint; --json has them all")
+        console.print(f"… and {len(largest) - MAX_SHOWN} more event types and endpoints; --json prints all of them")

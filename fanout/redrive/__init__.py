@@ -1,4 +1,4 @@
-"""Redrive and replay: dead letters and old events, delivered again.
+"""Redrive and replay: deliver dead letters and past events again.
 
-In: dead letters or records, and a selection. Out: entries of the retry lane, and a note in the attempts topic.
+In: dead letters or event records, and a selection. Out: retry entries in the retries topic, and notes in the attempts topic.
 """

@@ -1,7 +1,7 @@
-"""`fanout dead-letters`: find what was given up, show it, export it, hand it to the retry lane again.
+"""`fanout dead-letters`: find, show, export and redrive dead letters.
 
-Runs in the command. Reads the dead-letter topic from one end to the other: there is no index, and it is seldom asked. Only
-`redrive` writes; fanout/redrive/enqueue.py does it, and fanout/redrive/redrive_plan.py says what can repeat.
+Runs in the command. Each command reads the whole dead-letter topic, which has no index, because these commands are rare. Only
+`redrive` writes: fanout/redrive/enqueue.py does it, and fanout/redrive/redrive_plan.py says what can repeat.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fanout.redrive.selection import Selection
 from fanout.terminal import commands, times
 
 MARGIN_MS = 600_000
-"""Letters are looked for from so long before `--since` on, in topics that know when a record was written: clocks differ."""
+"""Milliseconds, ten minutes, by which topics are read before `--since`: the clocks of writers and brokers differ."""
 _PLACE = re.compile(r"(?:(?P<topic>.+):)?(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A dead letter and where it is."""
+    """A dead letter and its place in the topic."""
 
     place: Place
     offset: int
@@ -47,11 +47,11 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Return by what `show` finds it."""
+        """Return the name by which `fanout dead-letters show` finds the dead letter."""
         return f"{self.place.partition}:{self.offset}"
 
     def row(self) -> dict[str, Any]:
-        """Return what a list shows."""
+        """Return the columns of the table of `list`."""
         letter = self.letter
         return {
             "letter": self.name,
@@ -65,55 +65,55 @@ class Found:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return what a list tells machines: all but payload, headers and attempts."""
+        """Return the dead letter for the JSON of `list`: without payload, headers and attempts."""
         document = self.document()
         for name in ("payload_base64", "headers", "attempts"):
             del document[name]
         return document | {"attempts": self.letter.last_attempt}
 
     def document(self) -> dict[str, Any]:
-        """Return all of it, for machines."""
+        """Return the whole dead letter for machines."""
         letter: dict[str, Any] = {"batch_webhook_id": None, "replay": None, "attributes": {}} | msgspec.to_builtins(self.letter)
         return {"letter": self.name, "letter_topic": self.place.topic, "redriven": self.is_redriven, **letter}
 
 
 class Reader:
-    """Read dead letters, and what was redriven of them."""
+    """Read dead letters, and the notes of earlier redrives."""
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
         self._config = config.delivery
         self._scanner = topic_scanner.Scanner(config.kafka, console)
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
-                f"there is no topic {self._config.dead_letter_topic}: the job has never run on this Kafka, or set "
-                "delivery.dead_letter_topic"
+                f"there is no topic {self._config.dead_letter_topic}: the job has never run on this Kafka, or the topic has "
+                "another name. Start the job, or set delivery.dead_letter_topic"
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return what was redriven, at least since then."""
-        told = Redriven()
+        """Return the redriven dead letters, at least of the time since `since_ms`."""
+        redriven = Redriven()
         since_ms = _earlier(since_ms)
 
-        def take_log(message: confluent_kafka.Message) -> None:
-            with contextlib.suppress(msgspec.MsgspecError):  # it is of somebody else, and says nothing of a redrive
-                told.take(log_records.decode(message.value() or b""))
+        def add_log(message: confluent_kafka.Message) -> None:
+            with contextlib.suppress(msgspec.MsgspecError):  # written by another program, so it is no note of a redrive
+                redriven.add(log_records.decode(message.value() or b""))
 
-        def take_retries(message: confluent_kafka.Message) -> None:
+        def add_retries(message: confluent_kafka.Message) -> None:
             for name, value in topic_scanner.headers(message):
                 if name == redrive_plan.NOTE:
-                    told.take(log_records.decode(value))
+                    redriven.add(log_records.decode(value))
 
-        names = {self._config.attempts_topic: take_log, self._config.retries_topic: take_retries}
-        for name, take in names.items():
-            self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, take)
-        return told
+        names = {self._config.attempts_topic: add_log, self._config.retries_topic: add_retries}
+        for name, add in names.items():
+            self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, add)
+        return redriven
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
-        """Return where letters are that were written since then, and that there are now."""
+        """Return the extents of the dead-letter topic with all dead letters written since `since_ms`, up to now."""
         return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
 
     def read(self, extents: list[topic_scanner.Extent], take: Callable[[Place, int, bytes], None]) -> None:
-        """Hand every letter to `take`, by where it is."""
+        """Call `take` with the place, the offset and the value of every dead letter."""
 
         def taken(message: confluent_kafka.Message) -> None:
             take(Place(str(message.topic()), message.partition() or 0), message.offset() or 0, message.value() or b"")
@@ -121,23 +121,23 @@ class Reader:
         self._scanner.read(extents, "dead letters", taken)
 
     def has_retry_lane(self) -> bool:
-        """Tell whether there is a topic to hand letters over in."""
+        """Return True if the retries topic exists."""
         return self._config.retries_topic in self._scanner.names()
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the scanner."""
         self._scanner.close()
 
 
 def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
-    """Return the newest that are asked for, the newest first."""
-    told = reader.redriven(selection.since_ms)
+    """Return the newest selected dead letters, the newest first."""
+    redriven = reader.redriven(selection.since_ms)
     newest: list[tuple[int, Place, int, Found]] = []
 
     def take(place: Place, offset: int, written: bytes) -> None:
         letter = dead_letter_records.decode(written)
-        if selection.takes(letter):
-            found = Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))
+        if selection.matches(letter):
+            found = Found(place=place, offset=offset, letter=letter, is_redriven=redriven.has(letter))
             add = heapq.heappush if len(newest) < limit else heapq.heappushpop
             add(newest, (letter.dead_lettered_at_ms, place, offset, found))
 
@@ -146,8 +146,8 @@ def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
 
 
 def get(reader: Reader, name: str) -> Found:
-    """Return one letter, by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`."""
-    told, extents = reader.redriven(), reader.extents()
+    """Return one dead letter: by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`."""
+    redriven, extents = reader.redriven(), reader.extents()
     named = _PLACE.fullmatch(name)
     if named:
         extents = [
@@ -163,11 +163,11 @@ def get(reader: Reader, name: str) -> Found:
         if named or name.encode() in written:
             letter = dead_letter_records.decode(written)
             if named or name in {letter.webhook_id, letter.batch_webhook_id}:
-                found[:] = [Found(place=place, offset=offset, letter=letter, is_redriven=told.has(letter))]
+                found[:] = [Found(place=place, offset=offset, letter=letter, is_redriven=redriven.has(letter))]
 
     reader.read(extents, take)
     if not found:
-        raise errors.SettingsError(f"there is no dead letter {name}: `fanout dead-letters list` shows what there is")
+        raise errors.SettingsError(f"there is no dead letter {name}; `fanout dead-letters list` lists them")
     return found[0]
 
 
@@ -176,7 +176,7 @@ class _Writable(Protocol):
 
 
 def show(console: rich.console.Console, found: Found) -> None:
-    """Print one letter for a person: its fields, what was attempted, the payload."""
+    """Print one dead letter for a person: its fields, its attempts and its payload."""
     document, event = found.document(), found.letter.event()
     for name in ("attempts", "headers", "payload_base64"):
         del document[name]
@@ -193,17 +193,19 @@ def show(console: rich.console.Console, found: Found) -> None:
     if found.letter.attempts:
         commands.show(console, table)
     if found.letter.attempts_omitted:
-        console.print(f"{found.letter.attempts_omitted} earlier attempts are not in the letter; the attempts topic has them")
+        console.print(
+            f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them"
+        )
     console.print(event.data.decode(errors="replace"), markup=False)
 
 
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
-    """Write what is asked for, one letter a line, as they are in their topic; return how many. At most the first `limit`."""
+    """Write the first `limit` selected dead letters, unchanged, one a line; return their number."""
     count = 0
 
     def take(_: Place, __: int, written: bytes) -> None:
         nonlocal count
-        if (limit is None or count < limit) and selection.takes(dead_letter_records.decode(written)):
+        if (limit is None or count < limit) and selection.matches(dead_letter_records.decode(written)):
             to.write(written + b"\n")
             count += 1
 
@@ -220,33 +222,33 @@ def redrive(
     dry_run: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
-    """Hand letters to the retry lane: of each delivery the newest, if it is asked for and was not redriven."""
+    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven."""
     if not reader.has_retry_lane():
         raise errors.SettingsError(
-            f"there is no topic {config.delivery.retries_topic}: the retry lane has never run on this Kafka, or set "
-            "delivery.retries_topic"
+            f"there is no topic {config.delivery.retries_topic}, so nothing was redriven: the retry lane has never run on this "
+            "Kafka, or the topic has another name. Start the job, or set delivery.retries_topic"
         )
     plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)
-    reader.read(extents, lambda place, offset, written: plan.take(dead_letter_records.decode(written), place, offset))
+    reader.read(extents, lambda place, offset, written: plan.add(dead_letter_records.decode(written), place, offset))
     chosen = plan.chosen(limit)
     now_ms = round(time.time() * 1000) if now_ms is None else now_ms
-    hands = enqueue.Handing(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)
+    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)
 
     def take(place: Place, offset: int, written: bytes) -> None:
         if (place, offset) in chosen:
-            hands.take(dead_letter_records.decode(written))
+            enqueuer.add(dead_letter_records.decode(written))
 
     if chosen:
         reader.read(extents, take)
-    hands.finish()
-    hands.summary.redriven_before = plan.redriven_before
-    return hands.summary
+    enqueuer.finish()
+    enqueuer.summary.redriven_before = plan.redriven_before
+    return enqueuer.summary
 
 
 @contextlib.contextmanager
 def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[Reader]:
-    """Give a reader, and close it."""
+    """Open a reader, and close it afterwards."""
     reader = Reader(config, console)
     try:
         yield reader

@@ -1,6 +1,7 @@
-"""Hand dead letters over to the retry lane, and tell the log of it: the one way to redrive, wherever the letters come from.
+"""Enqueue dead letters for redelivery, and record it in the attempts topic.
 
-Runs in the command. What is written is decided in fanout/redrive/redrive_plan.py, which says what can repeat.
+Runs in `fanout dead-letters redrive` and in `fanout archive`: there is no other way to redrive. fanout/redrive/redrive_plan.py
+decides what is written, and says what can repeat.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
-NOTED_TOGETHER = 1000
-"""After so many letters Kafka is asked to have them all, and the log is told."""
-HELD_LETTERS, HELD_BYTES = 10_000, 64 * 1024 * 1024
-"""So much waits at most, to share records with others of its endpoint."""
+NOTES_PER_FLUSH = 1000
+"""Records of the retries topic after which Kafka must confirm all of them, before their notes go to the attempts topic."""
+MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
+"""Dead letters, and bytes of payload, that are buffered at most, so that those of one endpoint share records."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a redrive has done, or would do."""
+    """Numbers of a redrive, or of a dry run."""
 
     letters: int = 0
     requests: int = 0
@@ -32,7 +33,7 @@ class Summary:
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the numbers for machines."""
         return {
             "letters": self.letters,
             "requests": self.requests,
@@ -41,41 +42,39 @@ class Summary:
         }
 
 
-class Handing:
-    """Gather letters by endpoint, those of one batch until all of them are there, and write what becomes of them."""
+class Enqueuer:
+    """Buffer dead letters by endpoint, complete their batches, and write them to the retries topic with their notes."""
 
-    def __init__(
-        self, config: settings.Settings, chosen: Iterable[redrive_plan.Standing], *, now_ms: int, dry_run: bool
-    ) -> None:
+    def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:
         self.summary = Summary()
         self._topics = config.delivery
         self._publisher = None if dry_run else publishing.Publisher(config.kafka)
         self._now_ms = now_ms
-        self._left = collections.Counter(one.batch for one in chosen if one.batch)
+        self._batch_sizes = collections.Counter(one.batch for one in chosen if one.batch)
         self._batches: dict[str, list[DeadLetter]] = {}
         self._requests: dict[str, list[list[DeadLetter]]] = {}
-        self._held = self._held_bytes = 0
+        self._buffered = self._buffered_bytes = 0
         self._notes: list[publishing.Message] = []
 
-    def take(self, letter: DeadLetter) -> None:
-        """Take one of the chosen letters."""
+    def add(self, letter: DeadLetter) -> None:
+        """Add one of the chosen dead letters. The chosen dead letters of one batch go in one request again."""
         batch = letter.batch_webhook_id
-        self._held += 1
-        self._held_bytes += len(letter.payload_base64)
+        self._buffered += 1
+        self._buffered_bytes += len(letter.payload_base64)
         if not batch:
             self._requests.setdefault(letter.endpoint_id, []).append([letter])
         else:
             of_batch = self._batches.setdefault(batch, [])
             of_batch.append(letter)
-            if len(of_batch) == self._left[batch]:
+            if len(of_batch) == self._batch_sizes[batch]:
                 self._requests.setdefault(letter.endpoint_id, []).extend(redrive_plan.requests_of(self._batches.pop(batch)))
-        if self._held >= HELD_LETTERS or self._held_bytes >= HELD_BYTES:
+        if self._buffered >= MAX_BUFFERED_LETTERS or self._buffered_bytes >= MAX_BUFFERED_BYTES:
             self._write()
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the buffered dead letters, and wait until Kafka has all of them."""
         self._write()
-        self._settle()
+        self._flush()
 
     def _write(self) -> None:
         for endpoint_id, requests in self._requests.items():
@@ -86,21 +85,21 @@ class Handing:
             for record in redrive_plan.records(requests, now_ms=self._now_ms):
                 self._publish(record)
         self._requests = {}
-        self._held = sum(map(len, self._batches.values()))
-        self._held_bytes = sum(len(letter.payload_base64) for batch in self._batches.values() for letter in batch)
+        self._buffered = sum(map(len, self._batches.values()))
+        self._buffered_bytes = sum(len(letter.payload_base64) for batch in self._batches.values() for letter in batch)
 
     def _publish(self, record: redrive_plan.Record) -> None:
         if self._publisher is None:
             return
         for topic, key, value in topic_rows.for_retries(self._topics.retries_topic, record.key, record.postponed):
-            noted = () if value is None else ((redrive_plan.NOTE, record.note),)
-            self._publisher.publish(publishing.Message(topic=topic, key=key, value=value, headers=noted))
+            headers = () if value is None else ((redrive_plan.NOTE, record.note),)
+            self._publisher.publish(publishing.Message(topic=topic, key=key, value=value, headers=headers))
         self._notes.append(publishing.Message(topic=self._topics.attempts_topic, key=record.key, value=record.note))
-        if len(self._notes) >= NOTED_TOGETHER:
-            self._settle()
+        if len(self._notes) >= NOTES_PER_FLUSH:
+            self._flush()
 
-    def _settle(self) -> None:
-        """Wait until Kafka has what was handed over, and tell the log."""
+    def _flush(self) -> None:
+        """Wait until Kafka has the retry entries, then write their notes to the attempts topic."""
         if self._publisher is None:
             return
         self._publisher.flush()

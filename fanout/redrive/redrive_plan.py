@@ -1,13 +1,12 @@
-"""Decide what a redrive hands to the retry lane, and what it notes in the log. Pure.
+"""Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
-Runs in the command and the tests. A redrive is idempotent: it notes each letter that it hands over, by the delivery and by when
-the letter was written, and such a letter is not redriven again. When the delivery becomes a dead letter again, that is a later
-one.
+Runs in the command, in `fanout archive` and in the tests. A redrive is idempotent. It writes a note about each dead letter: the
+delivery and the time of the dead letter. A dead letter with a note is not redriven again. If the redelivery fails for good, it
+makes a later dead letter, which has no note.
 
-A note stands in the header of the very record that hands the letter over, so that there is none without the other, and in the
-attempts topic, for as long as that is kept; it is written there when Kafka has the record. A command that dies in between has
-repeated nothing and lost nothing. What can repeat is what two redrives at the same time both hand over, and what they hand over
-comes with the same `webhook-id`.
+The note is in a header of the record with the retry entry, so that neither exists without the other. It is also written to the
+attempts topic after Kafka has confirmed the record. A command that dies in between repeats nothing and loses nothing. Only two
+redrives at the same time can enqueue the same dead letter twice. Both requests then have the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from fanout.kafka.places import Place
 from fanout.redrive.selection import Selection
 
 NOTE = "redriven"
-"""The header of a record of the retries topic with the note of what it hands over."""
+"""Name of the header with the note, in records of the retries topic."""
 MAX_REQUEST_BYTES = 256 * 1024
-"""Of letters of one batch that go in one request again."""
-NOTE_BYTES, STORY_BYTES = 1024, 1024 + 256
-"""About what a note takes, and an attempt in a story."""
+"""Bytes of dead letters of one batch that go in one request again. A larger batch is split, so that Kafka takes the record."""
+NOTE_BYTES, ATTEMPT_BYTES = 1024, 1024 + 256
+"""Estimated bytes of a note, and of one attempt in an attempt history."""
 
 
 class Delivery(NamedTuple):
-    """What a letter is about."""
+    """Identity of the delivery of a dead letter."""
 
     topic: str
     partition: int
@@ -45,24 +44,24 @@ class Delivery(NamedTuple):
     subscription_id: str
 
 
-class Standing(NamedTuple):
-    """Where the newest letter of a delivery is, and from when."""
+class Newest(NamedTuple):
+    """Place and time of the newest dead letter of a delivery."""
 
     dead_lettered_at_ms: int
     place: Place
     offset: int
     batch: str
-    """The `webhook-id` of the batch in which it was sent; empty: alone, or in a batch that could not be made."""
+    """`webhook-id` of its batch. Empty: it was sent alone, or its batch could not be built."""
 
 
 class Redriven:
-    """What was redriven before: of each delivery, up to which of its letters."""
+    """Dead letters that were redriven before: for each delivery, the time of the last one."""
 
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}
 
-    def take(self, record: AttemptsRecord | None) -> None:
-        """Take a record of the attempts topic, or the note that stands beside a retry entry."""
+    def add(self, record: AttemptsRecord | None) -> None:
+        """Add a record of the attempts topic, or a note from the header of a retry entry."""
         if not isinstance(record, LogRecord):
             return
         for entry in record.entries:
@@ -72,40 +71,40 @@ class Redriven:
                 self._until_ms[delivery] = max(entry.dead_lettered_at_ms, self._until_ms.get(delivery, -1))
 
     def has(self, letter: DeadLetter) -> bool:
-        """Tell whether this letter was redriven."""
-        return letter.dead_lettered_at_ms <= self._until_ms.get(of(letter), -1)
+        """Return True if this dead letter was redriven."""
+        return letter.dead_lettered_at_ms <= self._until_ms.get(delivery_of(letter), -1)
 
 
-def of(letter: DeadLetter) -> Delivery:
-    """Return what a letter is about."""
+def delivery_of(letter: DeadLetter) -> Delivery:
+    """Return the identity of the delivery of a dead letter."""
     return Delivery(letter.topic, letter.partition, letter.offset, letter.endpoint_id, letter.subscription_id)
 
 
 class Plan:
-    """Which letters are redriven: of each delivery the newest, if it is asked for and was not redriven."""
+    """Choose the dead letters to redrive: the newest of each delivery, if it is selected and was not redriven."""
 
     def __init__(self, selection: Selection, redriven: Redriven) -> None:
         self._selection, self._redriven = selection, redriven
-        self._standing: dict[Delivery, Standing] = {}
+        self._newest: dict[Delivery, Newest] = {}
         self.redriven_before = 0
 
-    def take(self, letter: DeadLetter, place: Place, offset: int) -> None:
-        """Take a letter; those of one delivery in their order."""
-        delivery = of(letter)
-        if not self._selection.takes(letter):
-            self._standing.pop(delivery, None)
+    def add(self, letter: DeadLetter, place: Place, offset: int) -> None:
+        """Add a dead letter. The dead letters of one delivery come in the order in which they were written."""
+        delivery = delivery_of(letter)
+        if not self._selection.matches(letter):
+            self._newest.pop(delivery, None)
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
-            self._standing[delivery] = Standing(letter.dead_lettered_at_ms, place, offset, letter.batch_webhook_id or "")
+            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, offset, letter.batch_webhook_id or "")
 
-    def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Standing]:
-        """Return the letters by where they are; of more than `limit` the oldest."""
-        standing = sorted(self._standing.values(), key=lambda one: one.dead_lettered_at_ms)[:limit]
-        return {(one.place, one.offset): one for one in standing}
+    def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Newest]:
+        """Return the chosen dead letters by place and offset, at most the `limit` oldest."""
+        newest = sorted(self._newest.values(), key=lambda one: one.dead_lettered_at_ms)[:limit]
+        return {(one.place, one.offset): one for one in newest}
 
 
-def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.Parcel:
+def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
     """Return letters that go in one request as a parcel: one of a single delivery, or some of one batch, in their order.
 
     What was sent in a batch goes in a batch again, because its endpoint takes nothing else; with those of the same batch that
@@ -113,10 +112,10 @@ def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.
     """
     first = together[0]
     names = {name: number for number, name in enumerate(dict.fromkeys(letter.subscription_id for letter in together))}
-    return retry_messages.Parcel(
+    return retry_messages.RetryEntry(
         packed=[segment.item(letter.event(), now_ms).packed for letter in together],
         subscriptions=list(names),
-        through=[names[letter.subscription_id] for letter in together] if len(names) > 1 else [],
+        subscription_places=[names[letter.subscription_id] for letter in together] if len(names) > 1 else [],
         left_by=LeaveReason.REDRIVE if first.is_of_batch else None,
         again_at_ms=now_ms,
         since_ms=now_ms,
@@ -124,24 +123,24 @@ def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.
         reason=retry_decision.REDRIVEN,
         retries=0,
         attempts=max(letter.last_attempt for letter in together),
-        story=first.history()[-retry_messages.MAX_STORY :],
+        history=first.history()[-retry_messages.MAX_HISTORY :],
         replay=first.replay or None,
     )
 
 
 class Record(NamedTuple):
-    """What is written of some letters of one endpoint."""
+    """Record of the retries topic for dead letters of one endpoint, and their note."""
 
     key: bytes
     postponed: bytes
-    """For the retries topic."""
+    """Value for the retries topic."""
     note: bytes
-    """For its header NOTE, and for the attempts topic."""
+    """Value for the header NOTE, and for the attempts topic."""
 
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
-    """Yield what is written of letters of one endpoint; those that go in one request stand together."""
-    for chunk in chunking.of(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
+    """Yield the records for dead letters of one endpoint, grouped by request."""
+    for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
         parcels = [parcel_of(together, now_ms=now_ms) for together in chunk]
@@ -156,13 +155,13 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Yield letters of one batch as they go in requests: all in one, up to a bound that Kafka takes in one record."""
-    return chunking.of(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
+    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES."""
+    return chunking.chunks(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
 
 
 def _size(together: Sequence[DeadLetter]) -> int:
-    """Return no fewer bytes than they take in a record, story and note included."""
-    return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_STORY * STORY_BYTES
+    """Return an upper bound of the bytes of a request in a record, including attempt history and note."""
+    return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 
 
 def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:

@@ -1,9 +1,8 @@
-"""Decide what a replay hands to the retry lane. Pure.
+"""Decide which retry entries a replay writes. Pure.
 
-Runs in `fanout archive` and the tests. Who is due an event is what delivery itself says of it
-(delivery.webhooks.routing.intake), by the registry as it is now. What is handed over bears the replay's mark, which stays
-with it wherever it is told of: replays are on no lane's account of what was due. Its `webhook-id` is made of the event and
-the subscription, as that of its first delivery.
+Runs in `fanout archive` and the tests. delivery.webhooks.routing.intake, as in the lanes, decides by the present registry which
+events are due. Each retry entry carries the id of the replay, and so do all records about it: replays do not count as due
+in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.state import chunking
 
 MAX_REQUEST_BYTES = 256 * 1024
-"""Of events that go in one batch again: as for redrives, what Kafka takes in one record."""
+"""Bytes of events in one batch, so that Kafka takes the record. The same bound as for redrives."""
 
 
 class Due(NamedTuple):
@@ -34,7 +33,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """Route to one endpoint, by what the registry says of it."""
+    """Route events to one endpoint, by the registry."""
 
     def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout) -> None:
         self.endpoint = endpoint
@@ -43,39 +42,39 @@ class Routes:
         self._layout = layout
 
     def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        """Return what is due of these records. What is no event of a known tenant is passed over: the lanes have told of it."""
+        """Return the due deliveries of these records. Records that the lanes reject are left out without a report."""
         return asyncio.run(self._due(records, event_types))
 
     async def _due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        taken = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared)
+        accepted = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared)
         found: list[Due] = []
         for record in records:
-            found += await taken.take(record, []) or ()
+            found += await accepted.accept(record, []) or ()
         if event_types is None:
             return found
         return [due for due in found if any(matching.takes_type(wanted, due.event.event_type) for wanted in event_types)]
 
 
 def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
-    """Yield what goes in one request: one alone, or as many as a batch to the endpoint has."""
+    """Group deliveries into requests: one delivery each, or batches by the endpoint's bounds."""
     if endpoint.batching is None:
-        yield from ([one] for one in due)
+        yield from ([delivery] for delivery in due)
         return
     max_bytes = min(endpoint.batching.max_bytes, MAX_REQUEST_BYTES)
-    for together in chunking.of(due, _one, endpoint.batching.max_events):
-        yield from chunking.of(together, lambda one: segment.item(one.event, 0).size, max_bytes)
+    for together in chunking.chunks(due, _count, endpoint.batching.max_events):
+        yield from chunking.chunks(together, lambda one: segment.item(one.event, 0).size, max_bytes)
 
 
 def parcel_of(
     together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision
-) -> retry_messages.Parcel:
+) -> retry_messages.RetryEntry:
     """Return what goes in one request as a parcel. `revision` is that of the registry by which it is due."""
     names = {name: number for number, name in enumerate(dict.fromkeys(one.subscription_id for one in together))}
     order_by, first = endpoint.order_by, together[0].event
-    return retry_messages.Parcel(
+    return retry_messages.RetryEntry(
         packed=[segment.item(one.event, now_ms).packed for one in together],
         subscriptions=list(names),
-        through=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
+        subscription_places=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
         left_by=None if endpoint.batching is None else LeaveReason.REDRIVE,
         again_at_ms=now_ms,
         since_ms=now_ms,
@@ -88,12 +87,12 @@ def parcel_of(
 
 
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
-    """Yield what is written to the retries topic, under the endpoint's id as key."""
+    """Yield values for the retries topic. Their key is the id of the endpoint."""
     endpoint, revision = routes.endpoint, routes.revision
     parcels = (
         parcel_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
     )
-    for chunk in chunking.of(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
+    for chunk in chunking.chunks(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
         yield retry_messages.encoded(retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
 
 
@@ -101,5 +100,5 @@ def _prepared(event: Event, matches: list[matching.Match]) -> list[Due]:
     return [Due(event, match.subscription.subscription_id) for match in matches]
 
 
-def _one(_: Due) -> int:
+def _count(_: Due) -> int:
     return 1

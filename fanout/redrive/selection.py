@@ -1,4 +1,4 @@
-"""Which dead letters somebody asks for. Pure, less the time that is now.
+"""Select dead letters by their fields. Pure, except `from_options`, which reads the clock.
 
 Runs in the command and the tests.
 """
@@ -15,7 +15,7 @@ from fanout.terminal import times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which dead letters somebody asks for. What is None is not asked about."""
+    """Conditions that a dead letter must meet. A field that is None is no condition."""
 
     endpoint_id: str | None = None
     event_type: str | None = None
@@ -26,7 +26,7 @@ class Selection:
     until_ms: int | None = None
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         endpoint_id: str | None,
         event_type: str | None,
@@ -36,7 +36,7 @@ class Selection:
         since: str | None,
         until: str | None,
     ) -> Selection:
-        """Return what a person asks for who types these; raise SettingsError where a time is none."""
+        """Return the selection of command-line options. Raise SettingsError for a text that is not a time."""
         now_ms = round(time.time() * 1000)
         return cls(
             endpoint_id=endpoint_id,
@@ -49,11 +49,11 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Tell whether nothing is asked about."""
+        """Return True if there is no condition."""
         return self == Selection()
 
-    def takes(self, letter: DeadLetter) -> bool:
-        """Tell whether a letter is meant."""
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return True if a dead letter meets all conditions."""
         return (
             self.endpoint_id in {None, letter.endpoint_id}
             and self.tenant_id in {None, letter.tenant_id}

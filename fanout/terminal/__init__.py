@@ -1,4 +1,4 @@
-"""What the commands share: settings, printing, times.
+"""Functions that the commands share: settings, printing, times.
 
 In: values. Out: tables, JSON, YAML or names on standard output; errors on standard error.
 """

@@ -1,7 +1,7 @@
-"""What the commands share: settings, printing for people and machines, and the signal to end.
+"""Read settings, print for people and machines, and stop on signals: functions that all commands share.
 
-Runs in the command. All that a command prints goes through here, where foreign text loses its control characters
-(delivery.observability.safe_text): a test keeps other modules from writing to standard output by themselves.
+Runs in the command. All output of a command goes through this module, which escapes control characters of foreign text
+(delivery.observability.safe_text). A test keeps other modules from writing to standard output.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 
 PIPE_COLUMNS = 100_000
-"""Columns of what is no terminal. A table takes as many as it needs."""
+"""Width for output that is not a terminal, so that no table is folded."""
 
 
 class Console(rich.console.Console):
-    """Rich's, which shows the control characters of foreign text instead of obeying them."""
+    """Rich's console, with visible escapes for control characters of foreign text."""
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[rich.segment.Segment]:
-        """Render as the base class does. Only Rich's own control sequences are left."""
-        for one in super().render(renderable, options):
-            yield one if one.control else rich.segment.Segment(safe_text.text(one.text), one.style)
+        """Render as the base class does. Only Rich's own control sequences remain."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else rich.segment.Segment(safe_text.text(segment.text), segment.style)
 
 
 console = Console(soft_wrap=True, highlight=False)
 progress = Console(stderr=True)
-"""For what is seen on a terminal only, and never in a file."""
+"""Console for progress, which is shown on a terminal only."""
 
 
 def settings_of(context: typer.Context) -> settings.Settings:
-    """Return the settings, and set up the log."""
+    """Return the settings, and configure logging."""
     loaded = loader.read(os.environ, context.obj)
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
 
 
 def print_json(value: Any) -> None:
-    """Print for machines."""
+    """Print a value as JSON for machines."""
     sys.stdout.write(safe_text.json(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()) + "\n")
 
 
@@ -64,15 +64,15 @@ def print_text(text: str) -> None:
 
 
 class JsonLines:
-    """Standard output, for JSON documents each of which is a line."""
+    """Standard output for JSON lines."""
 
     def write(self, line: bytes) -> None:
-        """Print a document with its newline."""
+        """Print one JSON line. It includes its newline."""
         sys.stdout.write(safe_text.json(line.decode()))
 
 
 def say(text: str) -> None:
-    """Tell a person something beside the output: progress, a hint, what went wrong."""
+    """Print a message to standard error: progress, a hint, or an error."""
     sys.stderr.write(safe_text.text(text) + "\n")
 
 
@@ -88,7 +88,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def show(to: rich.console.Console, table: rich.table.Table) -> None:
-    """Print a table, whole: what does not fit into a terminal's line goes on in the next, and a pipe has no width."""
+    """Print a whole table: long cells are folded on a terminal, and not at all in a pipe or file."""
     for column in table.columns:
         column.overflow = "fold"
     if not to.is_terminal:

@@ -20,18 +20,18 @@ class Form(enum.StrEnum):
     """The forms in which a command prints a list."""
 
     TABLE = "table"
-    """A few columns, by which a person tells the rows apart."""
+    """The few columns that identify a row to a person."""
     WIDE = "wide"
     """All columns except those that are empty in every row."""
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
-    """`KIND/ID`, one a line. Commands that take an id take this form too."""
+    """`KIND/ID`, one a line. Commands with an id argument also accept this form."""
 
 
 Output = Annotated[
     Form | None,
-    typer.Option("--output", "-o", help="How it is printed; --json is -o json.", show_default="table", metavar="FORM"),
+    typer.Option("--output", "-o", help="Output format; --json is the same as -o json.", show_default="table", metavar="FORM"),
 ]
 
 
@@ -60,7 +60,9 @@ def show(
             commands.print_text("".join(f"{kind}/{row[key]}\n" for row in plain))
         case Form.WIDE:
             full = list(rows if wide is None else wide)
-            commands.print_table(columns(full, [name for name in (full or [{}])[0] if any(_says(row[name]) for row in full)]))
+            commands.print_table(
+                columns(full, [name for name in (full or [{}])[0] if any(_has_content(row[name]) for row in full)])
+            )
         case Form.TABLE:
             commands.print_table(list(table))
 
@@ -75,5 +77,5 @@ def id_of(text: str, kind: str) -> str:
     return text.removeprefix(f"{kind}/")
 
 
-def _says(value: Any) -> bool:
+def _has_content(value: Any) -> bool:
     return value not in (None, {}, [], "")

@@ -1,4 +1,4 @@
-"""Read times as a person types them: `24h`, or a moment. Pure.
+"""Parse times that a person types: `24h`, or a moment. Pure.
 
 Runs in the command.
 """
@@ -15,7 +15,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def duration(text: str) -> dt.timedelta | None:
-    """Return the time that a text such as `24h` means; None when it means none."""
+    """Return the duration of a text such as `24h`; None if the text is not a duration."""
     parts = _DURATION.fullmatch(text)
     return dt.timedelta(**{_UNITS[parts["unit"]]: int(parts["number"])}) if parts else None
 
@@ -24,12 +24,12 @@ def seconds(option: str, text: str) -> float:
     """Return a duration in seconds; raise SettingsError that names the option."""
     read = duration(text)
     if read is None:
-        raise errors.SettingsError(f"{option} is a number with s, m, h or d, such as 24h; {text!r} is none")
+        raise errors.SettingsError(f"{option} must be a number with s, m, h or d, such as 24h; {text!r} is not")
     return read.total_seconds()
 
 
 def moment_ms(option: str, text: str, *, now_ms: int) -> int:
-    """Return a moment in milliseconds since the epoch: so long ago, or a date or time (ISO 8601, UTC where it says no zone)."""
+    """Return milliseconds since the epoch, from a duration ago or an ISO 8601 date or time. Without a zone it is UTC."""
     ago = duration(text)
     if ago is not None:
         return now_ms - round(ago.total_seconds() * 1000)
@@ -37,11 +37,11 @@ def moment_ms(option: str, text: str, *, now_ms: int) -> int:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
         raise errors.SettingsError(
-            f"{option} is a time ago, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
+            f"{option} must be a time ago, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
         ) from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
 
 
 def shown(epoch_ms: int) -> str:
-    """Return a moment for a person."""
+    """Return a moment as text for a person."""
     return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -72,7 +72,7 @@ def begin(
     asked = {"endpoint_id": endpoint_id, "customer_id": endpoint.customer_id, "url": endpoint.url, "origin": origin}
     made = Asking(
         endpoint_id=endpoint_id,
-        to=request.to_ask(endpoint, question, address_guard),
+        to=request.prepare_handshake(endpoint, question, address_guard),
         question=question,
         token=digest(token),
     )
@@ -86,7 +86,7 @@ def finish(connection: connect.Connection, asking: Asking, answer: Response | er
     if isinstance(answer, errors.AttemptFailed):
         reply = Reply(State.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
     else:
-        reply = handshake.read(asking.question, answer.headers)
+        reply = handshake.parse_reply(asking.question, answer.headers)
     asked = open_question(connection, asking.endpoint_id, asking.token)
     if reply.state is State.PERMITTED:
         is_noted = asked is not None and permit(connection, asking.endpoint_id, asking.token, asked, reply.per_minute)

@@ -48,21 +48,21 @@ def rows(place: Place, first: int) -> Iterator[bytes]:
 
 def main(deliveries: int) -> None:
     began_mib, made_s, took_s = peak_mib(), 0.0, 0.0
-    told = evidence.Evidence()
+    found = evidence.Evidence()
     for number in range(deliveries // SUBSCRIPTIONS // RUN):
         place, first = Place("events.order.created", number % PARTITIONS), number // PARTITIONS * RUN
-        told.events.setdefault(place, evidence.Events(0))
+        found.events.setdefault(place, evidence.Events(0))
         began = time.process_time()
         written = list(rows(place, first))
         made = time.process_time()
         for row in written:
-            told.take_attempts(log_records.decode(row), 1_800_000_000_000)
+            found.add_log_record(log_records.decode(row), 1_800_000_000_000)
         for offset in range(first, first + RUN):
-            told.take_event(place, offset, "order.created")
+            found.add_event(place, offset, "order.created")
         made_s, took_s = made_s + made - began, took_s + time.process_time() - made
     began = time.process_time()
     read_mib = peak_mib()
-    account = accounting.account(told, accounting.Terms(now_ms=1_800_000_000_000, until_ms=2**62))
+    account = accounting.account(found, accounting.Terms(now_ms=1_800_000_000_000, until_ms=2**62))
     judged_s = time.process_time() - began
     assert account.holds
     print(f"{account.lanes['direct'].counts.delivered} deliveries: CPU s {took_s:.1f} to take, {judged_s:.1f} to judge")

@@ -1,4 +1,4 @@
-"""Render the chart by helm, and find things in what it makes. The documented combinations of values stand here as well."""
+"""Render the chart with helm, and find objects in the result. Also holds the documented combinations of values."""
 
 import json
 import os
@@ -10,7 +10,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "fanout"
-HELM = os.environ.get("HELM", "helm")
+_PINNED = Path.home() / ".cache" / "fanout" / "bin" / "helm"
+HELM = os.environ.get("HELM") or (str(_PINNED) if _PINNED.is_file() else "helm")
+"""The pinned helm, as `make test-chart` installs it; without it the one on the PATH."""
 OLDEST, NEWEST = "1.27", "1.34"
 OF_OTHERS = {"PodMonitor", "PrometheusRule", "HTTPRoute"}
 """Kinds of the Prometheus operator and of the Gateway API: not in the schemas of Kubernetes."""

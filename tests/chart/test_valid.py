@@ -2,6 +2,7 @@
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.chart import rendering
 
@@ -55,3 +56,17 @@ def test_a_selector_finds_its_own_pods_and_no_others():
             selector = document["spec"]["selector"]
             wanted = selector.get("matchLabels", selector).items()
             assert {name for name, own in labels.items() if wanted <= own} == {document["metadata"]["name"]}
+
+
+def test_names_of_a_long_release_fit_and_stay_apart():
+    """Kubernetes takes 63 characters for a Service, and for a label with the name of a Job. Helm takes 53 for a release."""
+    names = []
+    for last in "ab":
+        name = "a-release-of-the-longest-name-that-helm-lets-you-tak" + last
+        done = rendering.helm("template", name, str(rendering.CHART), values=rendering.COMBINATIONS["everything"])
+        assert done.returncode == 0, done.stderr
+        documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+        names.append({(document["kind"], document["metadata"]["name"]) for document in documents})
+        assert {name for _, name in names[-1] if len(name) > 63} == set()
+    assert len(names[0]) > 10
+    assert not names[0] & names[1]

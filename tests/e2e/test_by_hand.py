@@ -105,7 +105,7 @@ def test_what_the_documents_register_can_be_applied_one_after_another(up):
     assert orjson.loads(fanout(up, "apply", "first.yaml", "--json").stdout)["changes"] == []
     [endpoint] = orjson.loads(fanout(up, "get", "endpoints", "--json").stdout)
     assert (endpoint["id"], endpoint["auth_secret"], endpoint["signing_secrets"]) == ("acme-orders", "***", "***")
-    assert "0 secrets sealed anew" in fanout(up, "keys", "rotate").stdout
+    assert "0 secrets encrypted again" in fanout(up, "keys", "rotate").stdout
     doctor = fanout(up, "doctor", "--json", check=False)
     assert {f["subject"] for f in orjson.loads(doctor.stdout) if not f["is_fine"]} == set()
 
@@ -153,7 +153,7 @@ def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars,
 
 def test_getting_what_does_not_exist_says_what_does(platform):
     platform.migrate()
-    with pytest.raises(errors.RegistrationError, match="is none of tenants, customers, endpoints, subscriptions"):
+    with pytest.raises(errors.RegistrationError, match="the kinds are tenants, customers, endpoints, subscriptions"):
         registry_commands.kind_of("things")
     with pytest.raises(errors.RegistrationError, match="there is no such endpoint; `fanout get endpoints` lists them"):
         registry_commands.get(platform.config, registry_commands.kind_of("endpoints"), "ep9")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
+from delivery.model import DeliveryMode, NextAttempt, Outcome, OutcomeKind, Revision
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import topic_rows
@@ -142,7 +142,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
     [record] = platform.read(platform.topics.retries)
     postponed = retry_messages.message(record.value())
     assert (record.key(), postponed.endpoint_id) == (b"ep1", "ep1")
-    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.parcels]
+    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.entries]
     assert [payload.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
     assert [payload.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
 
@@ -157,7 +157,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
 
 def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platform, monkeypatch):
     platform.write(platform.dead(1), platform.dead(2))
-    monkeypatch.setattr(enqueue.Handing, "_settle", lambda hands: hands._publisher.flush())
+    monkeypatch.setattr(enqueue.Enqueuer, "_flush", lambda enqueuer: enqueuer._publisher.flush())
     with dead_letters.reading(platform.config) as reader:
         assert dead_letters.redrive(platform.config, reader, Selection()).letters == 2
     monkeypatch.undo()
@@ -170,7 +170,7 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])
     assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
     [record] = platform.read(platform.topics.retries)
-    [waiting] = retry_messages.message(record.value()).parcels
+    [waiting] = retry_messages.message(record.value()).entries
     assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
     assert waiting.left_by == "redrive"
 
@@ -180,7 +180,9 @@ def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_
         platform.publish(publishing.Message(topic=topic, key=b"21", value=b"[1]"))
     with (
         dead_letters.reading(platform.config) as reader,
-        pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:0:0 is not what the job writes"),
+        pytest.raises(
+            errors.RecordUnreadable, match=rf"{platform.topics.dead_letters}:0:0 is not one that this version of the job writes"
+        ),
     ):
         dead_letters.find(reader, Selection(), 1)
     with pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.attempts}:0:0 is not"):
@@ -188,7 +190,9 @@ def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_
 
 
 def test_a_redrive_asks_which():
-    assert CliRunner().invoke(main.app, ["dead-letters", "redrive"]).exception.args[0].startswith("say which: --endpoint")
+    assert (
+        CliRunner().invoke(main.app, ["dead-letters", "redrive"]).exception.args[0].startswith("no dead letters are selected")
+    )
 
 
 # Murmur2 of these keys, from the tests of Kafka's Java client.
@@ -205,9 +209,9 @@ def test_a_key_has_the_partition_that_the_job_gives_it(platform, key, murmur2):
 def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(platform):
     platform.publish_events(4)
     platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
-    waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", again=Again(2**41, 1))
+    waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", next_attempt=NextAttempt(2**41, 1))
     platform.write(waits, receipts=[platform.receipt(3, due=4)])
-    postponed = topic_rows.postponed(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
+    postponed = topic_rows.deferral_rows(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
     only_counts = topic_rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
 
     [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]

@@ -95,5 +95,5 @@ def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
 
 def test_doctor_does_not_mind_that_no_job_runs():
     port = local_kafka.free_port()
-    assert "none answers" in diagnosis._job(settings.Settings(metrics=settings.Metrics(port=port)))
+    assert "no job answers" in diagnosis._job(settings.Settings(metrics=settings.Metrics(port=port)))
     assert "not asked" in diagnosis._job(settings.Settings())

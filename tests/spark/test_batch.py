@@ -53,7 +53,7 @@ def lane(spark, source, waits, folder, **bounds):
         carrier.source,
         2,
         shard_keys=shards.keys(spark, SHARDS),
-        pass_through_s=0,
+        immediate_flush_s=0,
         rejects=True,
     )
     return batch_shard.batch(routed, 500, waits, tools), lambda: carrier.carry(known)
@@ -65,7 +65,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        batches = [segment.batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
+        batches = [segment.decoded_batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
         left.append((batches, waits.value))
         waits.value = Pending()
 

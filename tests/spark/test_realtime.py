@@ -12,7 +12,7 @@ from delivery.observability import health, metrics
 from delivery.stages.checkpoint import completed_reader, losses
 from delivery.stages.kafka import topics
 from delivery.stages.realtime import channel, floors, hub, lane, messages, moving, pace, records
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -162,7 +162,7 @@ def report(running, **told):
 
 def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, running):
     made = lane_of("127.0.0.1:1")
-    report(running, tally=Tally(most_in_flight=7))
+    report(running, tally=Counters(most_in_flight=7))
     made._take(running, watch)
     made._take(running, watch)
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7

@@ -119,7 +119,7 @@ def test_the_contracts_example_body_is_what_is_sent():
 
 def test_the_contracts_example_of_an_answer_rejects_what_it_names():
     _, example = reading.blocks("docs/delivery-contract.md", "json")
-    assert batch_payload.rejected(example.encode(), 4) == {3: "no such order"}
+    assert batch_payload.rejected_events(example.encode(), 4) == {3: "no such order"}
 
 
 def test_the_contract_names_the_class_of_every_failure():

@@ -37,7 +37,7 @@ class Journal:
     topics: topic_rows.Topics
     since_ms: int
     """When the micro-batch ran first, or before."""
-    lane: type[completed_work.Journal] = completed_work.OfFastLane
+    lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
     """Whose it is."""
     known: frozenset[completed_work.Key] = frozenset()
 
@@ -60,12 +60,14 @@ def read(of: Journal) -> frozenset[completed_work.Key]:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(of.topics).items():
                 for message in messages(consumer, topic, of.since_ms - SLACK_MS, until=began + READ_S):
-                    found.take(message.value() or b"", reader)
+                    found.add(message.value() or b"", reader)
                     taken += 1
     except Exception as exc:  # noqa: BLE001  # whatever it is, also a file that is missing here: the journal only saves repeats
         log.warning("the topics could not be read back, and what they tell is made again: %s", exc)
-    log.info("%d deliveries or turns had ended, by %d rows read in %.1f s", len(found.ended), taken, time.monotonic() - began)
-    return frozenset(found.ended)
+    log.info(
+        "%d deliveries or turns had ended, by %d rows read in %.1f s", len(found.completed), taken, time.monotonic() - began
+    )
+    return frozenset(found.completed)
 
 
 def messages(

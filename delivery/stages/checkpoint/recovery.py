@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
 from delivery.stages.checkpoint import completed_reader
-from delivery.webhooks.results.completed_work import Journal, OfFastLane
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,9 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 class Reruns:
     """Give the tasks of each micro-batch of one lane their journal."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str, of: type[Journal] = OfFastLane) -> None:
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, lane: str, of: type[CompletedWorkLog] = FastLaneLog
+    ) -> None:
         self._spark = spark
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
         self._fresh = completed_reader.Journal(

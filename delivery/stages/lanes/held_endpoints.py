@@ -41,7 +41,7 @@ class Held:
         with self._lock:
             self._silent_until |= dict.fromkeys(endpoints, self._clock() + self._silent_s)
 
-    def now(self) -> deferral.Held:
+    def now(self) -> deferral.SuppressedEndpoints:
         """Return what is held at this moment."""
         now = self._clock()
         with self._lock:

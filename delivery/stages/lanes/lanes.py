@@ -41,7 +41,7 @@ from delivery.stages.tasks import (
     task_context,
 )
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results.completed_work import Journal, OfFastLane, OfRetryLane
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog, RetryLaneLog
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state.backlog import Pending
 
@@ -141,7 +141,7 @@ class _Stateful:
     """What the lanes that keep state have in common."""
 
     NAME: ClassVar[str]
-    JOURNAL: ClassVar[type[Journal]] = OfFastLane
+    JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
 
     def __init__(
         self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
@@ -255,7 +255,7 @@ class Batch(_Stateful):
             self._carrier.source,
             self._size.tasks,
             shard_keys=self._shard_keys,
-            pass_through_s=early_s,
+            immediate_flush_s=early_s,
             rejects=self._rejects,
         )
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
@@ -275,7 +275,7 @@ class Retry(_Stateful):
     """Keep what failed in state, let it leave by its endpoint's schedule, deliver it once more."""
 
     NAME = "retry"
-    JOURNAL = OfRetryLane
+    JOURNAL = RetryLaneLog
     _waits_for_all = False
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
@@ -306,8 +306,8 @@ class Retry(_Stateful):
         self._deliver(deliver_retries.deliver_turns(left, tools, known, self._size.tasks, settle_s=settle_s, journal=journal))
         self._common.told(self._seen.publish())
         if (told := self._waits()) is not None:
-            self._common.held.told(told.held)
-            metrics.HELD_ENDPOINTS.set(len(told.held))
+            self._common.held.told(told.suppressed)
+            metrics.HELD_ENDPOINTS.set(len(told.suppressed))
             metrics.FAILING_ENDPOINTS.set(len(told.failing))
             failing = self._common.network.failing(told.failing, self._config.retry.disable_after_s)
             if failing:

@@ -33,32 +33,32 @@ class Network:
     def __init__(self, clock: Callable[[], float] = time.monotonic, now_s: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._now_s = now_s
-        self._egress = outage.Egress()
+        self._health = outage.NetworkHealth()
         self._outages = Outages()
         self._changing = threading.Condition()
 
     @property
     def is_broken(self) -> bool:
         """Whether the fault is ours."""
-        return self._egress.is_broken
+        return self._health.is_broken
 
-    def told(self, seen: outage.Reach) -> None:
+    def told(self, seen: outage.Reachability) -> None:
         """Take which destinations a micro-batch has asked. A sign that the network works ends all pauses at once."""
         with self._changing:
-            before, self._egress = self._egress, self._egress.told(seen, self._clock())
-            self._outages = self._outages.told(
-                is_broken=self._egress.is_broken, is_well=seen.is_well, now_ms=round(self._now_s() * 1000)
+            before, self._health = self._health, self._health.after(seen, self._clock())
+            self._outages = self._outages.after(
+                is_broken=self._health.is_broken, is_healthy=seen.is_healthy, now_ms=round(self._now_s() * 1000)
             )
             self._changing.notify_all()
-        if self._egress.is_broken and self._egress is not before:
+        if self._health.is_broken and self._health is not before:
             log.error(
                 "%d of %d destinations of several customers cannot be reached: the fault is ours, and all lanes pause for "
                 "%.0f s. Nobody is disabled for it. Look at this network's way out: routes, firewall, DNS, proxy",
-                seen.unreachable, seen.asked, self._egress.held_s,
+                seen.unreachable, seen.asked, self._health.pause_s,
             )  # fmt: skip
-        elif before.is_broken and not self._egress.is_broken:
+        elif before.is_broken and not self._health.is_broken:
             log.info("destinations can be reached again: the lanes go on")
-        metrics.EGRESS_BROKEN.set(self._egress.is_broken)
+        metrics.EGRESS_BROKEN.set(self._health.is_broken)
 
     def failing(self, told: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
         """Return the endpoints that have failed for so long by themselves. What failed by a fault of ours does not count."""
@@ -73,14 +73,14 @@ class Network:
     @property
     def is_paused(self) -> bool:
         """Whether nothing is to be sent now."""
-        return self._egress.until > self._clock()
+        return self._health.paused_until > self._clock()
 
     def holding(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:
         """Return `take`, which gives what a micro-batch is handled with, to wait while the lanes pause; None: the job stops."""
 
         def held() -> Registry | None:
             with self._changing:
-                while (wait_s := self._egress.until - self._clock()) > 0:
+                while (wait_s := self._health.paused_until - self._clock()) > 0:
                     if stop.is_set():
                         return None
                     self._changing.wait(min(wait_s, STOP_POLL_S))

@@ -16,13 +16,13 @@ from delivery.config import settings
 from delivery.model import EndpointId
 from delivery.observability import metrics
 from delivery.stages.tasks import observer
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 
 class Told(NamedTuple):
     """What the workers told of a micro-batch."""
 
-    tally: Tally
+    tally: Counters
     gone: frozenset[EndpointId]
     """Endpoints that have said that they are gone for good."""
     silent: frozenset[EndpointId]
@@ -34,7 +34,7 @@ class Telemetry:
 
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
-        self._total = context.accumulator(Tally(), observer.Merging())
+        self._total = context.accumulator(Counters(), observer.Merging())
         no_endpoints: frozenset[EndpointId] = frozenset()
         self._gone = context.accumulator(no_endpoints, observer.MergingEndpoints())
         self._silent = context.accumulator(no_endpoints, observer.MergingEndpoints())
@@ -54,13 +54,13 @@ class Telemetry:
 
         All of its tasks' updates are here by then: Spark merges a task's before it calls the task finished.
         """
-        told, self._total.value = self._total.value, Tally()
+        told, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
         silent, self._silent.value = self._silent.value, frozenset()
         self.account(told)
         return Told(told, gone, silent)
 
-    def account(self, tally: Tally) -> None:
+    def account(self, tally: Counters) -> None:
         """Add to the metrics what was told in another way."""
         metrics.account(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())

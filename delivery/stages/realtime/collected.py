@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delivery.model import EndpointId
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 
 class Collected:
@@ -31,11 +31,11 @@ class Collected:
             else:
                 self._values[name] = before | term if isinstance(term, frozenset) else before + term
 
-    def take(self) -> tuple[Tally, frozenset[EndpointId], frozenset[EndpointId]]:
+    def take(self) -> tuple[Counters, frozenset[EndpointId], frozenset[EndpointId]]:
         """Return the tally, the endpoints that are gone, and those that were silent."""
         with self._lock:
             values, self._values = self._values, {}
-        return values.get("total", Tally()), values.get("gone", frozenset()), values.get("silent", frozenset())
+        return values.get("total", Counters()), values.get("gone", frozenset()), values.get("silent", frozenset())
 
 
 @functools.cache  # once for each worker process

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from delivery.model import EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ MAX_CONNECTIONS = 1000
 class Heard:
     """What all tasks have told since the last call."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
     silent: frozenset[EndpointId] = frozenset()
     records: int = 0

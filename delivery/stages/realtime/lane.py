@@ -28,7 +28,7 @@ from delivery.stages.realtime import collected, floors, messages, moving, pace, 
 from delivery.stages.realtime.hub import Hub
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import observer, task_context
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class Realtime:
     def _take(self, running: _Query, watch: health.Watch) -> float:
         """Pass on what the tasks have told; return how old the oldest record was that they have read."""
         heard = running.hub.take()
-        if heard.tally != Tally():  # in which gauges would be 0
+        if heard.tally != Counters():  # in which gauges would be 0
             self._seen.account(heard.tally)
         self._common.told(telemetry.Told(heard.tally, heard.gone, heard.silent))
         metrics.RECORDS.labels(NAME).inc(heard.records)

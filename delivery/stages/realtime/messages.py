@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from delivery.model import EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from delivery.webhooks.scheduling import deferral
 
@@ -44,7 +44,7 @@ class Report:
     state: State = State.RUNNING
     failure: str = ""
     known: Known = field(default_factory=Known)
-    tally: Tally = field(default_factory=Tally)
+    tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
     silent: frozenset[EndpointId] = frozenset()
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class News:
     """Set where the worker has another base, or none."""
     changes: SnapshotChanges | None = None
     """All that has changed since the base; None where the worker knows it."""
-    held: deferral.Held = field(default_factory=dict)
+    held: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
     """Whether nothing more is to be begun for now."""
     is_stopping: bool = False

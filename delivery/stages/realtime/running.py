@@ -20,7 +20,7 @@ from delivery.model import EndpointId, Record
 from delivery.stages.realtime import channel, collected, messages
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.lanes.worker import LAST_S
+from delivery.webhooks.lanes.worker import DRAIN_S
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import registries
@@ -122,7 +122,7 @@ class Running:
                 raise self._lane.failure
             is_stopped = self._lane.is_over
             if is_stopped:  # the process may end when the driver has heard
-                self._here.rest(self._stop_within_s)
+                self._here.wait_until_idle(self._stop_within_s)
             self._task.finish()
             self._over.set()
             self._tell_last(messages.State.STOPPED if is_stopped else messages.State.DONE)
@@ -146,15 +146,15 @@ class Running:
             if self._is_ended:
                 return
             self._is_ended = True
-            self._lane.close(LAST_S)
-            self._writer.join(LAST_S)
+            self._lane.close(DRAIN_S)
+            self._writer.join(DRAIN_S)
             self._task.flush()
             why = "" if self._lane.failure is None else f"{type(self._lane.failure).__name__}: {self._lane.failure}"
             self._tell_last(messages.State.FAILED, why or "its input has ended early")
 
     def _write(self) -> None:
         try:
-            while (ended := self._lane.take()) is not None:
+            while (ended := self._lane.next_results()) is not None:
                 self._task.write(ended.results)
                 if ended.receipts:
                     self._task.finish()  # first, for a receipt says that all of it is written
@@ -186,14 +186,14 @@ class Running:
     def _require_well(self) -> None:
         if self._lane.failure is not None:
             raise self._lane.failure
-        if self._lane.looked_ago_s() > STUCK_S:
+        if self._lane.idle_s() > STUCK_S:
             raise TimeoutError(f"the event loop has not answered for {STUCK_S:.0f} s")
 
     def _exchange(self) -> messages.News:
         with self._exchanging:
             self._link.send(self._next_report(messages.State.RUNNING))
             news: messages.News = self._link.receive()
-        self._here.now_s.stamped(news.driver_s)
+        self._here.now_s.record_stamp(news.driver_s)
         return news
 
     def _tell_last(self, state: messages.State, failure: str = "") -> None:
@@ -226,12 +226,12 @@ class Running:
         """Let news be in effect. The router and the suppressed endpoints are the event loop's."""
         self._lane.pause(is_paused=news.is_paused)
         if self._take_base(news):
-            self._lane.turn()
+            self._lane.end_slice()
         registry = followed().current()
         if news.changes is not None:
-            self._here.in_loop(functools.partial(registry.advance, news.changes))
+            self._here.call_in_loop(functools.partial(registry.advance, news.changes))
         if news.held != self._held:
-            self._here.in_loop(functools.partial(self._hold, news.held))
+            self._here.call_in_loop(functools.partial(self._hold, news.held))
 
     def _take_base(self, news: messages.News) -> bool:
         if news.base is None:
@@ -239,6 +239,6 @@ class Running:
         followed().registry = registries.WholeRegistry(news.base_id, news.base)
         return True
 
-    def _hold(self, held: deferral.Held) -> None:
+    def _hold(self, held: deferral.SuppressedEndpoints) -> None:
         self._held.clear()
         self._held.update(held)

@@ -41,13 +41,13 @@ class LookupSource:
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
         """Return this process's answers so far; there is one way to look up in an application."""
-        looked_up = last if isinstance(last, lookup_registry.LookedUpRegistry) else self._new()
+        looked_up = last if isinstance(last, lookup_registry.LookupRegistry) else self._new()
         looked_up.confirm(self.revision)
         return looked_up
 
-    def _new(self) -> lookup_registry.LookedUpRegistry:
+    def _new(self) -> lookup_registry.LookupRegistry:
         reader = PostgresReader(self.database, keyring.KeyRing.from_settings(self.keys), self.guard)
-        return lookup_registry.LookedUpRegistry(reader, ttl_s=self.ttl_s, max_answers=self.max_answers)
+        return lookup_registry.LookupRegistry(reader, ttl_s=self.ttl_s, max_answers=self.max_answers)
 
 
 class Lookups:

@@ -32,6 +32,6 @@ class Batches:
     ) -> shard_state.Decided:
         """As state.Decide."""
         known = batcher.decoded(index)
-        decided = batcher.decide(known, arrived, read, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
         written = batcher.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(decided.batches, decided.append, decided.drop, written, batcher.backlog_of(decided))

@@ -23,7 +23,7 @@ def deliver_batches(
     source: registries.Source,
     parallelism: int,
     *,
-    held: deferral.Held,
+    held: deferral.SuppressedEndpoints,
     journal: Journal,
 ) -> DataFrame:
     """Return the tasks that deliver what left its shard. What is due to `held` goes to the retry lane.
@@ -43,7 +43,7 @@ class DeliverBatchesPartition:
 
     tools: task_context.Tools
     source: registries.Source
-    held: deferral.Held
+    held: deferral.SuppressedEndpoints
     journal: Journal
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

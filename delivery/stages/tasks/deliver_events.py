@@ -32,7 +32,7 @@ def deliver(
     source: registries.Source,
     parallelism: int,
     *,
-    held: deferral.Held = deferral.NOBODY_HELD,
+    held: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
     journal: Journal | None = None,
 ) -> DataFrame:
     """Return the tasks that deliver `records`, which have COLUMNS and no others.
@@ -62,7 +62,7 @@ class DeliverPartition:
 
     tools: task_context.Tools
     source: registries.Source
-    held: deferral.Held = field(default_factory=lambda: deferral.NOBODY_HELD)
+    held: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
     journal: Journal | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -42,5 +42,5 @@ class RestPartition:
         for _ in batches:
             pass
         task = self.tools.begin()
-        task.worker.rest(min(self.within_s, self.until_s - time.time()))
+        task.worker.wait_until_idle(min(self.within_s, self.until_s - time.time()))
         return task.finish()

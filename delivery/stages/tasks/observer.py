@@ -19,7 +19,7 @@ from pyspark import AccumulatorParam
 from delivery.model import EndpointId
 from delivery.observability import logs
 from delivery.webhooks.results import attempt_log, counters
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.state.backlog import Pending
 
@@ -33,14 +33,14 @@ class Adds(Protocol[Told_contra]):
         """Add to what was told."""
 
 
-class Merging(AccumulatorParam[Tally]):
+class Merging(AccumulatorParam[Counters]):
     """How Spark adds the tallies of tasks."""
 
-    def zero(self, _: Tally) -> Tally:
+    def zero(self, _: Counters) -> Counters:
         """Return the tally of nothing."""
-        return Tally()
+        return Counters()
 
-    def addInPlace(self, value1: Tally, value2: Tally) -> Tally:  # noqa: N802  # Spark's name
+    def addInPlace(self, value1: Counters, value2: Counters) -> Counters:  # noqa: N802  # Spark's name
         """Return the tally of both."""
         return value1 + value2
 
@@ -105,7 +105,7 @@ def _attempt_log(level: str, form: str, sample: float) -> attempt_log.AttemptLog
 class Observer:
     """Take note of what came of an Arrow batch."""
 
-    total: Adds[Tally]
+    total: Adds[Counters]
     gone: Adds[frozenset[EndpointId]]
     silent: Adds[frozenset[EndpointId]]
     level: str
@@ -115,8 +115,8 @@ class Observer:
 
     def __call__(self, results: Results) -> None:
         _attempt_log(self.level, self.format, self.attempt_sample).write(results)
-        self.total.add(counters.of(results, cpu_s=process_cpu().spent()))
+        self.total.add(counters.count(results, cpu_s=process_cpu().spent()))
         if results.gone:
             self.gone.add(results.gone)
-        if results.silent:
-            self.silent.add(results.silent)
+        if results.unresponsive:
+            self.silent.add(results.unresponsive)

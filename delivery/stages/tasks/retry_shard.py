@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from delivery.model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import shard_scheduler
+from delivery.webhooks.retries import shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
@@ -28,7 +28,7 @@ _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 def retries(
     records: DataFrame,
-    policy: shard_scheduler.Policy,
+    policy: window.ShardPolicy,
     horizon_ms: int,
     told: Accumulator[backlog.Pending],
     tools: task_context.Tools,
@@ -74,7 +74,7 @@ class SpreadPartition:
 class Turns:
     """The decision of the retry lane."""
 
-    policy: shard_scheduler.Policy
+    policy: window.ShardPolicy
     horizon_ms: int
 
     def __call__(
@@ -82,6 +82,8 @@ class Turns:
     ) -> shard_state.Decided:
         """As state.Decide."""
         known = shard_scheduler.decoded(index)
-        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
-        return shard_state.Decided(decided.turns, decided.append, decided.drop, written, shard_scheduler.told(decided, now_ms))
+        return shard_state.Decided(
+            decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)
+        )

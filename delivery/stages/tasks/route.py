@@ -37,12 +37,12 @@ def route(
     parallelism: int,
     *,
     shard_keys: tuple[int, ...],
-    pass_through_s: float,
+    immediate_flush_s: float,
     rejects: bool,
 ) -> DataFrame:
     """Return what `records` are to the shards, as SCHEMA."""
     partition = RoutePartition(
-        tools=tools, source=source, shard_keys=shard_keys, pass_through_s=pass_through_s, rejects=rejects
+        tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects
     )
     return records.select(*deliver_events.COLUMNS).coalesce(parallelism).mapInArrow(partition, SCHEMA)
 
@@ -54,7 +54,7 @@ class RoutePartition:
     tools: task_context.Tools
     source: registries.Source
     shard_keys: tuple[int, ...]
-    pass_through_s: float
+    immediate_flush_s: float
     rejects: bool
     """False beside the direct lane, which tells the operator of all that no lane takes for an event."""
 
@@ -63,10 +63,10 @@ class RoutePartition:
         # Each shard looks at its deadlines in every micro-batch, also when nothing comes for it.
         yield from written([Row(key) for key in self.shard_keys])
         read = map(deliver_events.records, batches)
-        for collected in task.worker.collect(read, self.source, shards=shards, pass_through_s=self.pass_through_s):
+        for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
             if not self.rejects:
                 told = collected.results.rejections
-                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.BY_THE_LANE]
+                collected.results.rejections = [rejection for rejection in told if rejection.reason in intake.LANE_SPECIFIC]
             task.write(collected.results)
             yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
         task.finish()
@@ -74,7 +74,7 @@ class RoutePartition:
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     """Yield rows as Arrow batches of SCHEMA."""
-    for chunk in chunking.of(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
+    for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

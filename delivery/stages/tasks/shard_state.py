@@ -113,7 +113,7 @@ class Shard(StatefulProcessor):
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
-        for some in chunking.of(decided.left, len, ROW_BYTES):
+        for some in chunking.chunks(decided.left, len, ROW_BYTES):
             yield Row(value=_encoder.encode(some))
         self._told.add(decided.told)
         if decided.written is None:

@@ -53,22 +53,22 @@ class Tools:
 
     def begin(self) -> Task:
         """Begin a task, in its worker."""
-        here = worker.of(self.plan)
+        here = worker.shared_worker(self.plan)
         here.begin_task(self.made_s, self.workers)
-        orphan.outlive(here.orphaned)
-        here.write_late_by(self.write_late)
+        orphan.outlive(here.mark_orphaned)
+        here.write_background_results_by(self.write_late)
         return Task(self, here)
 
-    def write_late(self, results: Results, ended: list[background_attempts.Ended], revision: Revision) -> None:
+    def write_late(self, results: Results, ended: list[background_attempts.BackgroundResult], revision: Revision) -> None:
         """Write what came of attempts that had gone on alone; when all of it is in its topics, tell their shards.
 
         Called in the worker, beside its tasks; `revision` is the newest of the registry there. Told before, a shard might
         forget what is written nowhere.
         """
         writing = self.sink()
-        _write(writing, results, self.plan.topics, revision, worker.of(self.plan).now_s())
+        _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
         writing.finish()
-        writing.write(topic_rows.settled(ended, self.plan.topics))
+        writing.write(topic_rows.completion_rows(ended, self.plan.topics))
         writing.finish()
 
 
@@ -85,14 +85,14 @@ class Task:
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
-    def write_turns(self, ended: retry_lane.Ended) -> None:
+    def write_turns(self, ended: retry_lane.LeaseResults) -> None:
         """Write what came of turns of the retry lane: their reports say what of them waits again."""
         self._observe(ended.results)
         self._writing.write(topic_rows.rows(ended.results, self._topics))
         if ended.reports:
             # First, as a shard forgets by a report what then might be written nowhere.
             self._writing.finish()
-            self._writing.write(topic_rows.reports(ended.reports, self._topics))
+            self._writing.write(topic_rows.report_rows(ended.reports, self._topics))
 
     def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write what is made until it ends, and finish. What a task has made that fails is written before it does."""
@@ -115,9 +115,9 @@ class Task:
         hands its processes out in turn: in a quiet job one of them may get the same kind of task in every micro-batch, and a
         turn that nobody reports leaves its shard once more.
         """
-        if (turns := self.worker.ended_turns()) is not None:
+        if (turns := self.worker.drain_leases()) is not None:
             self.write_turns(turns)
-        for written in self.worker.written_late():
+        for written in self.worker.written_background_results():
             self._observe(written)
         self._writing.finish()
         return iter(())
@@ -126,8 +126,8 @@ class Task:
 def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, revision: Revision, now_s: float) -> None:
     writing.write(topic_rows.rows(results, topics))
     now_ms = round(now_s * 1000)
-    writing.write(topic_rows.postponed(results, topics, now_ms=now_ms, revision=revision))
-    writing.write(topic_rows.health(results, topics, now_ms=now_ms))
+    writing.write(topic_rows.deferral_rows(results, topics, now_ms=now_ms, revision=revision))
+    writing.write(topic_rows.health_hint_rows(results, topics, now_ms=now_ms))
 
 
 def ended_before(journal: Journal | None) -> frozenset[Key]:

@@ -119,7 +119,7 @@ class Trials:
             raise problems.Refused(429, "one a second goes to an endpoint", headers={"retry-after": str(math.ceil(wait_s))})
         if self._under_way >= MAX_AT_ONCE:
             raise problems.unavailable("too many test events are under way")
-        pace.take(now)
+        pace.consume(now)
         self._under_way += 1
         try:
             yield

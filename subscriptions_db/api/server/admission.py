@@ -78,7 +78,7 @@ class Admission:
         wait_s = pace.wait_s(self._clock())
         if wait_s > 0:
             raise problems.Refused(429, detail, headers={"retry-after": str(math.ceil(wait_s))})
-        pace.take(self._clock())
+        pace.consume(self._clock())
 
 
 def _unauthenticated(detail: str) -> problems.Refused:

@@ -144,7 +144,7 @@ def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
     assert [record.getMessage() for record in caplog.records if record.name == process.__name__] == [
         f"archiving {topics.dead_letter_topic}, {topics.attempts_topic} into Postgres",
         "archived dead letters: 2, attempts: 0",
-        "stopped in order: all that was read is archived, dead letters: 2, attempts: 0",
+        "stopped in order: all records that were read are archived, dead letters: 2, attempts: 0",
     ]
 
 
@@ -237,7 +237,7 @@ def test_it_waits_for_a_postgres_that_is_killed_and_loses_and_repeats_nothing(ka
         assert_eventually(platform.event_ids, lambda found: found == ["e1"])
         own_postgres.kill()
         platform.publish_letters("e2")
-        assert_eventually(lambda: caplog.text, lambda text: "the archive waits" in text)
+        assert_eventually(lambda: caplog.text, lambda text: "the archive pauses" in text)
         own_postgres.start()
         assert_eventually(lambda: connects(platform), bool)
         assert_eventually(platform.event_ids, lambda found: found == ["e1", "e2"])
@@ -302,7 +302,7 @@ def test_a_topic_that_was_made_anew_is_archived_from_its_beginning(platform, cap
     platform.publish_letters("e4")
     platform.archive_once()
     assert platform.event_ids() == ["e1", "e2", "e3", "e4"]
-    assert "made anew" in caplog.text
+    assert "deleted and created again" in caplog.text
 
 
 def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
@@ -318,11 +318,11 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     [record] = read
     assert [name for name, _ in topic_scanner.headers(record)] == [redrive_plan.NOTE]
     postponed = retry_messages.message(record.value())
-    events = [segment.unpacked(one.packed[0]) for one in postponed.parcels]
+    events = [segment.unpacked(one.packed[0]) for one in postponed.entries]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
-    told = redrive_plan.Redriven()
-    told.take(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))
-    assert [told.has(dead_letter_records.decode(one)) for one in written] == [True, True, False]
+    redriven = redrive_plan.Redriven()
+    redriven.add(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))
+    assert [redriven.has(dead_letter_records.decode(one)) for one in written] == [True, True, False]
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:
         assert writer.offsets(connection)
@@ -346,9 +346,9 @@ def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platf
     with platform.connected() as connection:
         archived_dead_letters.redrive(connection, "c1", [asked], now=archive.NOW)
     with monkeypatch.context() as refusing:
-        refusing.setattr(enqueue.Handing, "finish", refuse)
+        refusing.setattr(enqueue.Enqueuer, "finish", refuse)
         with platform.archiving():
-            assert_eventually(lambda: caplog.text, lambda text: "redrives and replays wait" in text)
+            assert_eventually(lambda: caplog.text, lambda text: "redrives and replays pause" in text)
             platform.publish_letters("e2")
             assert_eventually(platform.event_ids, lambda found: found == ["e2"])
     platform.stop.clear()

@@ -70,7 +70,7 @@ class World:
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)
-        while replayer.turn(self.connection):
+        while replayer.step(self.connection):
             pass
         replayer.close()
 
@@ -85,7 +85,7 @@ class World:
         return [
             (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
             for message in (retry_messages.message(record.value()) for record in found)
-            for one in message.parcels
+            for one in message.entries
         ]
 
 

@@ -1,9 +1,12 @@
 {{/* Names, labels, and what the pods of all roles have in common. */}}
+{{/* At most 40 characters: a Service has 63, and a driver's name takes up to 22 of them. A longer one ends with its digest. */}}
 {{- define "fanout.name" -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
-{{- else if contains $name .Release.Name }}{{ .Release.Name }}
-{{- else }}{{ printf "%s-%s" .Release.Name $name }}{{ end -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name := printf "%s-%s" .Release.Name $chart -}}
+{{- if .Values.fullnameOverride }}{{ $name = .Values.fullnameOverride }}
+{{- else if contains $chart .Release.Name }}{{ $name = .Release.Name }}{{ end -}}
+{{- if gt (len $name) 40 }}{{ printf "%s-%s" (trunc 34 $name | trimSuffix "-") (trunc 5 (sha256sum $name)) }}
+{{- else }}{{ $name }}{{ end -}}
 {{- end }}
 
 {{- define "fanout.labels" -}}

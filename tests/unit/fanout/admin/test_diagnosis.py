@@ -1,4 +1,4 @@
-"""What `fanout doctor` says of the interpreter."""
+"""Findings of `fanout doctor` about the interpreter and the host name."""
 
 import sys
 import sysconfig

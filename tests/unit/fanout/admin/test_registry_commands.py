@@ -1,4 +1,4 @@
-"""What a person says and sees of the registry."""
+"""Options and output of the commands that change and show the registry."""
 
 import datetime as dt
 
@@ -45,7 +45,7 @@ def shown(show, *what, **how):
 def test_who_applies_a_document_is_told_which_endpoints_wait_for_their_receivers():
     result = apply.Result(changes=(), awaiting_permission=("acme-stock",))
     text = shown(registry_commands.show, result, dry_run=False)
-    assert "acme-stock waits for its receiver's permission: fanout endpoints validate acme-stock" in text
+    assert "acme-stock gets nothing until its receiver permits deliveries: run `fanout endpoints validate acme-stock`" in text
     assert registry_commands.as_document(result)["awaiting_permission"] == ("acme-stock",)
 
 

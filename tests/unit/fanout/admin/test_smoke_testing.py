@@ -1,4 +1,4 @@
-"""`fanout smoke-test` checks signatures, refuses what the job would not deliver, and says what the delivery log says."""
+"""`fanout smoke-test` checks signatures, refuses events that the job would not deliver, and shows the delivery log."""
 
 import re
 import subprocess
@@ -97,10 +97,10 @@ def test_an_address_that_the_guard_refuses_is_named():
 
 def test_attempts_and_postponements_are_read_from_the_log():
     seen = smoke_testing.Seen()
-    seen.take({"kind": "outcomes", "entries": [{"kind": "postponed", "reason": "slow"}]})
-    seen.take({"kind": "outcomes", "entries": [{"kind": "attempt", "status": None, "error_class": "timeout"}]})
+    seen.add({"kind": "outcomes", "entries": [{"kind": "postponed", "reason": "slow"}]})
+    seen.add({"kind": "outcomes", "entries": [{"kind": "attempt", "status": None, "error_class": "timeout"}]})
     assert (seen.words, seen.has_accepted) == (["postponed: slow", "timeout"], False)
-    seen.take({"kind": "outcomes", "entries": [{"kind": "attempt", "status": 204, "error_class": None}]})
+    seen.add({"kind": "outcomes", "entries": [{"kind": "attempt", "status": 204, "error_class": None}]})
     assert (seen.words[-1], seen.has_accepted) == ("204", True)
 
 
@@ -112,10 +112,10 @@ def result(**fields):
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (result(), "after 2.0 s: its signature is right"),
+        (result(), "after 2.0 s: the signature is valid"),
         (result(is_signature_checked=False), "the signature was not checked"),
         (result(delivered_after_s=None, seen=("timeout",)), "not delivered to http://a/, .*the delivery log says: timeout"),
-        (result(delivered_after_s=None), "is the job ready, and does it run the direct lane"),
+        (result(delivered_after_s=None), "the job is ready and runs the direct lane"),
     ],
 )
 def test_the_result_says_what_is_proved_and_what_is_not(ended, said):

@@ -26,9 +26,9 @@ def tried(pattern, event=EVENT, **more):
 @pytest.mark.parametrize(
     ("pattern", "event", "matches", "detail"),
     [
-        (LARGE, EVENT, True, "the filter takes it"),
+        (LARGE, EVENT, True, "the filter matches the event"),
         (LARGE, EVENT.replace("700", "7"), False, "the filter does not take data.amount"),
-        ('{"region": ["eu"]}', CLOUD_EVENT, True, "the filter takes it"),
+        ('{"region": ["eu"]}', CLOUD_EVENT, True, "the filter matches the event"),
         ('{"tenant_id": ["t2"], "data": {"amount": [700]}}', CLOUD_EVENT, False, "the filter does not take tenant_id"),
     ],
 )
@@ -52,11 +52,11 @@ def test_files_and_standard_input_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "event", "said"),
     [
-        ("[1]", EVENT, "--filter: is no filter"),
+        ("[1]", EVENT, "--filter: is not a filter"),
         ('{"data": {"amount": 5}}', EVENT, r"--filter.*data\.amount"),
-        ("missing.json", EVENT, "--filter: is neither JSON nor a file"),
-        (LARGE, '{"type": "order.created"}', r"--event: the job would reject it \(missing_attribute"),
-        (LARGE, "{", r"--event: the job would reject it \(not_json"),
+        ("missing.json", EVENT, "--filter: is neither JSON nor a readable file"),
+        (LARGE, '{"type": "order.created"}', r"--event: the job would reject this event \(missing_attribute"),
+        (LARGE, "{", r"--event: the job would reject this event \(not_json"),
     ],
 )
 def test_what_is_no_filter_or_no_event_is_refused_by_its_option(pattern, event, said):

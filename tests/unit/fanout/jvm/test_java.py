@@ -82,7 +82,10 @@ def test_a_java_that_archives_no_classes_is_prepared_without(monkeypatch):
     monkeypatch.setattr(jars, "ensure", lambda: None)
     monkeypatch.setattr(class_archive, "ensure", fails)
     done = CliRunner().invoke(main.app, ["prepare"])
-    assert (done.exit_code, done.output) == (0, "no archive\nIt is not needed: a start takes some seconds longer.\n")
+    assert (done.exit_code, done.output) == (
+        0,
+        "no archive\nThe job runs without the class archive; its start takes some seconds longer.\n",
+    )
 
 
 def test_an_archive_of_classes_is_not_that_of_jars_installed_since_which_java_would_pass_over_in_silence(

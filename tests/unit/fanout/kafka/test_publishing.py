@@ -1,4 +1,4 @@
-"""`fanout publish` refuses what the job would reject, names the line and the reason, and takes it when told to."""
+"""`fanout publish` refuses lines that the job would reject, with number and reason, unless --unchecked is set."""
 
 import pytest
 from typer.testing import CliRunner
@@ -28,14 +28,14 @@ def test_a_line_goes_to_the_topic_that_is_named():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"{", "line 2: not JSON"),
-        (b"[1]", "line 2: has no 'type'; or name a topic with --topic"),
-        (b'{"id": "e1", "tenant_id": "t1"}', "line 2: has no 'type'; or name a topic with --topic"),
+        (b"{", "line 2: is not JSON"),
+        (b"[1]", "line 2: has no 'type': add it, or name a topic with --topic"),
+        (b'{"id": "e1", "tenant_id": "t1"}', "line 2: has no 'type': add it, or name a topic with --topic"),
         (
             b'{"type": "order.created", "id": "e1"}',
-            r"line 2: the job would reject it \(missing_attribute: .*tenant.*--unchecked",
+            r"line 2: the job would reject this event \(missing_attribute: .*tenant.*--unchecked",
         ),
-        (GOOD[:-1] + b', "note": "' + b"x" * 300_000 + b'"}', r"line 2: the job would reject it \(too_large"),
+        (GOOD[:-1] + b', "note": "' + b"x" * 300_000 + b'"}', r"line 2: the job would reject this event \(too_large"),
     ],
 )
 def test_a_line_that_the_job_would_reject_is_refused_with_its_number_and_the_reason(line, said):

@@ -1,4 +1,4 @@
-"""What the topics say is judged. The rows are made by the job's own code; each kind of finding has a test that produces it."""
+"""The account of the job's own records. Each kind of finding has a test that produces it."""
 
 import re
 from pathlib import Path
@@ -12,13 +12,13 @@ from fanout.reconcile import evidence
 from fanout.reconcile.findings import MEANINGS, Kind
 from tests.support import builders
 from tests.support.batches import endpoint as batch_endpoint
-from tests.support.told import (
+from tests.support.written_topics import (
     FAILED,
     HOUR_MS,
     NOW_MS,
     PLACE,
     TOPIC,
-    Told,
+    WrittenTopics,
     all_of,
     dead,
     event,
@@ -36,10 +36,10 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_what_was_due_adds_up_by_lane_type_and_endpoint():
-    told = Told(no_event={9})
-    told.write(outcome(0), outcome(1), dead(2), skipped(3), postponed(4), outcome(0, subscription="s2"),
+    topics = WrittenTopics(no_event={9})
+    topics.write(outcome(0), outcome(1), dead(2), skipped(3), postponed(4), outcome(0, subscription="s2"),
                rejections=[rejection(9)], receipts=[receipt(0, 9, due=6, rejected=1)])  # fmt: skip
-    account = told.account()
+    account = topics.account()
     assert account.holds
     [(group, counts)] = account.groups.items()
     assert group == ("direct", "order.created", "ep1")
@@ -53,84 +53,86 @@ def test_what_was_due_adds_up_by_lane_type_and_endpoint():
 
 
 def test_what_waits_for_its_batch_is_pending_and_a_batch_is_accounted_event_by_event():
-    told = Told()
-    told.write(batches=[batch(packed(0), packed(1), packed(2), rejected=[1])],
+    topics = WrittenTopics()
+    topics.write(batches=[batch(packed(0), packed(1), packed(2), rejected=[1])],
                receipts=[receipt(0, 9, due=5, mode=DeliveryMode.BATCH)])  # fmt: skip
-    account = told.account()
+    account = topics.account()
     assert account.holds
     counts = account.lanes["batch"].counts
     assert (counts.due, counts.delivered, counts.dead_lettered, counts.pending) == (5, 2, 1, 2)
 
 
 def test_what_the_batch_lane_skips_before_it_collects_is_on_its_own_account():
-    told = Told()
+    topics = WrittenTopics()
     paused = Ended(
         delivery=builders.delivery(event=event(0), endpoint=batch_endpoint()),
         kind=OutcomeKind.SKIPPED,
         reason="subscription_paused",
     )
-    told.write(paused, receipts=[receipt(0, 9, due=1, mode=DeliveryMode.BATCH), receipt(0, 9, due=0)])
-    account = told.account()
+    topics.write(paused, receipts=[receipt(0, 9, due=1, mode=DeliveryMode.BATCH), receipt(0, 9, due=0)])
+    account = topics.account()
     assert account.holds
     assert [lane.counts.skipped.total() for lane in account.lanes.values()] == [0, 1]
 
 
 def test_a_micro_batch_that_ran_again_counts_once_and_what_was_accepted_again_is_told():
-    told = Told()
+    topics = WrittenTopics()
     for _ in range(2):
-        told.write(*all_of(10), receipts=[receipt(0, 9, due=10)])
-    account = told.account()
+        topics.write(*all_of(10), receipts=[receipt(0, 9, due=10)])
+    account = topics.account()
     assert account.holds
     assert (account.lanes["direct"].counts.due, account.lanes["direct"].counts.repeated) == (10, 10)
     assert account.lanes["direct"].records == 10
 
 
 def test_a_postponed_delivery_that_was_delivered_later_is_delivered():
-    told = Told()
-    told.write(*all_of(9), postponed(9), receipts=[receipt(0, 9, due=10)])
-    told.write(outcome(9))
-    assert (told.account().holds, told.account().lanes["direct"].counts.delivered) == (True, 10)
+    topics = WrittenTopics()
+    topics.write(*all_of(9), postponed(9), receipts=[receipt(0, 9, due=10)])
+    topics.write(outcome(9))
+    assert (topics.account().holds, topics.account().lanes["direct"].counts.delivered) == (True, 10)
 
 
 def test_records_behind_the_last_receipt_are_no_finding():
-    told = Told(records=15).write(*all_of(10), receipts=[receipt(0, 9, due=10)])
-    assert (told.account().holds, told.account().lanes["direct"].behind) == (True, 5)
+    topics = WrittenTopics(records=15).write(*all_of(10), receipts=[receipt(0, 9, due=10)])
+    assert (topics.account().holds, topics.account().lanes["direct"].behind) == (True, 5)
 
 
 def test_what_ended_behind_the_last_receipt_is_under_way_or_was_cut_off():
-    told = Told(records=15).write(*all_of(13), receipts=[receipt(0, 9, due=10)])
-    assert told.account().holds
-    assert kinds(told.account(is_stopped=True)) == {"unfinished": (10, 12, 3)}
-    assert kinds(Told().write(*all_of(3)).account(is_stopped=True)) == {"unfinished": (0, 2, 3)}
+    topics = WrittenTopics(records=15).write(*all_of(13), receipts=[receipt(0, 9, due=10)])
+    assert topics.account().holds
+    assert kinds(topics.account(is_stopped=True)) == {"unfinished": (10, 12, 3)}
+    assert kinds(WrittenTopics().write(*all_of(3)).account(is_stopped=True)) == {"unfinished": (0, 2, 3)}
 
 
 def test_what_was_written_in_the_last_seconds_is_not_judged():
-    told = Told(records=20)
-    told.write(*all_of(10), receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - 60_000)
-    told.write(receipts=[receipt(10, 19, due=10)], at_ms=NOW_MS)
-    assert told.account(until_ms=NOW_MS - 10_000).holds
-    assert told.account(until_ms=NOW_MS - 10_000).lanes["direct"].behind == 10
-    assert not told.account().holds
+    topics = WrittenTopics(records=20)
+    topics.write(*all_of(10), receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - 60_000)
+    topics.write(receipts=[receipt(10, 19, due=10)], at_ms=NOW_MS)
+    assert topics.account(until_ms=NOW_MS - 10_000).holds
+    assert topics.account(until_ms=NOW_MS - 10_000).lanes["direct"].behind == 10
+    assert not topics.account().holds
 
 
 def test_what_was_handled_before_the_time_that_was_asked_for_is_not_judged():
-    told = Told(records=20)
-    told.write(receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - HOUR_MS)
-    told.write(*[outcome(offset) for offset in range(10, 20)], receipts=[receipt(10, 19, due=10)])
-    account = told.account(since_ms=NOW_MS - 1000, from_first=False)
+    topics = WrittenTopics(records=20)
+    topics.write(receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - HOUR_MS)
+    topics.write(*[outcome(offset) for offset in range(10, 20)], receipts=[receipt(10, 19, due=10)])
+    account = topics.account(since_ms=NOW_MS - 1000, from_first=False)
     assert (account.holds, account.lanes["direct"].counts.due) == (True, 10)
 
 
 def test_a_transactions_mark_between_two_runs_is_no_finding():
-    told = Told(records=11, no_record={5})
-    told.write(*[outcome(n) for n in range(11) if n != 5], receipts=[receipt(0, 4, due=5), receipt(6, 10, due=5)])
-    assert told.account().holds
+    topics = WrittenTopics(records=11, no_record={5})
+    topics.write(*[outcome(n) for n in range(11) if n != 5], receipts=[receipt(0, 4, due=5), receipt(6, 10, due=5)])
+    assert topics.account().holds
 
 
 @pytest.mark.parametrize("gone", range(10))
 def test_an_outcome_without_its_row_is_lost_by_name(gone):
-    told = Told().write(*[outcome(offset) for offset in range(10) if offset != gone], receipts=[receipt(0, 9, due=10)])
-    account = told.account()
+    topics = WrittenTopics().write(
+        *[outcome(offset) for offset in range(10) if offset != gone], receipts=[receipt(0, 9, due=10)]
+    )
+    account = topics.account()
     assert not account.holds
     [finding] = account.findings.kept
     assert (finding.kind, finding.first, finding.last) == (Kind.LOST, gone, gone)
@@ -140,63 +142,63 @@ def test_an_outcome_without_its_row_is_lost_by_name(gone):
 
 
 def test_a_loss_that_cannot_be_named_says_among_which():
-    told = Told().write(outcome(0), outcome(1, subscription="s2"), receipts=[receipt(0, 9, due=3)])
-    [finding] = told.account().findings.kept
-    assert (finding.first, finding.last, finding.many) == (0, 9, 1)
+    topics = WrittenTopics().write(outcome(0), outcome(1, subscription="s2"), receipts=[receipt(0, 9, due=3)])
+    [finding] = topics.account().findings.kept
+    assert (finding.first, finding.last, finding.total) == (0, 9, 1)
     assert "Probably among: 0 s2, 1 s1" in finding.text()
 
 
 def test_a_whole_run_without_a_row_is_lost():
-    told = Told().write(receipts=[receipt(0, 9, due=20)])
-    assert kinds(told.account()) == {"lost": (0, 9, 20)}
+    topics = WrittenTopics().write(receipts=[receipt(0, 9, due=20)])
+    assert kinds(topics.account()) == {"lost": (0, 9, 20)}
 
 
 def test_records_that_no_receipt_covers_are_named():
-    told = Told().write(receipts=[receipt(0, 2, due=0), receipt(6, 9, due=0)])
-    assert kinds(told.account()) == {"unhandled": (3, 5, 3)}
+    topics = WrittenTopics().write(receipts=[receipt(0, 2, due=0), receipt(6, 9, due=0)])
+    assert kinds(topics.account()) == {"unhandled": (3, 5, 3)}
 
 
 def test_a_lane_that_did_not_begin_at_the_first_record_is_named_only_where_it_had_to():
-    told = Told().write(receipts=[receipt(4, 9, due=0)])
-    assert kinds(told.account()) == {"unhandled": (0, 3, 4)}
-    assert told.account(from_first=False).holds
+    topics = WrittenTopics().write(receipts=[receipt(4, 9, due=0)])
+    assert kinds(topics.account()) == {"unhandled": (0, 3, 4)}
+    assert topics.account(from_first=False).holds
 
 
 def test_records_that_expired_unread_are_named():
-    told = Told(first=6, records=4).write(receipts=[receipt(0, 2, due=0), receipt(7, 9, due=0)])
-    account = told.account()
-    assert [(f.kind.value, f.first, f.last, f.many) for f in account.findings.kept] == [
+    topics = WrittenTopics(first=6, records=4).write(receipts=[receipt(0, 2, due=0), receipt(7, 9, due=0)])
+    account = topics.account()
+    assert [(f.kind.value, f.first, f.last, f.total) for f in account.findings.kept] == [
         ("expired", 3, 5, 3), ("unhandled", 6, 6, 1),
     ]  # fmt: skip
 
 
 def test_a_record_that_was_passed_over_within_a_run_is_named():
-    told = Told().write(receipts=[receipt(0, 9, due=0, records=9)])
-    assert kinds(told.account()) == {"unread": (0, 9, 1)}
+    topics = WrittenTopics().write(receipts=[receipt(0, 9, due=0, records=9)])
+    assert kinds(topics.account()) == {"unread": (0, 9, 1)}
 
 
 def test_records_that_a_compacted_topic_has_dropped_since_are_no_finding():
-    assert Told(no_record={3, 4}).write(receipts=[receipt(0, 9, due=0)]).account().holds
+    assert WrittenTopics(no_record={3, 4}).write(receipts=[receipt(0, 9, due=0)]).account().holds
 
 
 def test_a_run_that_was_half_read_again_cannot_be_told():
-    told = Told().write(*all_of(10), receipts=[receipt(0, 9, due=10)])
-    told.write(receipts=[receipt(0, 4, due=5)])
-    assert kinds(told.account()) == {"read_again": (0, 9, 10)}
-    told.write(receipts=[receipt(5, 9, due=5)])
-    assert told.account().holds
+    topics = WrittenTopics().write(*all_of(10), receipts=[receipt(0, 9, due=10)])
+    topics.write(receipts=[receipt(0, 4, due=5)])
+    assert kinds(topics.account()) == {"read_again": (0, 9, 10)}
+    topics.write(receipts=[receipt(5, 9, due=5)])
+    assert topics.account().holds
 
 
 def test_more_than_was_due_is_a_finding_unless_an_earlier_try_says_why():
-    told = Told().write(*all_of(10), receipts=[receipt(0, 9, due=8)])
-    assert kinds(told.account()) == {"surplus": (0, 9, 2)}
-    told = Told().write(receipts=[receipt(0, 9, due=10)]).write(*all_of(10), receipts=[receipt(0, 9, due=8)])
-    assert told.account().holds
+    topics = WrittenTopics().write(*all_of(10), receipts=[receipt(0, 9, due=8)])
+    assert kinds(topics.account()) == {"surplus": (0, 9, 2)}
+    topics = WrittenTopics().write(receipts=[receipt(0, 9, due=10)]).write(*all_of(10), receipts=[receipt(0, 9, due=8)])
+    assert topics.account().holds
 
 
 def test_an_end_of_what_is_no_event_is_a_finding():
-    told = Told(no_event={3}).write(outcome(3), receipts=[receipt(0, 9, due=1)])
-    assert kinds(told.account()) == {"no_event": (3, 3, 1)}
+    topics = WrittenTopics(no_event={3}).write(outcome(3), receipts=[receipt(0, 9, due=1)])
+    assert kinds(topics.account()) == {"no_event": (3, 3, 1)}
 
 
 @pytest.mark.parametrize(
@@ -208,68 +210,70 @@ def test_an_end_of_what_is_no_event_is_a_finding():
     ],
 )
 def test_what_has_ended_in_two_ways_is_named(one, other, said):
-    told = Told().write(one(7), other(7), receipts=[receipt(0, 9, due=1)])
-    [finding] = told.account().findings.kept
+    topics = WrittenTopics().write(one(7), other(7), receipts=[receipt(0, 9, due=1)])
+    [finding] = topics.account().findings.kept
     assert (finding.kind, finding.first, finding.subscription_id) == (Kind.CONTRADICTION, 7, "s1")
     assert said in finding.text()
-    assert told.account().lanes["direct"].counts.due == 1
+    assert topics.account().lanes["direct"].counts.due == 1
 
 
 @pytest.mark.parametrize("attempts", [FAILED, ()])
 def test_what_was_postponed_and_is_not_in_the_retries_topic_is_lost_by_name(attempts):
-    told = Told().write(postponed(7, attempts), receipts=[receipt(0, 9, due=1)], without={"retries"})
-    account = told.account()
+    topics = WrittenTopics().write(postponed(7, attempts), receipts=[receipt(0, 9, due=1)], without={"retries"})
+    account = topics.account()
     assert kinds(account) == {"not_handed_over": (7, 7, 1)}
     assert account.lanes["direct"].counts.lost == 1
-    assert told.account(retries_known=False).lanes["direct"].counts.pending == 1
-    assert told.account(retries_known=False).holds
+    assert topics.account(retries_known=False).lanes["direct"].counts.pending == 1
+    assert topics.account(retries_known=False).holds
 
 
 def test_a_dead_letter_that_is_gone_from_its_topic_is_named():
-    told = Told().write(dead(7, ()), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
-    account = told.account()
+    topics = WrittenTopics().write(dead(7, ()), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
+    account = topics.account()
     assert kinds(account) == {"no_letter": (7, 7, 1)}
     assert account.lanes["direct"].counts.dead_lettered == 1
-    assert told.account(letters_known=False).holds
+    assert topics.account(letters_known=False).holds
 
 
 def test_an_attempted_delivery_whose_dead_letter_is_gone_is_named():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
-    assert kinds(told.account()) == {"not_handed_over": (7, 7, 1)}
+    topics = WrittenTopics().write(dead(7), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
+    assert kinds(topics.account()) == {"not_handed_over": (7, 7, 1)}
 
 
 @pytest.mark.parametrize(
-    ("told_of", "counted", "kind"), [([], 1, Kind.REJECTED_UNTOLD), ([3, 4], 1, Kind.REJECTED_UNCOUNTED), ([3], 1, None)]
+    ("written", "counted", "kind"), [([], 1, Kind.REJECTED_UNTOLD), ([3, 4], 1, Kind.REJECTED_UNCOUNTED), ([3], 1, None)]
 )
-def test_rejected_records_are_held_against_their_topic(told_of, counted, kind):
-    told = Told(no_event={3, 4})
-    told.write(rejections=[rejection(offset) for offset in told_of], receipts=[receipt(0, 9, due=0, rejected=counted)])
-    assert [finding.kind for finding in told.account().findings.kept] == ([kind] if kind else [])
+def test_rejected_records_are_held_against_their_topic(written, counted, kind):
+    topics = WrittenTopics(no_event={3, 4})
+    topics.write(rejections=[rejection(offset) for offset in written], receipts=[receipt(0, 9, due=0, rejected=counted)])
+    assert [finding.kind for finding in topics.account().findings.kept] == ([kind] if kind else [])
 
 
 def test_what_only_one_lane_rejected_is_held_against_neither():
-    told = Told().write(
+    topics = WrittenTopics().write(
         rejections=[rejection(3, "unknown_tenant")],
         receipts=[receipt(0, 9, due=0, rejected=1), receipt(0, 9, due=0, mode=DeliveryMode.BATCH)],
     )
-    assert told.account().holds
+    assert topics.account().holds
 
 
 def test_offsets_far_apart_and_many_subscriptions_stay_apart():
-    told = Told(records=1)
+    topics = WrittenTopics(records=1)
     far = (1 << 40) + 70_000
-    told.evidence.events[PLACE] = evidence.Events(far)
+    topics.evidence.events[PLACE] = evidence.Events(far)
     for offset in (far, far + 1):
-        told.evidence.take_event(PLACE, offset, "order.created")
-    told.write(outcome(far), outcome(far + 1), outcome(far, subscription="s2"), receipts=[receipt(far, far + 1, due=3)])
-    account = told.account()
+        topics.evidence.add_event(PLACE, offset, "order.created")
+    topics.write(outcome(far), outcome(far + 1), outcome(far, subscription="s2"), receipts=[receipt(far, far + 1, due=3)])
+    account = topics.account()
     assert (account.holds, account.lanes["direct"].counts.delivered) == (True, 3)
 
 
 def test_findings_are_counted_beyond_those_that_are_kept():
     count = 1200
-    told = Told(records=count).write(*all_of(count), *all_of(count, dead), receipts=[receipt(0, count - 1, due=count)])
-    account = told.account()
+    topics = WrittenTopics(records=count).write(
+        *all_of(count), *all_of(count, dead), receipts=[receipt(0, count - 1, due=count)]
+    )
+    account = topics.account()
     assert (len(account.findings.kept), account.findings.by_kind) == (1000, {"contradiction": count})
 
 

@@ -1,4 +1,4 @@
-"""What waits in the retry lane, and what is delivered again on purpose, is on the account of what was due, or on none."""
+"""Deliveries in the retry lane are pending. Redrives stay in the account of due deliveries; replays are counted apart."""
 
 import pytest
 
@@ -7,19 +7,19 @@ from delivery.webhooks.results.log_entries import RedrivenEntry
 from delivery.webhooks.routing import intake
 from fanout.reconcile.findings import Kind
 from tests.support import builders, records
-from tests.support.told import (
+from tests.support.written_topics import (
     HOUR_MS,
     NOW_MS,
     TOPIC,
-    Told,
+    WrittenTopics,
     dead,
     kinds,
     outcome,
     packed,
-    parcel_of,
     postponed,
     receipt,
     rejection,
+    retry_message,
     skipped,
 )
 from tests.unit.fanout.reconcile.test_ledger import batch
@@ -27,48 +27,48 @@ from tests.unit.fanout.reconcile.test_ledger import batch
 
 def test_what_the_retry_lane_could_not_read_stands_for_no_record_and_is_missed_where_it_was_postponed():
     unreadable = rejection(3, intake.UNREADABLE)
-    told = Told().write(postponed(7), rejections=[unreadable], receipts=[receipt(0, 9, due=1)])
-    assert told.account().holds
-    assert kinds(told.account(now_ms=2**50)) == {"overdue": (7, 7, 1)}
+    topics = WrittenTopics().write(postponed(7), rejections=[unreadable], receipts=[receipt(0, 9, due=1)])
+    assert topics.account().holds
+    assert kinds(topics.account(now_ms=2**50)) == {"overdue": (7, 7, 1)}
 
 
 def test_what_waits_in_the_retry_lane_for_longer_than_it_may_is_named():
-    told = Told().write(postponed(7), receipts=[receipt(0, 9, due=1)])
+    topics = WrittenTopics().write(postponed(7), receipts=[receipt(0, 9, due=1)])
     max_age_ms = round(builders.endpoint().retrying.max_age_s * 1000)
-    assert told.account(now_ms=NOW_MS + max_age_ms).holds
-    late = told.account(now_ms=NOW_MS + max_age_ms + 8 * HOUR_MS)
+    assert topics.account(now_ms=NOW_MS + max_age_ms).holds
+    late = topics.account(now_ms=NOW_MS + max_age_ms + 8 * HOUR_MS)
     assert kinds(late) == {"overdue": (7, 7, 1)}
     assert late.lanes["direct"].counts.pending == 1
 
 
 def test_what_waits_for_its_batch_for_longer_than_it_may_is_named():
-    told = Told().write(
+    topics = WrittenTopics().write(
         batches=[batch(*[packed(offset) for offset in range(9)])], receipts=[receipt(0, 9, due=10, mode=DeliveryMode.BATCH)]
     )
-    assert told.account(now_ms=NOW_MS + 59_000, max_wait_s=60).holds
-    [finding] = told.account(now_ms=NOW_MS + 61_000, max_wait_s=60).findings.kept
+    assert topics.account(now_ms=NOW_MS + 59_000, max_wait_s=60).holds
+    [finding] = topics.account(now_ms=NOW_MS + 61_000, max_wait_s=60).findings.kept
     assert (finding.kind, finding.first, finding.subscription_id) == (Kind.OVERDUE, 9, "s1")
 
 
-def redriven(told, offset, until_ms):
+def redriven(topics, offset, until_ms):
     note = records.entry(RedrivenEntry, topic=TOPIC, offset=offset, dead_lettered_at_ms=until_ms)
-    told.evidence.take_attempts(records.log(note), until_ms)
+    topics.evidence.add_log_record(records.log(note), until_ms)
 
 
 def test_a_redriven_dead_letter_waits_and_then_is_delivered_without_contradiction():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
-    redriven(told, 7, 2**50)
-    told.evidence.take_retries(parcel_of(postponed(7)))
-    assert told.account().lanes["direct"].counts.pending == 1
-    told.write(outcome(7))
-    account = told.account()
+    topics = WrittenTopics().write(dead(7), receipts=[receipt(0, 9, due=1)])
+    redriven(topics, 7, 2**50)
+    topics.evidence.add_retry_message(retry_message(postponed(7)))
+    assert topics.account().lanes["direct"].counts.pending == 1
+    topics.write(outcome(7))
+    account = topics.account()
     assert (account.holds, account.lanes["direct"].counts.delivered) == (True, 1)
 
 
 def test_a_delivery_that_became_a_dead_letter_again_is_one():
-    told = Told().write(dead(7), receipts=[receipt(0, 9, due=1)])
-    redriven(told, 7, 5)  # its letter is of later
-    assert told.account().lanes["direct"].counts.dead_lettered == 1
+    topics = WrittenTopics().write(dead(7), receipts=[receipt(0, 9, due=1)])
+    redriven(topics, 7, 5)  # its letter is of later
+    assert topics.account().lanes["direct"].counts.dead_lettered == 1
 
 
 def replayed(one, replay="rpl_1"):
@@ -78,21 +78,21 @@ def replayed(one, replay="rpl_1"):
 @pytest.mark.parametrize("first", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
 @pytest.mark.parametrize("again", [outcome(7), dead(7), skipped(7), postponed(7)], ids=lambda one: one.kind)
 def test_a_replay_is_named_apart_and_changes_nothing_of_what_was_due(first, again):
-    alone = Told().write(first, receipts=[receipt(0, 9, due=1)]).account()
-    account = Told().write(first, replayed(again), receipts=[receipt(0, 9, due=1)]).account()
+    alone = WrittenTopics().write(first, receipts=[receipt(0, 9, due=1)]).account()
+    account = WrittenTopics().write(first, replayed(again), receipts=[receipt(0, 9, due=1)]).account()
     assert account.holds
     accepted = again.kind is OutcomeKind.DELIVERED
     assert account.lanes["direct"].counts.document() == alone.lanes["direct"].counts.document() | {"replayed": int(accepted)}
 
 
 def test_a_replay_of_what_was_not_due_makes_no_surplus_and_one_of_what_is_lost_hides_nothing():
-    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=1)])
-    assert told.account().holds
-    told = Told().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=2)])
-    assert (kinds(told.account())["lost"][2], told.account().lanes["direct"].counts.lost) == (1, 1)
+    topics = WrittenTopics().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=1)])
+    assert topics.account().holds
+    topics = WrittenTopics().write(outcome(0), replayed(outcome(1)), receipts=[receipt(0, 9, due=2)])
+    assert (kinds(topics.account())["lost"][2], topics.account().lanes["direct"].counts.lost) == (1, 1)
 
 
 def test_a_real_repeat_is_seen_beside_a_replay():
-    told = Told().write(outcome(0), outcome(0), replayed(outcome(0)), receipts=[receipt(0, 9, due=1)])
-    counts = told.account().lanes["direct"].counts
+    topics = WrittenTopics().write(outcome(0), outcome(0), replayed(outcome(0)), receipts=[receipt(0, 9, due=1)])
+    counts = topics.account().lanes["direct"].counts
     assert (counts.delivered, counts.repeated, counts.replayed) == (1, 1, 1)

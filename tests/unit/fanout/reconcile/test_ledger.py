@@ -1,4 +1,4 @@
-"""The ledger reads what the job writes: here the rows are made by the job's own code."""
+"""The ledger collects the records that the job's own code writes."""
 
 import itertools
 
@@ -20,22 +20,22 @@ TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead_letters", rej
 _offsets = itertools.count(100)
 
 
-def add(told, topic, written):
+def add(found, topic, written):
     """Add a record to the ledger, as its reader does."""
     if topic == "attempts":
-        told.add_log(log_records.decode(written))
+        found.add_log(log_records.decode(written))
     elif topic == "dead_letters":
-        told.add_dead_letter(dead_letter_records.decode(written))
+        found.add_dead_letter(dead_letter_records.decode(written))
     else:
-        told.add_rejected(rejected_records.decode(written))
+        found.add_rejected(rejected_records.decode(written))
 
 
 def read(*all_results, into=None):
-    told = into or ledger.Ledger()
+    found = into or ledger.Ledger()
     for results in all_results:
         for row in topic_rows.rows(results, TOPICS):
-            add(told, row.topic, row.value)
-    return told
+            add(found, row.topic, row.value)
+    return found
 
 
 def attempt(number=1, error_class=None):
@@ -55,7 +55,7 @@ def batch(*events, through=None, kind=OutcomeKind.DELIVERED, attempts=None, reje
         signed=b"",
         content_headers=b"",
         events=events,
-        through=through or ["s1"] * len(events),
+        subscription_ids=through or ["s1"] * len(events),
         left_by=LeaveReason.COUNT,
     )
     outcome = Outcome(delivery, kind, attempts if attempts is not None else (attempt(),), reason)
@@ -80,77 +80,77 @@ def due(offset, subscription_id="s1", topic="events.order.created", partition=0)
 
 def test_each_event_of_an_accepted_batch_is_delivered_by_its_own_subscription():
     events = [packed(1), packed(2), packed(1, partition=3), packed(7, topic="events.other")]
-    told = read(Results(batches=[batch(*events, through=["s1", "s2", "s1", "s1"])]))
-    assert told.delivered == dict.fromkeys([due(1), due(2, "s2"), due(1, partition=3), due(7, topic="events.other")], 5020.0)
-    assert (told.attempts, list(told.batches.values())) == (1, ["count"])
+    found = read(Results(batches=[batch(*events, through=["s1", "s2", "s1", "s1"])]))
+    assert found.delivered == dict.fromkeys([due(1), due(2, "s2"), due(1, partition=3), due(7, topic="events.other")], 5020.0)
+    assert (found.attempts, list(found.batches.values())) == (1, ["count"])
 
 
 def test_a_single_delivery_and_one_in_a_batch_are_told_alike():
     single = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(attempt(1, "timeout"), attempt(2)))
-    told = read(Results(outcomes=[single], batches=[batch(packed(9))]))
-    assert told.delivered == {due(7, "s1"): 10_020.0, due(9): 5020.0}
-    assert (told.attempts, len(told.batches)) == (3, 1)
+    found = read(Results(outcomes=[single], batches=[batch(packed(9))]))
+    assert found.delivered == {due(7, "s1"): 10_020.0, due(9): 5020.0}
+    assert (found.attempts, len(found.batches)) == (3, 1)
 
 
 def test_of_several_requests_the_first_that_was_accepted_counts():
     event = packed(1)
-    told = read(
+    found = read(
         Results(batches=[batch(event, attempts=(attempt(1, "timeout"), attempt(2)))]),
         Results(batches=[batch(event, attempts=(attempt(5),))]),
     )
-    assert told.delivered == {due(1): 10_020.0}
+    assert found.delivered == {due(1): 10_020.0}
 
 
 def test_a_batch_that_failed_is_given_up_event_by_event():
     failed = (attempt(1, "server_error"), attempt(2, "server_error"))
-    told = read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.DEAD_LETTERED, attempts=failed)]))
-    assert (told.delivered, told.dead(), told.attempts) == ({}, {due(1), due(2)}, 2)
+    found = read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.DEAD_LETTERED, attempts=failed)]))
+    assert (found.delivered, found.dead(), found.attempts) == ({}, {due(1), due(2)}, 2)
 
 
 def test_what_the_answer_to_a_batch_rejects_is_a_dead_letter_as_well():
-    told = read(Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
-    assert told.dead() == {due(2)}
-    [letter] = told.dead_letters.values()
+    found = read(Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
+    assert found.dead() == {due(2)}
+    [letter] = found.dead_letters.values()
     assert letter.reason == "rejected_by_endpoint"
 
 
 def test_a_batch_that_is_skipped_is_no_request():
-    told = read(Results(batches=[batch(packed(1), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_deleted")]))
-    assert (told.skipped, told.attempts, told.batches) == ({due(1): "endpoint_deleted"}, 0, {})
+    found = read(Results(batches=[batch(packed(1), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_deleted")]))
+    assert (found.skipped, found.attempts, found.batches) == ({due(1): "endpoint_deleted"}, 0, {})
 
 
 def test_what_was_postponed_has_not_ended_and_the_ledger_says_why_it_was_not_attempted():
     single = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (), "circuit_open")
-    told = read(Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
-    assert (told.postponed, told.ended(), told.pending()) == ({due(7): "circuit_open"}, set(), 2)
-    read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.POSTPONED, attempts=(), reason="gone")]), into=told)
-    assert told.postponed == {due(7): "circuit_open", due(1): "gone", due(2): "gone"}
+    found = read(Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
+    assert (found.postponed, found.ended(), found.pending()) == ({due(7): "circuit_open"}, set(), 2)
+    read(Results(batches=[batch(packed(1), packed(2), kind=OutcomeKind.POSTPONED, attempts=(), reason="gone")]), into=found)
+    assert found.postponed == {due(7): "circuit_open", due(1): "gone", due(2): "gone"}
 
 
 def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
     failed = Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
-    told = read(failed)
-    [letter] = told.dead_letters.values()
+    found = read(failed)
+    [letter] = found.dead_letters.values()
     at_ms = letter.dead_lettered_at_ms
-    told.add_log(records.log(records.entry(RedrivenEntry, offset=1, dead_lettered_at_ms=at_ms)))
-    assert told.dead() == set()
-    told.add_dead_letter(msgspec.structs.replace(letter, dead_lettered_at_ms=at_ms + 1))
-    assert told.dead() == {due(1)}
+    found.add_log(records.log(records.entry(RedrivenEntry, offset=1, dead_lettered_at_ms=at_ms)))
+    assert found.dead() == set()
+    found.add_dead_letter(msgspec.structs.replace(letter, dead_lettered_at_ms=at_ms + 1))
+    assert found.dead() == {due(1)}
 
 
 def test_what_has_not_ended_is_pending_and_a_repeated_micro_batch_makes_it_no_more():
     collected = Results(receipts=[receipt(DeliveryMode.BATCH, 1, 3, due=3)])
-    told = read(collected, collected)
-    assert told.pending() == 3
-    read(Results(batches=[batch(packed(1), packed(2), rejected=[0])]), into=told)
-    assert told.pending() == 1
-    read(Results(batches=[batch(packed(3), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_paused")]), into=told)
-    assert told.pending() == 0
+    found = read(collected, collected)
+    assert found.pending() == 3
+    read(Results(batches=[batch(packed(1), packed(2), rejected=[0])]), into=found)
+    assert found.pending() == 1
+    read(Results(batches=[batch(packed(3), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_paused")]), into=found)
+    assert found.pending() == 0
 
 
 def test_each_lane_has_its_own_place_and_revision():
     place = places.Place("events.order.created", 0)
-    told = read(
+    found = read(
         Results(
             receipts=[
                 receipt(DeliveryMode.DIRECT, 0, 9, revision=4),
@@ -159,13 +159,13 @@ def test_each_lane_has_its_own_place_and_revision():
             ]
         )
     )
-    assert [told.handled_until(name) for name in ("direct", "batch")] == [{place: 9}, {place: 6}]
-    assert [told.revision_at("batch", place, offset) for offset in (0, 5, 7)] == [3, 5, None]
-    assert told.revision_at("direct", place, 7) == 4
+    assert [found.handled_until(name) for name in ("direct", "batch")] == [{place: 9}, {place: 6}]
+    assert [found.revision_at("batch", place, offset) for offset in (0, 5, 7)] == [3, 5, None]
+    assert found.revision_at("direct", place, 7) == 4
 
 
 def test_a_record_that_both_lanes_reject_is_counted_once():
     rejection = intake.Rejection(record=builders.record(value=b"?"), reason="not_json", detail="")
     other = intake.Rejection(record=builders.record(value=b"?", offset=8), reason="not_json", detail="")
-    told = read(Results(rejections=[rejection, other]), Results(rejections=[rejection]))
-    assert len(told.rejected) == 2
+    found = read(Results(rejections=[rejection, other]), Results(rejections=[rejection]))
+    assert len(found.rejected) == 2

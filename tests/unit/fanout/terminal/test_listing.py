@@ -70,4 +70,4 @@ def test_an_unknown_form_is_refused_with_all_that_there_are():
 def test_two_ids_for_one_row_are_refused():
     done = CliRunner().invoke(main.app, ["get", "endpoint/a", "b"])
     assert done.exit_code == 2
-    assert "name one id" in done.output
+    assert "two ids are given" in done.output

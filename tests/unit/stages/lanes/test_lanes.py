@@ -10,7 +10,7 @@ from delivery.stages.lanes import held_endpoints, lanes, network_outage, streami
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.scheduling import outage
 from tests.support import builders
@@ -33,7 +33,7 @@ class Clock:
 
 def observed(*results):
     """Return what the driver is told of these results."""
-    total = Accumulator(Tally(), observer.Merging())
+    total = Accumulator(Counters(), observer.Merging())
     gone, silent = (Accumulator(frozenset(), observer.MergingEndpoints()) for _ in range(2))
     observe = observer.Observer(total=total, gone=gone, silent=silent, level="ERROR", format="text", attempt_sample=0.0)
     for one in results:
@@ -43,7 +43,7 @@ def observed(*results):
 
 def unreachable(first, end):
     """What a task tells that has reached none of these destinations, each of another customer."""
-    return outage.reach(
+    return outage.reachability(
         (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
     )
 
@@ -80,10 +80,10 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
+    common.told(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
     assert common.held.now() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
-    common.told(observed(Results(silent=frozenset({"b"}))))
+    common.told(observed(Results(unresponsive=frozenset({"b"}))))
     clock.now = 4.0
     assert common.held.now() == {"b": retry_decision.SLOW}
     clock.now = 7.9
@@ -94,7 +94,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
     common = lanes.Common(
         held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
     )
-    common.told(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), silent=frozenset({"a"}))))
+    common.told(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
     assert common.held.now() == {}
 
 
@@ -102,7 +102,7 @@ def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_
     common = lanes.Common(
         held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
     )
-    common.told(observed(Results(silent=frozenset({"a"}))))
+    common.told(observed(Results(unresponsive=frozenset({"a"}))))
     common.held.told(frozenset({"a", "c"}))
     assert common.held.now() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
     common.held.told(frozenset())

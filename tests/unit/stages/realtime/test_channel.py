@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from delivery.stages.realtime import channel, hub, messages
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 FIRST = messages.Report(task=3)
 AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
@@ -116,9 +116,9 @@ def test_reports_add_up_and_news_come_back(listening, linked):
     first = exchange(linked)
     assert (first.is_paused, first.next_offsets) == (True, {("t", 0): 5})
     known = messages.Known(base_id="b1")
-    again = exchange(linked, known=known, tally=Tally(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
+    again = exchange(linked, known=known, tally=Counters(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
     assert (again.is_paused, again.next_offsets) == (False, {})
-    exchange(linked, tally=Tally(retries=2), records=1, delay_s=0.25)
+    exchange(linked, tally=Counters(retries=2), records=1, delay_s=0.25)
     heard = listening.take()
     assert (heard.tally.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
     assert (listening.take().records, listening.running, listening.fault()) == (0, 1, None)

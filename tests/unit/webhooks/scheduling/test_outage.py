@@ -16,7 +16,7 @@ from tests.support import builders, fakes
 def seen(reached=0, unreachable=0, customers=5):
     """As many destinations, of customers that have some of each kind."""
     numbers = range(reached + unreachable)
-    return outage.reach(
+    return outage.reachability(
         (
             builders.endpoint(f"ep{n}", url=f"https://host{n}.example/", customer_id=f"{n < reached}{n % customers}"),
             n < reached,
@@ -40,44 +40,44 @@ def test_the_fault_is_ours_when_most_of_enough_destinations_cannot_be_reached(re
 def test_endpoints_behind_one_gateway_are_one_destination():
     """Sixty endpoints of one customer at one closed port paused the lanes of all."""
     dead = [builders.endpoint(f"d{n}", url=f"https://one.example:8443/{n}", customer_id=f"c{n}") for n in range(60)]
-    assert not outage.reach((one, False) for one in dead).is_broken()
+    assert not outage.reachability((one, False) for one in dead).is_broken()
 
 
 def test_the_dead_hosts_of_one_customer_pause_nobody_else():
     dead = [builders.endpoint(f"d{n}", url=f"https://d{n}.example/", customer_id="acme") for n in range(60)]
     well = [builders.endpoint(f"w{n}", url=f"https://w{n}.example/", customer_id="beta") for n in range(5)]
-    assert not outage.reach((one, False) for one in dead).is_broken()
-    assert not outage.reach([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
+    assert not outage.reachability((one, False) for one in dead).is_broken()
+    assert not outage.reachability([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
 
 
 def test_a_url_with_a_user_or_in_capitals_is_the_same_destination():
     urls = ["https://a.example/x", "https://A.example/y", "https://u:p@a.example/"]
-    assert outage.reach((builders.endpoint(url=url), False) for url in urls).asked == 1
+    assert outage.reachability((builders.endpoint(url=url), False) for url in urls).asked == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5), st.booleans()), max_size=600), st.randoms())
 def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
     parts = [
-        outage.reach([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
+        outage.reachability([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
         for host, customer, was_reached in known
     ]
-    one = sum(parts, start=outage.NOTHING)
+    one = sum(parts, start=outage.NOTHING_ASKED)
     rng.shuffle(parts)
     half = len(parts) // 2
-    other = sum(parts[:half], start=outage.NOTHING) + sum(parts[half:], start=outage.NOTHING)
+    other = sum(parts[:half], start=outage.NOTHING_ASKED) + sum(parts[half:], start=outage.NOTHING_ASKED)
     assert one == other
     assert one.asked <= outage.MAX_SAMPLE
 
 
 def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwards():
-    state, pauses = outage.Egress(), []
+    state, pauses = outage.NetworkHealth(), []
     for _ in range(6):
-        state = state.told(ALL_DOWN, 1000.0)
-        pauses.append(state.until - 1000.0)
+        state = state.after(ALL_DOWN, 1000.0)
+        pauses.append(state.paused_until - 1000.0)
     assert pauses == [5, 10, 20, 40, 60, 60]
-    state = state.told(ALL_UP, 1000.0)
+    state = state.after(ALL_UP, 1000.0)
     assert not state.is_broken
-    assert state.told(ALL_DOWN, 1000.0).held_s == 5
+    assert state.after(ALL_DOWN, 1000.0).pause_s == 5
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwar
     [(0, 0, True), (0, 1, True), (4, 5, True), (5, 5, True), (1, 0, False), (5, 4, False)],
 )
 def test_a_broken_network_is_mended_when_most_of_those_asked_are_reached_however_few(reached, unreachable, is_broken):
-    assert outage.Egress().told(ALL_DOWN, 0.0).told(seen(reached, unreachable), 5.0).is_broken == is_broken
+    assert outage.NetworkHealth().after(ALL_DOWN, 0.0).after(seen(reached, unreachable), 5.0).is_broken == is_broken
 
 
 def test_the_next_micro_batch_of_each_lane_waits_and_says_why():

@@ -1,8 +1,8 @@
-"""What the topics tell of a job, as its own code writes it, and the account of that: for tests of the proof."""
+"""Records that the job's own code writes to its topics, and the account of them: for tests of `fanout reconcile`."""
 
 import msgspec
 
-from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
+from delivery.model import DeliveryMode, NextAttempt, OutcomeKind, Revision, SkipReason
 from delivery.model import Outcome as Ended
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
@@ -39,8 +39,8 @@ def skipped(offset, reason=SkipReason.SUBSCRIPTION_PAUSED, **fields):
 
 
 def postponed(offset, attempts=FAILED):
-    again = Again(NOW_MS + 5000, 1)
-    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", again=again)
+    again = NextAttempt(NOW_MS + 5000, 1)
+    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", next_attempt=again)
 
 
 def receipt(first, last, *, due, rejected=0, mode=DeliveryMode.DIRECT, records=None):
@@ -58,20 +58,20 @@ def packed(offset):
     return segment.unpacked(segment.item(event(offset), 0).packed)
 
 
-def parcel_of(one, *, now_ms=NOW_MS):
-    waits = retry_messages.of(one, now_ms=now_ms)
+def retry_message(one, *, now_ms=NOW_MS):
+    waits = retry_messages.delivery_entry(one, now_ms=now_ms)
     return retry_messages.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
 
 
-class Told:
-    """The evidence of what the job wrote. `without` leaves out the rows of these topics."""
+class WrittenTopics:
+    """Evidence of the records that the job wrote. `without` leaves out the records of these topics."""
 
     def __init__(self, *, records=10, first=0, no_record=(), no_event=(), event_type="order.created"):
         self.evidence = evidence.Evidence()
         self.evidence.events[PLACE] = evidence.Events(first)
         for offset in range(first, first + records):
             if offset not in no_record:
-                self.evidence.take_event(PLACE, offset, None if offset in no_event else event_type)
+                self.evidence.add_event(PLACE, offset, None if offset in no_event else event_type)
         self._letters = []
 
     def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
@@ -79,24 +79,24 @@ class Told:
             if row.topic in without:
                 continue
             if row.topic == "attempts":
-                self.evidence.take_attempts(log_records.decode(row.value), at_ms)
+                self.evidence.add_log_record(log_records.decode(row.value), at_ms)
             elif row.topic == "rejected":
-                self.evidence.take_rejected(rejected_records.decode(row.value))
+                self.evidence.add_rejected(rejected_records.decode(row.value))
             else:
                 self._letters.append(dead_letter_records.decode(row.value))
         for one in outcomes:
             if one.kind is OutcomeKind.POSTPONED and "retries" not in without:
-                self.evidence.take_retries(parcel_of(one))
+                self.evidence.add_retry_message(retry_message(one))
         return self
 
     def account(self, **terms):
         for letter in self._letters:
-            self.evidence.take_dead_letter(letter)
+            self.evidence.add_dead_letter(letter)
         return accounting.account(self.evidence, accounting.Terms(**{"now_ms": NOW_MS, "until_ms": 2**62} | terms))
 
 
 def kinds(account):
-    return {finding.kind.value: (finding.first, finding.last, finding.many) for finding in account.findings.kept}
+    return {finding.kind.value: (finding.first, finding.last, finding.total) for finding in account.findings.kept}
 
 
 def all_of(count, make=outcome):
