@@ -37,6 +37,8 @@ def _line(sizes: Sequence[Size], process: str, full_per_s: float) -> dict[str, f
     rates, measured = [size.per_s for size in sizes], [size.of(process) for size in sizes]
     if len(set(rates)) > 1:
         slope, idle = statistics.linear_regression(rates, measured)
+        if slope < 0:  # noise: the process costs the same at every size
+            slope, idle = 0.0, statistics.fmean(measured)
     else:
         slope, idle = measured[0] / max(1.0, rates[0]), 0.0
     errors = [abs(idle + slope * rate - cores) / cores for rate, cores in zip(rates, measured, strict=True) if cores]
@@ -58,4 +60,7 @@ def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float
 
 def document(sizes: Sequence[Size], full_per_s: float) -> dict[str, Any]:
     """Return the cost model for machines; empty if no size was measured."""
-    return {"full_per_s": full_per_s, "sizes": len(sizes), **fitted(sizes, full_per_s)} if sizes else {}
+    if not sizes:
+        return {}
+    largest = max(size.per_s for size in sizes)
+    return {"full_per_s": full_per_s, "times_largest_size": round(full_per_s / largest, 1), **fitted(sizes, full_per_s)}

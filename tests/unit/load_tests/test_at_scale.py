@@ -207,6 +207,17 @@ def test_the_cost_model_is_the_line_through_three_sizes():
     assert found["jvm"] == pytest.approx(expected)
     # 5.2 + 0.1 + 50,000 × 50 µs; Kafka is shown and does not count
     assert found["total"]["cores_at_full_load"] == pytest.approx(7.8)
+    assert found["times_largest_size"] == 12.5
+
+
+def test_a_cost_that_falls_with_the_load_counts_as_constant():
+    sizes = [
+        cost_model.Size(per_s=per_s, cores={"jvm": 0.5, "driver": driver, "worker": 0.1})
+        for per_s, driver in ((1_000, 0.05), (2_000, 0.04), (4_000, 0.03))
+    ]
+    found = cost_model.fitted(sizes, 50_000)["driver"]
+    assert found["us_per_delivery"] == 0.0
+    assert found["idle_cores"] == pytest.approx(0.04)
 
 
 def test_a_cost_that_is_no_line_has_an_error():
