@@ -1,6 +1,6 @@
-"""Generate the settings in the chart's values.schema.json, and the table of values in its README.md.
+"""Generate two parts of the chart: the settings in values.schema.json, and the table of values in README.md.
 
-Run with the other documents (fanout/documents/generate.py). A test fails when a file and its source differ.
+Runs in `python -m fanout.documents.generate`. A test fails when a file and its source differ.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ OF_THE_CHART = frozenset(
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )
-"""Settings that the chart sets itself, so that `config` must not have them."""
+"""Settings that the chart sets itself. `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
-"""Settings with options of Kafka or Spark, whose names this project does not define."""
+"""Settings that pass options to Spark and librdkafka. Their keys are not checked here."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
-"""Names of options that hold secrets, which must not be in a ConfigMap."""
+"""Names of options that hold a secret. The schema refuses them, because `config` becomes a ConfigMap."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 
 
@@ -49,7 +49,7 @@ def _areas() -> dict[str, Any]:
 
 
 def _plain(field: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a setting without the keywords that values do not need."""
+    """Return the schema of a setting without the keywords that a chart's values do not need."""
     return {name: value for name, value in field.items() if name not in {"title", "default", "pattern", "format"}}
 
 

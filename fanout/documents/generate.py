@@ -17,15 +17,15 @@ HEAD = """\
 
 <!-- Generated from delivery/config/settings.py by `make docs`. -->
 
-Settings come from, highest first:
+The first of these sources that has a setting wins:
 
-1. environment variables `FANOUT_<AREA>_<FIELD>`;
-2. the TOML file that `--config` or `FANOUT_CONFIG` names. Where none is named: `./fanout.toml`, then `./.fanout/local.toml`,
+1. the environment variable `FANOUT_<AREA>_<FIELD>`;
+2. the TOML file that `--config` or `FANOUT_CONFIG` names. If none is named, `./fanout.toml`, then `./.fanout/local.toml`,
    which `fanout up` writes;
-3. the defaults below.
+3. the default below.
 
-They are read once, at the start. An unknown or wrong setting is an error that names the right one. `fanout config` shows the
-values in force, and `fanout doctor` checks that they work.
+Each process reads its settings once, at its start. An unknown or wrong setting is an error that names the right one.
+`fanout config` shows the settings in effect, and `fanout doctor` checks them.
 
 ```toml
 [kafka]
@@ -38,9 +38,9 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) come from a secret store, as an environment
-variable or as a mounted file. A variable with `_FILE` at its end names the file
-(`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). Prefer files: `kubectl describe` and `docker inspect` show variables.
+Take secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) from a secret store, in the environment
+or in a mounted file. The variable's name with `_FILE` names the file (`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`).
+Prefer files: `kubectl describe` and `docker inspect` show variables.
 """
 
 METRICS_HEAD = """\
@@ -48,11 +48,14 @@ METRICS_HEAD = """\
 
 <!-- Generated from delivery/observability/metrics.py by `make docs`. -->
 
-`/metrics` of the driver serves the metrics of the driver and of all workers. `fanout archive` and `fanout serve` serve their
-own. [Operations](operations.md) lists the metrics to watch, and `deploy/helm/fanout/files/dashboard.json` shows them. Labels
-have closed sets of values, or names of the operator's topics; never a tenant, an endpoint or a URL of a customer. The work of
-a task is counted after the results of its micro-batch are written. Requests of a failed task are not counted, and those of
-its second run are. Counters begin at zero with each start of the process.
+The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`. The job's driver serves those of all workers
+too.
+[Operations](operations.md) says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows every metric.
+
+* Labels come from closed sets and from the operator's topics. They never name a tenant, an endpoint or a URL of a customer.
+* A worker's counters count when its task has finished and the micro-batch's results are written. Requests of a failed task do
+  not count; those of its second run do.
+* Counters begin at zero with each start of the process.
 
 | metric | meaning |
 |---|---|
