@@ -204,11 +204,13 @@ ROUTES = (
         method="POST", path="/v1/endpoints/{endpoint_id}/replays", name="createReplay",
         summary="Replay a time range for an endpoint, by its present subscriptions.",
         scopes=routes.ADMINS, handler=create, body=NewReplay, answer=Replay, status=201, is_change=True,
+        location="/v1/replays/{id}",
     ),
     Route(
         method="POST", path="/v1/attempts/{attempt_id}/resend", name="resendAttempt",
         summary="Resend the delivery of an attempt, whatever its status.",
         scopes=routes.ADMINS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
+        location="/v1/replays/{id}",
     ),
     Route(
         method="GET", path="/v1/replays", name="listReplays", summary="List replays, the newest first.",
