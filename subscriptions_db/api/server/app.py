@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -217,7 +217,7 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers["x-request-id"] = request[REQUEST_ID]
 
 
-def _location(template: str, document: dict[str, Any], query: dict[str, str]) -> str:
+def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
     """Return the path of a created resource, with the customer that an operator named in the request."""
     suffix = f"?customer={query['customer']}" if "customer" in query else ""
     return template.format_map(document) + suffix
