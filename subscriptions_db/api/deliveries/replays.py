@@ -159,10 +159,10 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
     if made is None:
         raise problems.Refused(409, otherwise)
     answer = shown(made)
-    told = answer.model_dump(
+    fields = answer.model_dump(
         mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True
     )
-    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=told)
+    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=fields)
     return answer
 
 
