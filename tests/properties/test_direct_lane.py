@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -81,10 +81,10 @@ records = st.builds(
 
 def deliver(batch, layout):
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda *_: retry_decision.REFUSED, clock)
+    sender = fakes.FakeSender(lambda *_: error_classes.REFUSED, clock)
 
     async def main():
-        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=backoff.QuickRetry())
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, deferrals, layout)
         first, rest = await begun.submit(batch), await begun.finish()
         return Results(
@@ -159,9 +159,7 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, deferrals = fast_lane(
-            sender, clock, suppressed=held, breakers=breakers, quick_retry=retry_decision.QuickRetry()
-        )
+        dispatcher, deferrals = fast_lane(sender, clock, suppressed=held, breakers=breakers, quick_retry=backoff.QuickRetry())
         begun = direct_lane.DirectLane(registry, dispatcher, deferrals, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)

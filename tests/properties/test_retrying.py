@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import fifo, shard_scheduler, timer_wheel
 from delivery.webhooks.state import compaction, segment_store
 from tests.support import retries
@@ -15,11 +15,11 @@ from tests.support.retries import NOW
 
 reasons = st.sampled_from(
     [
-        retry_decision.SERVER_ERROR,
-        retry_decision.SERVER_ERROR,
-        retry_decision.CIRCUIT_OPEN,
-        retry_decision.ENDPOINT_PAUSED,
-        retry_decision.ORDERED,
+        error_classes.SERVER_ERROR,
+        error_classes.SERVER_ERROR,
+        retry_reasons.CIRCUIT_OPEN,
+        retry_reasons.ENDPOINT_PAUSED,
+        retry_reasons.ORDERED,
     ]
 )
 arrivals = st.fixed_dictionaries(
@@ -80,7 +80,7 @@ class Run:
         )
         for turn in turns:
             self.leaves(turn)
-        sizes = [sum(each.size for each in turn.entries) for turn in turns if turn.given_up != retry_decision.NO_ROOM]
+        sizes = [sum(each.size for each in turn.entries) for turn in turns if turn.given_up != retry_reasons.NO_ROOM]
         # The last one always may, and what expires is taken by the segment.
         assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEASED_BYTES + segment_store.MAX_SEGMENT_BYTES
         self.check()
@@ -165,11 +165,11 @@ class Run:
         for each in turn.entries:
             [key] = [key for key, some in self.waiting.items() if name(each) in some]
             assert key[:2] == (turn.endpoint_id, turn.customer_id)
-            if turn.given_up == retry_decision.EXPIRED:
+            if turn.given_up == retry_reasons.EXPIRED:
                 assert each.expires_ms <= self.now_ms
                 assert key not in self.away, "it may yet be delivered"
             else:
-                assert turn.given_up == retry_decision.NO_ROOM
+                assert turn.given_up == retry_reasons.NO_ROOM
             del self.waiting[key][name(each)]
             self.ended[name(each)] += 1
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from delivery.model import EndpointId
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import deferral
 
 
@@ -46,5 +46,5 @@ class Held:
         now = self._clock()
         with self._lock:
             self._silent_until = {one: until for one, until in self._silent_until.items() if until > now}
-            silent = dict.fromkeys(self._silent_until, retry_decision.SLOW)
-        return silent | dict.fromkeys(self._held, retry_decision.CIRCUIT_OPEN)
+            silent = dict.fromkeys(self._silent_until, retry_reasons.SLOW)
+        return silent | dict.fromkeys(self._held, retry_reasons.CIRCUIT_OPEN)

@@ -40,7 +40,7 @@ from delivery.stages.tasks import (
     route,
     task_context,
 )
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog, RetryLaneLog
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state.backlog import Pending
@@ -85,7 +85,7 @@ class Common:
         if not self.network.is_broken:
             self.held.silent(told.silent)
         if told.gone:
-            self.disable(told.gone, retry_decision.GONE)
+            self.disable(told.gone, error_classes.GONE)
 
 
 def common(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> Common:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import endpoint_state, fifo, retry_messages, timer_wheel
 from delivery.webhooks.retries.endpoint_state import EndpointState
 from delivery.webhooks.retries.retry_messages import RetryEntry
@@ -210,7 +210,7 @@ class _Scheduler:
             else:
                 endpoint.count_in(entry, self._index.last_lease)
                 self._put(key, endpoint, entry)
-        self._give_up(key, None, excess, retry_decision.NO_ROOM)
+        self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry into the timer wheel. If it has an order key or is due now: at the end of its FIFO."""
@@ -246,7 +246,7 @@ class _Scheduler:
             if place not in requeued:
                 endpoint.count_out(entry)
             elif report.order_key is not None or not (
-                requeued[place].attempts or requeued[place].reason == retry_decision.REGISTRY_BEHIND
+                requeued[place].attempts or requeued[place].reason == retry_reasons.REGISTRY_BEHIND
             ):
                 in_front.append(entry.requeued(requeued[place]))
             else:
@@ -265,7 +265,7 @@ class _Scheduler:
                 for entry in expired:
                     self._room -= entry.size
                     endpoint.count_out(entry)
-                self._give_up(key, order_key, expired, retry_decision.EXPIRED)
+                self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
     def _lease(self) -> None:
         """Lease ready entries. The FIFO whose last lease is the oldest comes first."""

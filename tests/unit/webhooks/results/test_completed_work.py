@@ -10,7 +10,7 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -182,7 +182,7 @@ def deliver(records, ended_before=frozenset()):
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=backoff.QuickRetry())
         layout = parsing.Layout(topic_prefix="events.")
         delivering = direct_lane.DirectLane(registry, dispatcher, deferrals, layout, ended_before)
         first = await delivering.submit(records)
@@ -209,7 +209,7 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
 
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=backoff.QuickRetry())
         delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
         first = await delivering.submit(
             [batches.sent(batches.pending_batch(*of[:2])), batches.sent(batches.pending_batch(*of[2:]))]

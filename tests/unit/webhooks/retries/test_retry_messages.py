@@ -5,7 +5,7 @@ import pytest
 
 from delivery.model import CustomerId, EndpointId, LeaveReason, NextAttempt, Outcome, OutcomeKind
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 from tests.support import builders
@@ -14,7 +14,7 @@ from tests.support.retries import DAY_MS, NOW, entry, failed_attempt, requeue
 AGAIN = NextAttempt(NOW + 5000, 1)
 
 
-def postponed(delivery, *attempts, reason=retry_decision.SERVER_ERROR):
+def postponed(delivery, *attempts, reason=error_classes.SERVER_ERROR):
     return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, AGAIN)
 
 
@@ -29,7 +29,7 @@ def test_a_postponed_delivery_waits_as_a_parcel_with_its_event_and_its_age():
     assert segment.unpacked(made.packed[0]).event().event_id == delivery.event.event_id
     assert (made.subscriptions, made.subscription_places, made.left_by) == (["s7"], [], None)
     assert (made.again_at_ms, made.since_ms, made.expires_ms) == (NOW + 5000, NOW, NOW + 3 * DAY_MS)
-    assert (made.retries, made.attempts, made.reason, len(made.history)) == (1, 2, retry_decision.SERVER_ERROR, 2)
+    assert (made.retries, made.attempts, made.reason, len(made.history)) == (1, 2, error_classes.SERVER_ERROR, 2)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ MESSAGES = [
         EndpointId("ep1"), CustomerId("c1"), [entry(2, order_key="k", history=(failed_attempt(response=b"\xff"),))]
     ),
     retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), None, 7, 1, 2, None, 1.5, [requeue(1, NOW, failed_attempt())]),
-    retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), "", 7, 0, 0, retry_decision.ENDPOINT_PAUSED, None, []),
+    retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), "", 7, 0, 0, retry_reasons.ENDPOINT_PAUSED, None, []),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from tests.support.retries import DAY_MS, NOW, Shard, accepted, blocked, entry, postponed, refused, reported
 
@@ -13,7 +13,7 @@ ACCEPTED = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [], acce
 
 def test_an_endpoint_is_held_as_long_as_something_waits_for_it_and_its_window_is_not_open():
     shard = Shard()
-    shard.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), postponed(entry(), endpoint="ep2"), now_ms=NOW)
+    shard.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), postponed(entry(), endpoint="ep2"), now_ms=NOW)
     assert shard.backlog.suppressed == {"ep1"}
     [probe] = shard.step(now_ms=NOW + 5000)
     assert shard.backlog.suppressed == {"ep1"}
@@ -44,7 +44,7 @@ def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_n
     shard.step(refused(lease, now_ms + 1000), now_ms=now_ms)
     assert failing(shard) == {"ep1"}
     now_ms, [probe] = shard.wait()
-    shard.step(blocked(probe, retry_decision.ENDPOINT_DISABLED), now_ms=now_ms)
+    shard.step(blocked(probe, retry_reasons.ENDPOINT_DISABLED), now_ms=now_ms)
     assert shard.backlog.failing == frozenset()
     assert shard.backlog.events == 20
 
@@ -54,7 +54,7 @@ def not_accepted(at_ms):
 
 
 def refused_once(at_ms):
-    return postponed(entry(again_at_ms=NOW + DAY_MS, since_ms=at_ms, reason=retry_decision.REFUSED))
+    return postponed(entry(again_at_ms=NOW + DAY_MS, since_ms=at_ms, reason=error_classes.REFUSED))
 
 
 @pytest.mark.parametrize(("between", "is_failing"), [((), True), ((ACCEPTED,), False)])
@@ -87,7 +87,7 @@ def test_long_after_it_failed_an_endpoint_is_asked_as_any_other_though_that_coun
     [probe] = shard.step(postponed(entry()), now_ms=NOW)
     shard.step(reported(probe, delivered=0, failed=1), now_ms=NOW)  # and became a dead letter
     later = NOW + 600_000
-    shard.step(postponed(entry(again_at_ms=later + DAY_MS, since_ms=later, reason=retry_decision.REFUSED)), now_ms=later)
+    shard.step(postponed(entry(again_at_ms=later + DAY_MS, since_ms=later, reason=error_classes.REFUSED)), now_ms=later)
     assert shard.backlog.suppressed == frozenset()
     [lease] = shard.step(postponed(*(entry() for _ in range(20))), now_ms=later + 1)
     assert (len(lease.entries), lease.is_probe) == (8, False)

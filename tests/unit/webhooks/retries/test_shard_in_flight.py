@@ -3,7 +3,7 @@
 import msgspec
 
 from delivery.model import CustomerId, EndpointId, NextAttempt
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.retries.endpoint_state import COMPLETED_KEPT_MS
 from tests.support.retries import NOW, Shard, accepted, entry, failed_attempt, postponed
@@ -13,7 +13,7 @@ NAME = b"a name of its own"
 
 
 def under_way(name=NAME, **fields):
-    return entry(again_at_ms=NOW + WAIT_MS, reason=retry_decision.UNDER_WAY, background_attempt=name, **fields)
+    return entry(again_at_ms=NOW + WAIT_MS, reason=retry_reasons.UNDER_WAY, background_attempt=name, **fields)
 
 
 def settled(*names, entries=()):
@@ -97,7 +97,7 @@ def test_what_failed_by_itself_comes_anew_with_its_story_beside_what_is_settled(
 
 def test_after_a_further_attempt_it_is_a_parcel_like_any_other():
     returned = under_way().requeued(
-        retry_messages.Requeue(0, NextAttempt(NOW, 1), retry_decision.SERVER_ERROR, (failed_attempt(),))
+        retry_messages.Requeue(0, NextAttempt(NOW, 1), error_classes.SERVER_ERROR, (failed_attempt(),))
     )
     assert returned.background_attempt is None
 

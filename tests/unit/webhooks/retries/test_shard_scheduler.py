@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import fifo, shard_scheduler
 from delivery.webhooks.retries.endpoint_state import EndpointState
 from tests.support.retries import (
@@ -106,13 +106,13 @@ def test_the_same_record_may_arrive_twice():
 
 def test_what_has_expired_is_given_up_whatever_it_waits_for():
     shard = Shard()
-    lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_decision.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
+    lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_reasons.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
     short, asleep = entry(**due), entry(again_at_ms=NOW + DAY_MS, **due)
     shard.step(postponed(lasting, short, asleep), now_ms=NOW)
     assert shard.backlog.due_ms == NOW + 4000
     assert shard.step(now_ms=NOW + 3999) == []
     leases = shard.step(now_ms=NOW + 4000)
-    assert [(lease.given_up, lease.number, lease.order_key) for lease in leases] == [(retry_decision.EXPIRED, 0, None)]
+    assert [(lease.given_up, lease.number, lease.order_key) for lease in leases] == [(retry_reasons.EXPIRED, 0, None)]
     assert ids(*leases) == events_of([short, asleep])
     assert shard.backlog.events == 1
 
@@ -122,7 +122,7 @@ def test_what_is_away_is_not_given_up_and_what_comes_back_expired_is():
     [lease] = shard.step(postponed(entry(expires_ms=NOW + 10)), now_ms=NOW)
     assert shard.step(postponed(entry()), now_ms=NOW + 20) == []
     [given_up] = shard.step(blocked(lease), now_ms=NOW + 30)
-    assert (given_up.given_up, given_up.entries) == (retry_decision.EXPIRED, lease.entries)
+    assert (given_up.given_up, given_up.entries) == (retry_reasons.EXPIRED, lease.entries)
     assert shard.backlog.events == 1
 
 
@@ -130,12 +130,12 @@ def test_what_is_beyond_the_room_of_its_endpoint_is_given_up_and_the_others_have
     shard, entries = Shard(max_pending=5), [entry(2) for _ in range(4)]
     leases = shard.step(postponed(*entries), postponed(entry(5), endpoint="ep2"), now_ms=NOW)
     [beyond] = [lease for lease in leases if lease.given_up]
-    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_decision.NO_ROOM, 0, events_of(entries[2:]))
+    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_reasons.NO_ROOM, 0, events_of(entries[2:]))
     assert shard.backlog.events == 9
 
 
 def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival():
-    shard, backlog = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(40)]
+    shard, backlog = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(40)]
     now_ms = NOW
     for begun in range(0, 40, 4):
         leases = shard.step(postponed(*backlog[begun : begun + 4]), now_ms=now_ms)
@@ -211,13 +211,13 @@ def test_a_turn_says_whether_its_endpoint_was_failing_when_it_was_last_heard_of(
     [lease] = shard.step(accepted(lease), now_ms=at)
     assert (lease.is_probe, len(lease.entries)) == (False, 64)
     told_of = Shard()
-    told_of.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    told_of.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     _, [lease] = told_of.wait()
     assert lease.is_probe
 
 
 def test_after_a_failed_probe_another_parcel_is_the_next_probe():
-    shard, entries = Shard(), [entry(reason=retry_decision.CIRCUIT_OPEN) for _ in range(3)]
+    shard, entries = Shard(), [entry(reason=retry_reasons.CIRCUIT_OPEN) for _ in range(3)]
     shard.step(postponed(*entries), now_ms=NOW)
     probes = []
     for _ in range(4):
@@ -261,7 +261,7 @@ def test_an_endpoint_registered_again_by_another_customer_has_nothing_to_do_with
 def test_what_waits_for_the_registry_keeps_no_other_waiting_and_says_nothing_of_the_endpoint():
     shard = Shard()
     [lease] = shard.step(postponed(entry(), entry()), now_ms=NOW)
-    behind = requeue(0, NOW + 5000, retries=0, reason=retry_decision.REGISTRY_BEHIND)
+    behind = requeue(0, NOW + 5000, retries=0, reason=retry_reasons.REGISTRY_BEHIND)
     other = entry()
     [next_lease] = shard.step(reported(lease, behind), postponed(other), now_ms=NOW + 1)
     assert [each.packed for each in next_lease.entries] == [other.packed]
@@ -289,7 +289,7 @@ def test_an_endpoint_for_which_nothing_waits_is_forgotten_after_a_minute():
 
 
 def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segments():
-    shard, entries = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(400)]
+    shard, entries = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(400)]
     for each in entries:
         shard.step(postponed(each), now_ms=NOW)
     assert len(shard.segments) < 20
@@ -301,7 +301,7 @@ def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segmen
 def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
     shard, big = Shard(), {"payload": b"1" * 1000}
     for lease in range(50):
-        patient = postponed(entry(reason=retry_decision.CIRCUIT_OPEN), endpoint="patient")
+        patient = postponed(entry(reason=retry_reasons.CIRCUIT_OPEN), endpoint="patient")
         leases = shard.step(patient, postponed(*(entry(**big) for _ in range(100)), endpoint="hasty"), now_ms=NOW)
         while leases:
             leases = shard.step(*map(accepted, leases), now_ms=NOW)
@@ -310,7 +310,7 @@ def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
 
 def test_a_backlog_that_expires_event_by_event_is_not_rewritten_each_time():
     shard = Shard()
-    backlog = [entry(reason=retry_decision.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
+    backlog = [entry(reason=retry_reasons.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
     shard.step(postponed(*backlog), now_ms=NOW)
     written = shard.bytes_written
     expired = [lease for n in range(200) for lease in shard.step(now_ms=NOW + 1000 + n)]
@@ -325,7 +325,7 @@ def test_a_shard_without_state_has_an_empty_index():
 
 def test_a_segment_that_another_version_wrote_is_refused_by_name():
     shard = Shard()
-    shard.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    shard.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     shard.segments = dict.fromkeys(shard.segments, b"\x63")
     with pytest.raises(errors.StateUnreadable, match="a segment of the retry lane was written in format 99 by another version"):
         shard.step(now_ms=NOW + 5000)
@@ -341,7 +341,7 @@ def test_what_stands_behind_one_that_expires_before_its_time_does_not_wait_for_t
     first = entry(order_key="a", again_at_ms=NOW + DAY_MS, expires_ms=NOW + 1000)
     assert shard.step(postponed(first, entry(order_key="a")), now_ms=NOW) == []
     given_up, lease = shard.step(now_ms=NOW + 1000)
-    assert (given_up.given_up, given_up.order_key, lease.number) == (retry_decision.EXPIRED, "a", 1)
+    assert (given_up.given_up, given_up.order_key, lease.number) == (retry_reasons.EXPIRED, "a", 1)
 
 
 def test_new_keys_do_not_keep_an_old_one_from_its_turn():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from delivery import errors
 from delivery.model import CustomerId, EndpointId
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, window
 from tests.support.retries import NOW
 
@@ -102,7 +102,7 @@ def test_one_key_s_failures_hold_no_other_key():
     assert (made.size, made.backoff_until_ms) == (4, 0)
 
 
-@pytest.mark.parametrize("why", [retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DISABLED])
+@pytest.mark.parametrize("why", [retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED])
 @pytest.mark.parametrize("order_key", [None, "a"])
 def test_where_nothing_may_be_attempted_it_is_held_and_its_health_begins_anew(why, order_key):
     made = after(FAILED, report(blocked=why, order_key=order_key))
@@ -119,7 +119,7 @@ def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_wor
 
 @pytest.mark.parametrize(
     "reason",
-    [retry_decision.RATE_LIMITED, retry_decision.ORDERED, errors.LocalFailure.error_class, retry_decision.CONFIGURATION],
+    [retry_reasons.RATE_LIMITED, retry_reasons.ORDERED, errors.LocalFailure.error_class, retry_reasons.CONFIGURATION],
 )
 def test_what_is_no_word_about_the_endpoint_s_health_changes_nothing(reason):
     made = window.Window()
@@ -128,7 +128,7 @@ def test_what_is_no_word_about_the_endpoint_s_health_changes_nothing(reason):
 
 
 @pytest.mark.parametrize(
-    "reason", [retry_decision.SERVER_ERROR, retry_decision.REFUSED, retry_decision.REDIRECT, "timeout", "tls"]
+    "reason", [error_classes.SERVER_ERROR, error_classes.REFUSED, error_classes.REDIRECT, "timeout", "tls"]
 )
 def test_what_it_has_failed_elsewhere_holds_nothing_and_counts(reason):
     made = window.Window()
@@ -138,9 +138,9 @@ def test_what_it_has_failed_elsewhere_holds_nothing_and_counts(reason):
 
 def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
     made = after(ACCEPTED)
-    made.apply_deferral(retry_decision.CIRCUIT_OPEN, POLICY, NOW + 59_999, NOW)
+    made.apply_deferral(retry_reasons.CIRCUIT_OPEN, POLICY, NOW + 59_999, NOW)
     assert made.backoff_until_ms == 0
-    made.apply_deferral(retry_decision.CIRCUIT_OPEN, POLICY, NOW + 60_000, NOW)
+    made.apply_deferral(retry_reasons.CIRCUIT_OPEN, POLICY, NOW + 60_000, NOW)
     assert made.backoff_until_ms > NOW + 60_000
 
 
@@ -178,8 +178,8 @@ REFUSED = report(refused=1)
         ([(0, REFUSED), (1600, report(delivered=1, refused=1)), (3200, REFUSED), (3600, REFUSED)], False),
         ([(0, FAILED), (1600, BOTH), (3200, FAILED), (3600, FAILED)], False),
         ([(0, FAILED), (1600, ACCEPTED), (3200, FAILED), (3600, FAILED)], False),
-        ([(0, FAILED), (1600, report(blocked=retry_decision.ENDPOINT_PAUSED)), (3200, FAILED), (3600, FAILED)], False),
-        ([(0, report(blocked=retry_decision.ENDPOINT_PAUSED)), (3600, FAILED)], False),
+        ([(0, FAILED), (1600, report(blocked=retry_reasons.ENDPOINT_PAUSED)), (3200, FAILED), (3600, FAILED)], False),
+        ([(0, report(blocked=retry_reasons.ENDPOINT_PAUSED)), (3600, FAILED)], False),
         ([(at_s, report(failed=1, order_key=key)) for at_s, key in ((0, "a"), (1600, "b"), (3200, "c"), (3600, "a"))], True),
     ],
 )
@@ -193,11 +193,11 @@ def test_failing_is_who_has_accepted_nothing_from_a_report_to_another_for_so_lon
 def test_failing_is_also_who_has_failed_in_other_lanes_only():
     made = window.Window()
     for at_s in (0, 1600, 3200, 3600):
-        made.apply_deferral(retry_decision.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000, NOW + at_s * 1000)
+        made.apply_deferral(error_classes.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000, NOW + at_s * 1000)
     assert made.is_failing(AN_HOUR, NOW + 3_600_000)
 
 
-@pytest.mark.parametrize("of_another_lane", ["accepted", retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DISABLED])
+@pytest.mark.parametrize("of_another_lane", ["accepted", retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED])
 def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stopped_meanwhile(of_another_lane):
     made = window.Window()
     made.apply_report(FAILED, AN_HOUR, NOW)
@@ -222,11 +222,11 @@ def test_what_has_failed_is_remembered_until_it_says_nothing_any_more():
 def test_a_failure_counts_from_when_it_was_written_whenever_it_is_read():
     late = window.Window()
     late.apply_report(FAILED, AN_HOUR, NOW)
-    late.apply_deferral(retry_decision.SERVER_ERROR, AN_HOUR, NOW + 3_600_000, NOW + 1_600_000)
+    late.apply_deferral(error_classes.SERVER_ERROR, AN_HOUR, NOW + 3_600_000, NOW + 1_600_000)
     late.apply_report(report(failed=1, at_ms=NOW + 3_200_000), AN_HOUR, NOW + 3_600_000)
     assert (late.failing_since_ms, late.failed_ms, late.is_failing(AN_HOUR, NOW + 3_600_000)) == (NOW, NOW + 3_200_000, False)
     late.apply_deferral(
-        retry_decision.SERVER_ERROR, AN_HOUR, NOW + 3_600_001, NOW + 1000
+        error_classes.SERVER_ERROR, AN_HOUR, NOW + 3_600_001, NOW + 1000
     )  # of a clock or a record that is behind
     assert late.failed_ms == NOW + 3_200_000
     late.apply_report(report(failed=1, at_ms=NOW + 9_000_000), AN_HOUR, NOW + 3_601_000)  # of a clock that is ahead
