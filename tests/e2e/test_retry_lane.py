@@ -18,8 +18,7 @@ from delivery.model import CustomerId, EndpointId
 from delivery.stages.kafka import topics
 from delivery.webhooks.http import exchange_deadlines
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.sending import payload
 from fanout.local import kafka as local_kafka
 from subscriptions_db.postgres import connect
@@ -52,8 +51,8 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     topics.ensure_all(config)
     producer = Producer(kafka_clients.for_librdkafka(config.kafka))
     written = retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
-    for topic, key, value in topic_rows.for_retries(config.delivery.retries_topic, endpoint.encode(), written):
-        producer.produce(topic, key=key, value=value)
+    for key, value, _ in retry_records.records(endpoint.encode(), written):
+        producer.produce(config.delivery.retries_topic, key=key, value=value)
     assert producer.flush(10) == 0
     return events
 
@@ -310,7 +309,7 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
     assert platform.accepted() == [event_id]
 
     def came_back():
-        told = (retry_messages.message(value) for value in platform.read(platform.config.delivery.retries_topic) if value)
+        told = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
         return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.requeued]
 
     assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons, within_s=60)

@@ -15,7 +15,7 @@ from delivery.webhooks.lanes import direct_lane
 from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_records
 from delivery.webhooks.routing import intake, registries
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
@@ -177,11 +177,8 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         for outcome in results.outcomes:
             assert ENDINGS[outcome.kind](outcome), outcome
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
-        read = [
-            retry_messages.message(row.value)
-            for row in topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
-            if row.value
-        ]
+        rows = topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
+        read = list(retry_records.messages(*(row.value for row in rows)))
         waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.entries]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed

@@ -90,7 +90,7 @@ def read_retries(spark: SparkSession, config: settings.Settings, *, executors: i
     """Return the stream of records on the retries topic, from its first one, and on the topic of the retry lane's ticks.
 
     A micro-batch has as many records as one of events may have for so many `executors`, and no more bytes than 4 KiB for each
-    record (rows.for_retries): 80 MB by default, of which a task has the share of one shard in memory, and 64 MiB of Arrow
+    record (retries.retry_records): 80 MB by default, of which a task has the share of one shard in memory, and 64 MiB of Arrow
     (spark.sql.execution.arrow.maxBytesPerBatch). Of each partition one record may come besides, of up to 10 MiB.
     """
     options = {

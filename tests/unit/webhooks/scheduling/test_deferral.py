@@ -12,7 +12,7 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
 from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
 from delivery.webhooks.sending import payload
@@ -58,7 +58,7 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
     told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
+    return [(row.key, message) for row in told for message in retry_records.messages(row.value)]
 
 
 def health(results):
@@ -192,13 +192,13 @@ def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_wh
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
         told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
-        assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
+        assert sum(len(row.value or b"") for row in told) <= len(told) * retry_records.PADDED_BYTES == len(told) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
+    assert 0 < len(row.value) < retry_records.PADDED_BYTES
 
 
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
