@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from delivery.model import EndpointId, Record
-from delivery.stages.lanes import held_endpoints
+from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
@@ -64,7 +64,7 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._held = held_endpoints.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
+        self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
@@ -149,7 +149,7 @@ class Platform:
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
                 shard.commit(one, at_ms)
-            self._held.told(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
+            self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
             failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
                 one.endpoint_id
@@ -216,7 +216,7 @@ class Platform:
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
     def _held_now(self) -> deferral.SuppressedEndpoints:
-        return self._held.now()
+        return self._suppressed.current()
 
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
@@ -257,7 +257,7 @@ class Platform:
         if last.reach.is_broken():
             process.memory.breakers.clear()
         if not self.network_health.is_broken:
-            self._held.silent(last.unresponsive)
+            self._suppressed.add_unresponsive(last.unresponsive)
         if last.gone:
             self._disable(last.gone, error_classes.GONE)
 

@@ -7,7 +7,7 @@ import pytest
 from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt
 from delivery.stages.checkpoint import shards
 from delivery.stages.tasks import observer, retry_shard, shard_state
-from delivery.webhooks.retries import retry_messages, retry_records, shard_scheduler
+from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.state.backlog import Pending
 from tests.support import builders
 from tests.support.turns import waiting
@@ -44,7 +44,7 @@ class Lane:
 
     def __init__(self, spark, folder):
         self._spark, self._folder = shards.session(spark, SHARDS), folder
-        self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
         self._offset, self._files = 0, 0
         self.breaks = False
         self.tasks = folder / "tasks"
@@ -68,14 +68,14 @@ class Lane:
 
         def handle(frame, _):
             self._pending.value = Pending()
-            left.extend(turn for row in frame.collect() for turn in shard_state.those_in(row.value))
+            left.extend(turn for row in frame.collect() for turn in shard_state.items_in_row(row.value))
             if self.breaks:
                 raise RuntimeError("killed before the commit")
 
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
         keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
-        kept = retry_shard.retries(records, shard_scheduler.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
+        kept = retry_shard.take_leases(records, window.ShardPolicy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
             kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()

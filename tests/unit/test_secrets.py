@@ -48,7 +48,7 @@ LOOK_UP = lookup_source.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
 OBSERVER = observer.Observer(
-    total=Counters(), gone=frozenset(), silent=frozenset(), level="INFO", format="json", attempt_sample=0.0
+    total=Counters(), gone=frozenset(), unresponsive=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
 TOOLS = task_context.Tools(
     plan=worker_plans.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))

@@ -1,6 +1,6 @@
 """Take leases from the shards of the retry lane, as `retries.shard_scheduler` decides.
 
-Defined on the driver, run in the executors' Python workers. The registry has no part in it: the closure stays as it is.
+Created on the driver, run in the executors' Python workers. It does not use the registry, so its closure never changes.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
 _place = struct.Struct(">iq").pack
-"""Partition and offset, in an order of bytes: an endpoint's records are all in one partition, and decided on in its order."""
+"""Encode partition and offset as bytes that sort alike. An endpoint's records are in one partition and keep their order."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
-def retries(
+def take_leases(
     records: DataFrame,
     policy: window.ShardPolicy,
     horizon_ms: int,
-    told: Accumulator[backlog.Pending],
+    pending: Accumulator[backlog.Pending],
     tools: task_context.Tools,
     *,
     parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
-    """Return the turns that leave now."""
+    """Return the leases to deliver now."""
     spread = (
         records.select(*COLUMNS)
         .where(retry_records.HAS_MESSAGE)
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
-    return shard_state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.begin)
+    return shard_state.decide_shards(spread, RetryDecision(policy=policy, horizon_ms=horizon_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +55,24 @@ class SpreadPartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
-        # Each shard looks at its times in every micro-batch, also when nothing comes for it.
+        # Each shard checks its due times in every micro-batch, also without records.
         yield from route.written([route.Row(key) for key in self.shard_keys])
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in COLUMNS)
             yield from route.written(
-                route.Row(self._home_of(key), key=_place(partition, offset), value=value)
+                route.Row(self._shard_key_of(key), key=_place(partition, offset), value=value)
                 for partition, offset, key, value in zip(*columns, strict=True)
                 if key is not None
             )
         task.finish()
 
-    def _home_of(self, key: bytes) -> int:
+    def _shard_key_of(self, key: bytes) -> int:
         return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """The decision of the retry lane."""
+class RetryDecision:
+    """The decision of the retry lane for one shard."""
 
     policy: window.ShardPolicy
     horizon_ms: int
@@ -80,7 +80,7 @@ class Turns:
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """As state.Decide."""
+        """Decide which entries of one shard are leased now."""
         known = shard_scheduler.decoded(index)
         decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None

@@ -40,7 +40,7 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
 
 def told(writing, *some):
     tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
-    tools.write_late(results.background_results(some), list(some), 1)
+    tools.write_background_results(results.background_results(some), list(some), 1)
     return writing.story
 
 
@@ -79,7 +79,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
         "ep1", "c1", None, lease=1, delivered=0, failed=1, blocked=None, retry_after_s=None, requeued=[]
     )
     task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
-    task.write_turns(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
+    task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
     log, letter, waited, told_of = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"

@@ -91,10 +91,10 @@ def test_a_broken_network_is_mended_when_most_of_those_asked_are_reached_however
 def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
     clock = fakes.Clock(0.0)
     ours = network_outage.Network(clock)
-    take = ours.holding(lambda: clock.now, threading.Event())
-    assert (take(), ours.hold_reason()) == (0.0, None)
-    ours.told(ALL_DOWN)
-    assert "own network" in ours.hold_reason()
+    take = ours.pausing(lambda: clock.now, threading.Event())
+    assert (take(), ours.pause_reason()) == (0.0, None)
+    ours.record(ALL_DOWN)
+    assert "own network" in ours.pause_reason()
     assert ours.is_broken
     clock.now = 5.0
     assert take() == 5.0
@@ -103,13 +103,13 @@ def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
 def test_a_sign_of_recovery_ends_the_pause_of_all_lanes_at_once():
     """A lane that had just been told to pause for 40 s slept them to their end, though another found the network mended."""
     ours, taken = network_outage.Network(fakes.Clock(0.0)), threading.Barrier(3)
-    ours.told(ALL_DOWN)
-    take = ours.holding(lambda: taken.wait(20), threading.Event())
+    ours.record(ALL_DOWN)
+    take = ours.pausing(lambda: taken.wait(20), threading.Event())
     lanes = [threading.Thread(target=take) for _ in range(2)]
     for lane in lanes:
         lane.start()
     assert taken.n_waiting == 0
-    ours.told(seen(reached=1))
+    ours.record(seen(reached=1))
     taken.wait(20)  # else it is broken, and raises
     for lane in lanes:
         lane.join()
@@ -117,9 +117,9 @@ def test_a_sign_of_recovery_ends_the_pause_of_all_lanes_at_once():
 
 def test_a_lane_that_is_paused_can_be_stopped():
     stop, ours = threading.Event(), network_outage.Network(fakes.Clock(0.0))
-    ours.told(ALL_DOWN)
+    ours.record(ALL_DOWN)
     stop.set()
-    assert ours.holding(lambda: "registry", stop)() is None
+    assert ours.pausing(lambda: "registry", stop)() is None
 
 
 def failing(ours, since_s, failed_s, after_s=20):
@@ -130,12 +130,12 @@ def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_fir
     """As the receivers answered again after 45 s all were disabled: one lane had told so, then the retry lane reported."""
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     clock.now = 1003.0
-    ours.told(ALL_DOWN)
+    ours.record(ALL_DOWN)
     assert not failing(ours, 1001, 1044)  # while it lasts
     clock.now = 1045.0
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     assert not failing(ours, 1001, 1044)  # told by a micro-batch that began before
     assert not failing(ours, 1001, 1050)  # an attempt that had begun before
     assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s from when all of it was over
@@ -145,10 +145,10 @@ def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_fir
 def test_an_endpoint_that_failed_before_an_outage_goes_on_failing_after_it():
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
-    ours.told(ALL_DOWN)
+    ours.record(ALL_UP)
+    ours.record(ALL_DOWN)
     clock.now = 1045.0
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     assert failing(ours, 985, 1061)  # 15 s and 6 s
 
 
