@@ -1,4 +1,4 @@
-"""Whatever a record holds, it ends as a rejection or in outcomes, and as rows that Kafka takes; nothing is raised."""
+"""Any record ends as a rejection or in outcomes, and as rows that Kafka accepts. Nothing is raised."""
 
 import asyncio
 import base64
@@ -151,7 +151,7 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
     events=st.lists(st.integers(0, 30), min_size=1, max_size=2),
 )
 def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
-    """In micro-batches one after the other, whatever the endpoints are and answer. What is postponed stands in parcels."""
+    """Micro-batches one after the other, with any endpoints and answers. Postponed deliveries become retry entries."""
     clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]

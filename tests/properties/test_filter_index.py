@@ -1,4 +1,4 @@
-"""An index of filters leaves out none that matches, and many that do not."""
+"""An index of filters returns every filter that matches, and few others."""
 
 import operator
 

@@ -11,7 +11,7 @@ from tests.support.retries import DAY_MS, NOW, Shard, accepted, entry, failed_at
 
 
 class Customer:
-    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each entry that leaves."""
+    """A lane that attempts each leased entry, and an endpoint with preset answers."""
 
     def __init__(self, *answers, retrying_by=None, seed=1):
         self.shard = Shard()
@@ -45,7 +45,7 @@ class Customer:
         return reported(lease, retry_messages.Requeue(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
 
     def live(self):
-        """Let all the time pass that it takes."""
+        """Advance the time to the end of the schedule."""
         first = backoff.next_attempt(
             self.retrying, error_classes.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
         )
@@ -61,7 +61,7 @@ class Customer:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(seed):
+def test_the_default_schedule_ends_in_a_dead_letter(seed):
     customer = Customer(seed=seed)
     waits_s = customer.live()
     assert len(waits_s) == len(Retrying().schedule_s)
@@ -70,7 +70,7 @@ def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(se
     assert customer.dead == error_classes.SERVER_ERROR
 
 
-def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
+def test_a_retry_after_is_the_least_wait_and_uses_up_a_wait():
     customer = Customer((error_classes.UNAVAILABLE, 3600.0), (None, None))
     first_s, second_s = customer.live()
     assert 4 <= first_s <= 6
@@ -78,7 +78,7 @@ def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
     assert customer.dead is None
 
 
-def test_a_schedule_of_one_s_own_is_kept_until_the_greatest_age():
+def test_a_custom_schedule_is_kept_until_max_age():
     customer = Customer(retrying_by=Retrying(schedule_s=(1, 60, *[86_000] * 9)))
     waits_s = customer.live()
     assert len(waits_s) == 5, "1 s, 1 min, and three days of waits of a day"
