@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from delivery.model import DeliveryMode, LeaveReason, NextAttempt, Retrying
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import RedrivenEntry
@@ -117,7 +117,7 @@ def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.R
         left_by=LeaveReason.REDRIVE if first.is_of_batch else None,
         next_attempt=NextAttempt(at_ms=now_ms, retries=0),
         max_age_s=Retrying().max_age_s,
-        reason=retry_decision.REDRIVEN,
+        reason=retry_reasons.REDRIVEN,
         now_ms=now_ms,
         attempts=max(letter.last_attempt for letter in together),
         history=first.history(),

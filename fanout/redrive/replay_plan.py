@@ -14,7 +14,7 @@ from typing import NamedTuple
 from delivery.model import Endpoint, Event, LeaveReason, NextAttempt, Record, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key, parsing
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake, matching, registries
@@ -76,7 +76,7 @@ def entry_of(
         left_by=None if endpoint.batching is None else LeaveReason.REDRIVE,
         next_attempt=NextAttempt(at_ms=now_ms, retries=0),
         max_age_s=endpoint.retrying.max_age_s,
-        reason=retry_decision.REPLAYED,
+        reason=retry_reasons.REPLAYED,
         now_ms=now_ms,
         order_key=None if order_by is None else ordering_key.key_of(first.content, order_by),
         replay=replay_id,

@@ -17,7 +17,7 @@ from delivery.config import loader, settings
 from delivery.model import ContentMode
 from delivery.webhooks.batching import batcher
 from delivery.webhooks.http import guard
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import shard_scheduler
 from delivery.webhooks.sending import batch_payload, payload, signing
 from fanout.cli import main
@@ -147,9 +147,9 @@ def test_the_contracts_example_of_an_answer_rejects_what_it_names():
 
 def test_the_contract_names_the_class_of_every_failure():
     text = (ROOT / "docs" / "delivery-contract.md").read_text()
-    by_status = {retry_decision.error_class_of(status) for status in range(700)} - {None}
+    by_status = {error_classes.error_class_of(status) for status in range(700)} - {None}
     classes = by_status | {disclosure.word(failure.error_class) for failure in errors.AttemptFailed.__subclasses__()}
-    for error_class in classes | {retry_decision.CONFIGURATION, retry_decision.LANE_DEADLINE}:
+    for error_class in classes | {retry_reasons.CONFIGURATION, retry_reasons.LANE_DEADLINE}:
         assert f"`{error_class}`" in text, error_class
 
 
