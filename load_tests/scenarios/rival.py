@@ -28,8 +28,8 @@ TURNS = (PLATFORM, RIVAL, RIVAL, PLATFORM)
 """Order of the turns, repeated. Neither side has the machine's better hours."""
 SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
 """Settings of the platform, as in the scenario `direct`: one worker, as the rival is one process."""
-AFTER_KILL = {"spark.master": "local[2,4]"}
-"""One task slot for each of the two lanes."""
+AFTER_KILL = {"spark.master": "local[2,4]", "retry.max_probe_interval_s": "5"}
+"""One task slot for each of the two lanes. The hanging endpoint is noticed soon after it answers again."""
 QUIET_S = 15.0
 """Seconds without a delivery after which the missing ones count as lost. The retry lane's first wait is 5 seconds."""
 HANGING = traffic.HOT_ENDPOINT
@@ -47,7 +47,7 @@ class Scenario:
     endpoints: int = 100
     steady_per_s: int = 500
     steady_s: int = 20
-    settle_s: int = 5
+    settle_s: int = 10
     """Seconds at the steady pace before it is measured."""
     burst: int = 20_000
     """Events of the third phase."""
@@ -226,9 +226,12 @@ def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
 
 
 def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
-    """Return p50, p90, p99 and the largest age of these events at some endpoints."""
-    arrived = zip(report.numbers, report.endpoints, report.ages_ms, strict=True)
-    return figures.cuts(age for number, endpoint, age in arrived if number in numbers and at(endpoint))
+    """Return p50, p90, p99 and the largest age of these events at some endpoints, each at its first arrival."""
+    ages: dict[int, float] = {}
+    for number, endpoint, age_ms in zip(report.numbers, report.endpoints, report.ages_ms, strict=True):
+        if number in numbers and at(endpoint):
+            ages.setdefault(number, age_ms)
+    return figures.cuts(ages.values())
 
 
 def mean_of(turns: Sequence[Turn]) -> dict[str, Any]:

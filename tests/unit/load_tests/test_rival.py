@@ -79,6 +79,13 @@ def test_a_kill_is_judged_by_the_events_of_its_burst_alone():
     assert rival.lost_and_repeated(times, range(2, 5)) == {"lost": 1, "repeated": 2}
 
 
+def test_a_latency_is_of_the_first_arrival_at_the_chosen_endpoints():
+    made = report(0, 1, 1, 2)
+    made.endpoints.extend([7, 8, 8, 0])
+    made.ages_ms.extend([1.0, 10.0, 90_000.0, 50.0])
+    assert rival.latency_ms(made, range(1, 3), lambda endpoint: endpoint == 8)["max"] == 10.0
+
+
 class Customers:
     """A receiver to whom events come at given moments."""
 
