@@ -190,7 +190,7 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
-    worker.of(
+    worker.shared_worker(
         worker_plan.Plan(topics=topic_rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"))
     )  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)

@@ -86,7 +86,7 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     waits = collections.defaultdict(collections.Counter)
     for value in platform.read(platform.config.delivery.retries_topic):
         told = retry_messages.message(value)
-        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.parcels)
+        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.entries)
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
     assert {reason for reason, _ in waits["failing"]} <= {"server_error", "circuit_open"}
@@ -134,7 +134,7 @@ def test_a_job_with_another_key_ring_than_the_registrys_ends_and_delivers_and_sk
         [newest] = connection.execute("delete from migrations where name = (select max(name) from migrations) returning *")
         metrics = {"port": local_kafka.free_port()}
         job = platform.start("--lanes", "direct", keys={"ring": {"test": stack.new_key()}}, metrics=metrics)
-        lacks = f"registry not read: the registry lacks {newest['name']}: run `fanout db migrate`"
+        lacks = f"trying again: the registry lacks the migrations {newest['name']}: run `fanout db migrate`"
         assert_eventually(platform.log, lambda log: lacks in log, within_s=90)
         assert metric(metrics["port"], "ready") == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)

@@ -45,7 +45,7 @@ def records():
     ]
 
 
-def micro_batch(here, source, held=deferral.NOBODY_HELD):
+def micro_batch(here, source, held=deferral.NONE_SUPPRESSED):
     """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
     began = time.monotonic()
     outcomes = [outcome for results in here.deliver([records()], source, held) for outcome in results.outcomes]
@@ -72,7 +72,7 @@ def platform():
 def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_not_at_all_by_later_ones(platform):
     customers, here, source = platform
     told = queue.SimpleQueue()
-    here.write_late_by(lambda results, ended, _: told.put((results, ended)))
+    here.write_background_results_by(lambda results, ended, _: told.put((results, ended)))
     others = {(name, "delivered", None): EVENTS for name in ENDPOINTS if name != "ep7"}
 
     took_s, kinds = micro_batch(here, source)
@@ -96,7 +96,7 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
     _, kinds = micro_batch(here, source)
     assert kinds == others | {("ep7", "postponed", retry_decision.CIRCUIT_OPEN): EVENTS}
     assert len(customers.arrivals["ep7"]) == EVENTS
-    assert sum(len(results.outcomes) for results in here.written_late()) == EVENTS
+    assert sum(len(results.outcomes) for results in here.written_background_results()) == EVENTS
 
 
 def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):

@@ -77,7 +77,7 @@ def test_one_event_to_many_customers_at_one_host_keeps_to_the_hosts_bounds():
         to_all = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}", event_type="order.created") for n in range(300)]
         source = Source(builders.snapshot(*endpoints, *to_all))
         record = builders.record(value=orjson.dumps({"id": "e1", "tenant_id": "t1"}))
-        bounds = limits.Limits(max_per_host=4, max_per_second_per_host=200.0, lane_deadline_s=30.0)
+        bounds = limits.Limits(max_per_host=4, max_per_second_per_host=200.0, queue_timeout_s=30.0)
         with working(limits=bounds) as here:
             results = list(here.deliver([[record]], source))
     assert sum(outcome.kind == "delivered" for part in results for outcome in part.outcomes) == 300

@@ -47,11 +47,11 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
         here, endpoint, told = worker.Worker(PLAN), Holding(), []
         loop, is_gone = asyncio.get_running_loop(), asyncio.Event()
 
-        async def close(self, within_s, closed=drain.Gate.close):
+        async def close(self, within_s, closed=drain.DrainGate.close):
             loop.call_soon_threadsafe(endpoint.answers.set)
             await closed(self, within_s)
 
-        monkeypatch.setattr(drain.Gate, "close", close)
+        monkeypatch.setattr(drain.DrainGate, "close", close)
 
         def given():
             yield RECORDS
@@ -67,7 +67,7 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
             running = asyncio.create_task(asyncio.to_thread(task, server.url()))
             await endpoint.is_busy.wait()
             if noticed == "by the signal":
-                here.orphaned()
+                here.mark_orphaned()
             is_gone.set()
             with pytest.raises((errors.Orphaned, EOFError)):
                 await running
@@ -116,7 +116,7 @@ async def orphaned(url, folder, endpoint):
 
 def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
     async def main():
-        endpoint, known = Holding(), completed_work.OfFastLane()
+        endpoint, known = Holding(), completed_work.FastLaneLog()
         async with serving.serve(endpoint) as server:
             child = await orphaned(server.url(), str(tmp_path), endpoint)
             endpoint.answers.set()

@@ -60,7 +60,7 @@ def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here)
         late = {}
         while not late:
             late = micro_batch(here, known, of_hangs)
-    [back] = late["hangs"].back
+    [back] = late["hangs"].requeued
     [attempt] = back.attempts
     assert attempt.error_class == "timeout"
     assert attempt.duration_ms >= 3000
@@ -76,17 +76,17 @@ class Late(Customers):
 
 def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_lane_any_more(here):
     """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
-    assert here.ended_turns() is None
+    assert here.drain_leases() is None
     with Late() as customers:
         assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), turn(waiting(through=("s-ep1",)))) == {}
-        assert here.ended_turns() is None
+        assert here.drain_leases() is None
         customers.end()
         late = []
         while not any(one.reports for one in late):  # what was accepted may be told before its turn has ended
-            late += filter(None, [here.ended_turns()])
+            late += filter(None, [here.drain_leases()])
     assert [(report.endpoint_id, report.delivered) for one in late for report in one.reports] == [("ep1", 1)]
     assert sum(len(one.results.outcomes) for one in late) == 1
-    assert here.ended_turns() is None
+    assert here.drain_leases() is None
 
 
 def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_circuits_know_is_forgotten(here):
@@ -94,8 +94,8 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_ci
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
-        here._memory.circuits["ep1"] = circuit_breaker.Circuit()
+        here._memory.breakers["ep1"] = circuit_breaker.CircuitBreaker()
         turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
         ended = list(here.retry([retry_messages.encoded(one) for one in turns], known, 5.0))
     assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
-    assert here._memory.circuits == {}
+    assert here._memory.breakers == {}

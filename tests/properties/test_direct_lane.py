@@ -84,9 +84,9 @@ def deliver(batch, layout):
     sender = fakes.FakeSender(lambda *_: retry_decision.REFUSED, clock)
 
     async def main():
-        dispatcher, hand_over = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
-        begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, hand_over, layout)
-        first, rest = await begun.take(batch), await begun.finish()
+        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, deferrals, layout)
+        first, rest = await begun.submit(batch), await begun.finish()
         return Results(
             outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
         )
@@ -124,10 +124,10 @@ def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(ba
 
 
 ENDINGS = {
-    OutcomeKind.DELIVERED: lambda o: o.attempts[-1].error_class is None and o.again is None,
-    OutcomeKind.DEAD_LETTERED: lambda o: o.attempts[-1].error_class == o.reason and o.again is None,
-    OutcomeKind.SKIPPED: lambda o: not o.attempts and o.again is None,
-    OutcomeKind.POSTPONED: lambda o: o.reason and o.again is not None,
+    OutcomeKind.DELIVERED: lambda o: o.attempts[-1].error_class is None and o.next_attempt is None,
+    OutcomeKind.DEAD_LETTERED: lambda o: o.attempts[-1].error_class == o.reason and o.next_attempt is None,
+    OutcomeKind.SKIPPED: lambda o: not o.attempts and o.next_attempt is None,
+    OutcomeKind.POSTPONED: lambda o: o.reason and o.next_attempt is not None,
 }
 NAMES = [f"ep{n}" for n in range(5)]
 endpoints = st.fixed_dictionaries(
@@ -152,19 +152,21 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
 )
 def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
     """In micro-batches one after the other, whatever the endpoints are and answer. What is postponed stands in parcels."""
-    clock, circuits, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
+    clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
     registry = registries.WholeRegistry("base", builders.snapshot(*to, *due))
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, hand_over = fast_lane(sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry())
-        begun = direct_lane.DirectLane(registry, dispatcher, hand_over, parsing.Layout())
+        dispatcher, deferrals = fast_lane(
+            sender, clock, suppressed=held, breakers=breakers, quick_retry=retry_decision.QuickRetry()
+        )
+        begun = direct_lane.DirectLane(registry, dispatcher, deferrals, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
         ]
-        first, rest = await begun.take(records), await begun.finish()
+        first, rest = await begun.submit(records), await begun.finish()
         return Results(outcomes=first.outcomes + rest.outcomes)
 
     async def main():
@@ -179,10 +181,10 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
         read = [
             retry_messages.message(row.value)
-            for row in topic_rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+            for row in topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
             if row.value
         ]
-        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.parcels]
+        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.entries]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed
         )

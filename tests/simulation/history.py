@@ -125,7 +125,7 @@ class History:
                 continue  # what is told late
             if now > FAULTS_S + UNDER_WAY_S:
                 raise Violated(f"{name} was disabled ({reason}) though all are well")
-            if self.platform.egress.is_broken and reason == platform.FAILING:
+            if self.platform.network_health.is_broken and reason == platform.FAILING:
                 raise Violated(f"{name} was disabled while our own network was broken")
             self.disabled.append((now, name, reason))
             self._change(name, EndpointStatus.DISABLED)

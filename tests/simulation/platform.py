@@ -1,6 +1,6 @@
 """The delivery core of one application without Spark, Kafka or sockets: topics are lists, and a micro-batch is a coroutine.
 
-What decides and what delivers is the real code: intake, matching, dispatcher, circuits, sender, shards, turns. What is
+What decides and what delivers is the real code: intake, matching, dispatcher, breakers, sender, shards, turns. What is
 simulated is what the guarantees lean on, with its faults: offsets and state are committed after everything was written; a
 process may die at any moment, with what it had sent, had written, and had not written. Then the micro-batch runs again, with
 what is read back of it.
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from delivery.model import EndpointId, Record
-from delivery.stages.lanes import held_endpoints
+from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
@@ -64,8 +64,8 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._held = held_endpoints.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
-        self.egress = outage.Egress()
+        self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
+        self.network_health = outage.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False
@@ -99,7 +99,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, completed_work.OfFastLane())
+                before = self._ended_since(begun, completed_work.FastLaneLog())
             self._committed["direct"] = end
 
     async def run_batch(self) -> None:
@@ -121,7 +121,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, completed_work.OfFastLane())
+                before = self._ended_since(begun, completed_work.FastLaneLog())
             self._committed["batch"] = end
             for shard, one in zip(self.batches, decided, strict=True):
                 shard.commit(one)
@@ -138,19 +138,19 @@ class Platform:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
-            turns = [turn for one in decided for turn in one.turns]
+            turns = [turn for one in decided for turn in one.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
             while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
                 # The same records, at the same time: the same turns leave again.
-                before = self._ended_since(begun, completed_work.OfRetryLane())
+                before = self._ended_since(begun, completed_work.RetryLaneLog())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
                 shard.commit(one, at_ms)
-            self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
-            failing = frozenset().union(*(shard.told.failing for shard in self.shards))
+            self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
+            failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
                 one.endpoint_id
                 for one in failing
@@ -164,7 +164,7 @@ class Platform:
         """Whether nothing waits anywhere."""
         came = len(self.events)
         handled = self._committed == {"direct": came, "batch": came, "retry": len(self.topics["retries"])}
-        waits = any(shard.told.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
+        waits = any(shard.backlog.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
         return handled and not waits
 
     def dead_letters(self) -> list[tuple[str, str, str]]:
@@ -194,8 +194,8 @@ class Platform:
         if self._committed["retry"] < len(self.topics["retries"]):
             return
         self._handed_over.clear()
-        due = min((shard.told.due_ms for shard in self.shards if shard.told.due_ms is not None), default=None)
-        wait_s = None if due is None else max(0.0, (due - shards.HORIZON_MS - virtual.now_ms()) / 1000)
+        due = min((shard.backlog.due_ms for shard in self.shards if shard.backlog.due_ms is not None), default=None)
+        wait_s = None if due is None else max(0.0, (due - shards.LOOK_AHEAD_MS - virtual.now_ms()) / 1000)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
@@ -210,13 +210,13 @@ class Platform:
             await asyncio.wait_for(self._published["batch"].wait(), wait_s)
 
     async def _until_the_network_works(self) -> None:
-        while (wait_s := self.egress.until - asyncio.get_running_loop().time()) > 0:
+        while (wait_s := self.network_health.paused_until - asyncio.get_running_loop().time()) > 0:
             with contextlib.suppress(TimeoutError):
                 self._mended.clear()
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
-    def _held_now(self) -> deferral.Held:
-        return self._held.now()
+    def _held_now(self) -> deferral.SuppressedEndpoints:
+        return self._suppressed.current()
 
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
@@ -226,10 +226,10 @@ class Platform:
     ) -> list[list[bytes]]:
         """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
         collector = batch_collect.Collector(
-            known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, pass_through_s=shards.PASS_THROUGH_S
+            known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, immediate_flush_s=shards.PASS_THROUGH_S
         )
         for_shards: list[list[bytes]] = [[] for _ in range(shards.COUNT)]
-        for collected in (await collector.take(records), collector.finish()):
+        for collected in (await collector.add(records), collector.finish()):
             self._append(process.rows_of(collected.results))
             for row in collected.rows:
                 for_shards[row.shard].append(row.segment)
@@ -239,40 +239,42 @@ class Platform:
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
     ) -> AsyncIterator[list[topic_rows.Row]]:
         for some in given:
-            yield process.rows_of(await lane.take(some))
+            yield process.rows_of(await lane.submit(some))
         last = await lane.finish()
-        last.accepting = process.acceptances.news(last.accepting, asyncio.get_running_loop().time())
+        last.accepting = process.acceptances.to_report(last.accepting, asyncio.get_running_loop().time())
         yield process.rows_of(last)
         self._told(process, last)
 
     def _told(self, process: worker.Worker, last: Results) -> None:
         """Take what a micro-batch tells, as the driver and the worker do."""
-        self.egress = self.egress.told(last.reach, asyncio.get_running_loop().time())
-        self.outages = self.outages.told(is_broken=self.egress.is_broken, is_well=last.reach.is_well, now_ms=virtual.now_ms())
-        if not self.egress.is_broken:
+        self.network_health = self.network_health.after(last.reach, asyncio.get_running_loop().time())
+        self.outages = self.outages.after(
+            is_broken=self.network_health.is_broken, is_healthy=last.reach.is_healthy, now_ms=virtual.now_ms()
+        )
+        if not self.network_health.is_broken:
             self._mended.set()
-        self.was_cut_off |= self.egress.is_broken
+        self.was_cut_off |= self.network_health.is_broken
         if last.reach.is_broken():
-            process.memory.circuits.clear()
-        if not self.egress.is_broken:
-            self._held.silent(last.silent)
+            process.memory.breakers.clear()
+        if not self.network_health.is_broken:
+            self._suppressed.add_unresponsive(last.unresponsive)
         if last.gone:
             self._disable(last.gone, retry_decision.GONE)
 
-    def _ended_since(self, begun: dict[str, int], found: completed_work.Journal) -> completed_work.Ended:
+    def _ended_since(self, begun: dict[str, int], found: completed_work.CompletedWorkLog) -> completed_work.CompletedKeys:
         """Read back what a micro-batch has written."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
-                found.take(written, reader)
-        return found.ended
+                found.add(written, reader)
+        return found.completed
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.Ended
+        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.CompletedKeys
     ) -> AsyncIterator[list[topic_rows.Row]]:
-        for ended in (await retries.take(turns, self._known(), SETTLE_S, before), await retries.settle(SETTLE_S)):
+        for ended in (await retries.start(turns, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
-            yield list(topic_rows.reports(ended.reports, worker.TOPICS))
+            yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:
                 self._disable(ended.results.gone, retry_decision.GONE)
 
@@ -294,13 +296,13 @@ class Platform:
 
     def _note_ended(self, some: list[topic_rows.Row]) -> None:
         """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
-        found = completed_work.OfFastLane()
+        found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
         for row in some:
             if row.value is not None and row.topic in readers:
-                found.take(row.value, readers[row.topic])
-        self.repeated |= found.ended & self.ended_by_fast
-        self.ended_by_fast |= found.ended
+                found.add(row.value, readers[row.topic])
+        self.repeated |= found.completed & self.ended_by_fast
+        self.ended_by_fast |= found.completed
 
     def _append(self, some: list[topic_rows.Row]) -> None:
         for row in some:

@@ -14,7 +14,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import completed_work, topic_rows
-from delivery.webhooks.results.results import Results, of_late
+from delivery.webhooks.results.results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_queue, host_limits, limits
@@ -38,11 +38,13 @@ class Worker:
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
         self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s)
-        self.memory = endpoint_queue.Memory(paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), circuits={}, answer_times={})
-        self.acceptances = health_hints.Acceptances(health_hints.told_every_s(POLICY.disable_after_s), rng)
+        self.memory = endpoint_queue.EndpointMemory(
+            paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), breakers={}, response_times={}
+        )
+        self.acceptances = health_hints.Acceptances(health_hints.report_interval_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
-        self.late = background_attempts.Late(ATTEMPT_S, LIMITS.max_in_flight, self._told)
+        self.late = background_attempts.BackgroundAttempts(ATTEMPT_S, LIMITS.max_in_flight, self._told)
         self.is_dead = False
         self._write = write
         self.retries = retry_lane.RetryLane(
@@ -55,40 +57,47 @@ class Worker:
             rng=rng,
         )
 
-    def _told(self, ended: background_attempts.Ended) -> None:
+    def _told(self, ended: background_attempts.BackgroundResult) -> None:
         """Write what had gone on alone, as the worker does: also while it has no task."""
         if not self.is_dead:
-            self._write([*self.rows_of(of_late([ended])), *topic_rows.settled([ended], TOPICS)])
+            self._write([*self.rows_of(background_results([ended])), *topic_rows.completion_rows([ended], TOPICS)])
 
     def begin_task(self) -> None:
-        self.now_s.stamped(now_s())
+        self.now_s.record_stamp(now_s())
 
     def rows_of(self, results: Results) -> list[topic_rows.Row]:
         at_ms = round(self.now_s() * 1000)
-        told = (topic_rows.postponed(results, TOPICS, now_ms=at_ms), topic_rows.health(results, TOPICS, now_ms=at_ms))
+        told = (
+            topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),
+            topic_rows.health_hint_rows(results, TOPICS, now_ms=at_ms),
+        )
         return [*topic_rows.rows(results, TOPICS), *itertools.chain(*told)]
 
-    def direct(self, registry: registries.Registry, held: deferral.Held, ended: completed_work.Ended) -> direct_lane.DirectLane:
+    def direct(
+        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+    ) -> direct_lane.DirectLane:
         self.begin_task()
-        hand_over = self._handover(held)
-        return direct_lane.DirectLane(registry, self._dispatcher(hand_over), hand_over, parsing.Layout(), ended)
+        deferrals = self._deferrals_of(suppressed)
+        return direct_lane.DirectLane(registry, self._dispatcher(deferrals), deferrals, parsing.Layout(), ended)
 
-    def batches(self, registry: registries.Registry, held: deferral.Held, ended: completed_work.Ended) -> batch_lane.BatchLane:
+    def batches(
+        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+    ) -> batch_lane.BatchLane:
         self.begin_task()
-        hand_over = self._handover(held)
-        return batch_lane.BatchLane(registry, self._dispatcher(hand_over), hand_over, ended)
+        deferrals = self._deferrals_of(suppressed)
+        return batch_lane.BatchLane(registry, self._dispatcher(deferrals), deferrals, ended)
 
-    def _handover(self, held: deferral.Held) -> deferral.Handover:
-        return deferral.Handover(held, self.memory.circuits, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
+    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
+        return deferral.Deferrals(suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
 
-    def _dispatcher(self, hand_over: deferral.Handover) -> dispatch.Dispatcher[Any]:
+    def _dispatcher(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(
             self.sender,
             LIMITS,
             retry_decision.QuickRetry(),
-            hand_over,
+            deferrals,
             self.late,
             memory=self.memory,
             clock=self.clock,
-            judging=self.clock,
+            endpoint_time=self.clock,
         )

@@ -31,35 +31,35 @@ def fast_lane(
     sender: dispatch.Sender,
     clock: Callable[[], float],
     *,
-    held: Iterable[str] = (),
+    suppressed: Iterable[str] = (),
     paces: limits.Paces | None = None,
     known_hosts: host_limits.Hosts | None = None,
-    circuits: circuit_breaker.Circuits | None = None,
-    alone: background_attempts.Late | None = None,
-    answer_times: response_times.AnswerTimes | None = None,
+    breakers: circuit_breaker.CircuitBreakers | None = None,
+    alone: background_attempts.BackgroundAttempts | None = None,
+    response_times: response_times.ResponseTimes | None = None,
     quick_retry: retry_decision.QuickRetry | None = None,
-    judging: Callable[[], float] | None = None,
+    endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
-) -> tuple[dispatch.Dispatcher[Any], deferral.Handover]:
+) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
     """What a fast lane has for one task: who delivers, and by what is handed over instead."""
-    kept, alone = {} if circuits is None else circuits, alone or fakes.under_way()
-    hand_over = fakes.handover(clock, held, kept, alone)
+    kept, alone = {} if breakers is None else breakers, alone or fakes.background()
+    deferrals = fakes.deferrals(clock, suppressed, kept, alone)
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
         quick_retry or retry_decision.QuickRetry(first_wait_s=0.001),
-        hand_over,
+        deferrals,
         alone,
-        memory=endpoint_queue.Memory(
+        memory=endpoint_queue.EndpointMemory(
             paces={} if paces is None else paces,
             hosts=known_hosts or host_limits.Hosts(limits.Limits(**bounds), clock),
-            circuits=kept,
-            answer_times={} if answer_times is None else answer_times,
+            breakers=kept,
+            response_times={} if response_times is None else response_times,
         ),
         clock=clock,
-        judging=judging or clock,
+        endpoint_time=endpoint_time or clock,
     )
-    return dispatcher, hand_over
+    return dispatcher, deferrals
 
 
 def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **told: Any) -> dispatch.Dispatcher[Delivery]:

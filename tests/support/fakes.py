@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from delivery.model import Attempt, Delivery, EndpointId
 from delivery.webhooks.http import origin, transport
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.scheduling import background_attempts, circuit_breaker
-from delivery.webhooks.scheduling import deferral as handover_
+from delivery.webhooks.scheduling import background_attempts, circuit_breaker, deferral
 
 
 class FakeTransport:
@@ -76,21 +75,21 @@ class Middle:
         return (a + b) / 2
 
 
-def under_way() -> background_attempts.Late:
+def background() -> background_attempts.BackgroundAttempts:
     """What nobody asks about that goes on alone."""
-    return background_attempts.Late(2.0, 256, lambda _: None)
+    return background_attempts.BackgroundAttempts(2.0, 256, lambda _: None)
 
 
-def handover(
+def deferrals(
     clock: Callable[[], float],
-    held: Iterable[str] = (),
-    circuits: circuit_breaker.Circuits | None = None,
-    alone: background_attempts.Late | None = None,
-) -> handover_.Handover:
+    suppressed: Iterable[str] = (),
+    breakers: circuit_breaker.CircuitBreakers | None = None,
+    alone: background_attempts.BackgroundAttempts | None = None,
+) -> deferral.Deferrals:
     """What is handed over when it is `clock`, in both of its ways to be read."""
-    known = {} if circuits is None else circuits
-    reasons = dict.fromkeys(map(EndpointId, held), retry_decision.CIRCUIT_OPEN)
-    return handover_.Handover(reasons, known, alone or under_way(), clock=clock, now_s=clock, rng=Middle())
+    known = {} if breakers is None else breakers
+    reasons = dict.fromkeys(map(EndpointId, suppressed), retry_decision.CIRCUIT_OPEN)
+    return deferral.Deferrals(reasons, known, alone or background(), clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:

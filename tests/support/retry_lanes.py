@@ -52,23 +52,23 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
     )
 
 
-def deliver(registry: Snapshot, *turns: retry_messages.Turn, sender: Any = None, **bounds: int) -> retry_lane.Ended:
+def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
     """Deliver turns in one micro-batch; return what has ended."""
 
-    async def main() -> retry_lane.Ended:
+    async def main() -> retry_lane.LeaseResults:
         lane = lane_of(sender, **bounds)
-        first = await lane.take(map(retry_messages.encoded, turns), registries.WholeRegistry("base", registry), 10)
-        return together(first, await lane.settle(10))
+        first = await lane.start(map(retry_messages.encoded, turns), registries.WholeRegistry("base", registry), 10)
+        return together(first, await lane.finish_task(10))
 
     sender = sender or Sender()
     return asyncio.run(main())
 
 
-def together(*ended: retry_lane.Ended) -> retry_lane.Ended:
+def together(*ended: retry_lane.LeaseResults) -> retry_lane.LeaseResults:
     """Return what has ended at several moments."""
     results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for one in ended:
         results.outcomes += one.results.outcomes
         results.batches += one.results.batches
         results.rejections += one.results.rejections
-    return retry_lane.Ended(results, [report for one in ended for report in one.reports])
+    return retry_lane.LeaseResults(results, [report for one in ended for report in one.reports])

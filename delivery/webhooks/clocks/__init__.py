@@ -1,5 +1,5 @@
 """Clocks of a worker.
 
-In: what Linux and the driver say of time. Out: the driver's time, and how long this process waited for its own machine. Runs
-in the executors.
+In: time from Linux and from the driver. Out: the driver's time, and the delay by this process's own machine. Runs in the
+executors.
 """

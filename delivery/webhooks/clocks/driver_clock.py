@@ -1,10 +1,8 @@
-"""Know, in a worker, what time it is on the driver: all times that one process sets and another judges are the driver's.
+"""Estimate the driver's time in a worker. All times that cross between processes are the driver's.
 
-Runs in the executors. Must not import pyspark or psycopg. docs/adr/0033 has the reasons.
-
-The driver stamps the tasks of each micro-batch. A task begins some time after its stamp, so its worker's clock less the stamp
-is the difference of the clocks and a wait that is never negative. The least of the last SAMPLES is the best estimate, as in
-the clock filter of NTP (RFC 5905, section 10).
+The reasons are in docs/adr/0033. The driver stamps the tasks of each micro-batch. A task begins some time after its stamp. So
+the worker's clock minus the stamp is the difference of the clocks plus a wait that is never negative. The minimum of the last
+SAMPLES is the best estimate, as in the clock filter of NTP (RFC 5905, section 10).
 """
 
 from __future__ import annotations
@@ -14,29 +12,29 @@ import time
 from collections.abc import Callable
 
 SAMPLES = 20
-"""Tasks. After a clock has jumped the estimate is right again when so many have begun."""
+"""Tasks. After a clock has jumped, the estimate is right again after this many tasks."""
 BEHIND_S = 1.0
-"""Seconds. A worker that begins a task so long before its stamp is behind for certain."""
+"""Seconds. A worker whose clock is this much before the stamp of its task is certainly behind."""
 AHEAD_S = 30.0
-"""Seconds. A task may wait for so long on a busy cluster; all of the last tasks hardly do."""
+"""Seconds. One task may wait this long on a busy cluster, but hardly all of the last tasks."""
 ENOUGH_SAMPLES = 3
-"""Tasks, before a worker is thought to be ahead: the first waits for its process to start."""
+"""Tasks before a worker is considered ahead: the first one waits for its process to start."""
 
 
 class DriverClock:
-    """Seconds since the epoch by the driver's clock. `clock` is the worker's own. Safe between threads."""
+    """Seconds since the epoch by the driver's clock. `clock` is the worker's own. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._samples: collections.deque[float] = collections.deque(maxlen=SAMPLES)
         self.ahead_s = 0.0
-        """By how much the worker's clock is ahead; less than 0: behind. 0 while that is no more than waits explain."""
+        """Seconds that the worker's clock is ahead; negative if it is behind. 0 while waits may explain the difference."""
 
     def __call__(self) -> float:
         return self._clock() - self.ahead_s
 
-    def stamped(self, driver_s: float) -> None:
-        """Take the stamp of a task that begins now."""
+    def record_stamp(self, driver_s: float) -> None:
+        """Record the stamp of a task that begins now."""
         self._samples.append(self._clock() - driver_s)
         least_s = min(self._samples)
         is_ahead = least_s > AHEAD_S and len(self._samples) >= ENOUGH_SAMPLES

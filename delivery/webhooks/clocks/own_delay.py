@@ -1,7 +1,7 @@
-"""Measure how much of the time this process waited for its own machine: for a CPU, or for memory.
+"""Measure how long this process waits for its own machine: for a CPU or for memory.
 
-Runs in the executors. Must not import pyspark or psycopg. Reads what Linux tells; where it tells nothing, there is no delay.
-Sources: Documentation/accounting/psi.rst and Documentation/scheduler/sched-stats.rst of the Linux kernel.
+Reads counters of Linux. If a system has none, the delay is 0. Sources: Documentation/accounting/psi.rst and
+Documentation/scheduler/sched-stats.rst of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PRESSURES = ("cpu", "memory")
 _MAX_READ_BYTES = 512
-"""A file with a pressure has two lines of some 60 bytes."""
+"""Bytes. A pressure file has two lines of some 60 bytes."""
 
 
 class OwnDelay:
-    """The delay of one thread and of its machine, as cumulative counters. Made in the thread that it measures.
+    """The delay of one thread and of its machine, from cumulative counters. Created in the thread that it measures.
 
-    Three counters are read: the pressure on CPU and on memory, of the own control group where it has such files and of the
-    machine elsewhere, and the thread's time in the run queue. They overlap, so the one that grew most counts.
+    It reads three counters: the pressure on CPU, the pressure on memory, and the thread's time in the run queue. Pressure is
+    that of the own control group if it has such files, otherwise that of the machine. The counters overlap, so the largest
+    increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -48,7 +49,7 @@ class OwnDelay:
 
 
 def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
-    """Return the own control group's file, or else the machine's."""
+    """Return the file of the own control group, or that of the machine."""
     with contextlib.suppress(OSError, StopIteration):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         group = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
@@ -59,7 +60,7 @@ def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
 
 
 def _opened(file: Path) -> int | None:
-    """Open a file that is read again and again; None: this system has none, or does not let us."""
+    """Open a file that is read repeatedly; None if this system has none or denies access."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,9 +1,8 @@
-"""Keep connections open between requests: bounded as a whole, and never shared between TLS identities.
+"""Keep connections open between requests, within one bound, and never share them between TLS identities.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Alone knows aiohttp's inner
-interfaces, for which it is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and makes TLS. It could also
-keep connections, but does not count idle ones in its limit, and 10,000 endpoints would take more file descriptors than there
-are.
+The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks
+up names, connects and sets up TLS. Its own pool is not used: its limit leaves out idle connections, and 10,000 endpoints would
+need more file descriptors than there are.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from delivery.webhooks.http.origin import Origin
 from delivery.webhooks.scheduling import host_limits
 
 KEEPALIVE_S = 30.0
-MAX_NAMES = 20_000
-"""Names whose addresses are kept; the mission names 10,000 endpoints and more."""
+MAX_CACHED_NAMES = 20_000
+"""Names whose addresses are cached. The platform is built for 10,000 endpoints and more."""
 _MAX_CONNECTIONS = 16_384
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
-_NONE_FREE = "no connection came free within the attempt's time"
+_NO_FREE_CONNECTION = "no connection came free within the attempt's time"
 
 
 def default_max_connections() -> int:
-    """Return half of the file descriptors that this process may open.
+    """Return half of the number of files that this process may open.
 
-    The other half is for everything else: Spark, look-ups, sockets tried beside each other, and those that are just closing.
+    The other half is for Spark, look-ups, parallel connection attempts and closing connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MAX_CONNECTIONS))
@@ -50,11 +49,11 @@ def default_max_connections() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Opening:
-    """A new connection that is being made, for its deadline."""
+    """A new connection, for its deadline."""
 
     timeout: asyncio.Timeout
     step: str = ""
-    """How far it has come, for the text of a failure."""
+    """The current step, for the text of a failure."""
     failure: errors.AttemptFailed | None = None
 
     def phase(self) -> str:
@@ -62,8 +61,8 @@ class _Opening:
 
     def expire(self, failure: errors.AttemptFailed) -> None:
         if self.failure is None:
-            # That none of our own connections is free says nothing of the endpoint.
-            self.failure = failure if self.step else errors.LocalFailure(_NONE_FREE)
+            # Having no free connection of our own proves nothing about the endpoint.
+            self.failure = failure if self.step else errors.LocalFailure(_NO_FREE_CONNECTION)
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
@@ -71,30 +70,30 @@ _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
 
 
 class Connection(http_connection.Connection):
-    """An open connection, and where it leads."""
+    """An open connection, and its origin."""
 
     origin: Origin
     lease: connector.Connection
     idle_since: float
     is_reused = False
     on_closed: Callable[[Connection], None] | None = None
-    """Told once, when the file descriptor is given back."""
+    """Called once, when the file descriptor is released."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        # Made when TCP is connected and before the TLS handshake.
+        # Called when TCP is connected and before the TLS handshake.
         _opening.get().step = "in the TLS handshake"
 
     def phase(self) -> str:
-        """Tell what an exchange is doing, for the text of a failure."""
-        if self.has_spoken:
+        """Return what the exchange is doing, for the text of a failure."""
+        if self.has_received:
             return "inside the head of the answer"
         if self.transport is not None and self.transport.get_write_buffer_size():
             return "while sending the request"
         return "while waiting for the answer"
 
     def expire(self, failure: errors.AttemptFailed) -> None:
-        """Wait no longer for the answer."""
+        """Stop waiting for the response."""
         self.end(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,53 +108,53 @@ class _Connector(aiohttp.TCPConnector):
             _opening.get().step = "while connecting"
             return address_guard.socket_factory(addr_info)
 
-        # The guard stands where the socket is made: a resolver would not be asked for literal addresses. No limits of its own:
-        # the dispatcher decides who may send, the pool how many connections there are.
+        # The guard checks when the socket is created, because no resolver is asked for literal addresses. The connector has no
+        # limits of its own: the dispatcher limits requests, and the pool limits connections.
         super().__init__(
             limit=0,
             resolver=names,
             ttl_dns_cache=dns.DNS_TTL_S,
-            dns_cache_max_size=MAX_NAMES,
+            dns_cache_max_size=MAX_CACHED_NAMES,
             socket_factory=make_socket,
         )
         self._factory = functools.partial(Connection, self._loop)  # type: ignore[arg-type, assignment]  # names its own class
 
 
-class Pool:
-    """All connections of one worker process. Made inside the event loop that uses it.
+class ConnectionPool:
+    """All connections of one worker process. Created inside the event loop that uses it.
 
-    Guarantee: never more than `max_connections`, idle ones included. Idle ones are closed after KEEPALIVE_S, or sooner, the
-    longest unused first, when another endpoint needs their place.
+    Guarantee: never more than `max_connections`, idle ones included. An idle connection is closed after KEEPALIVE_S. It is
+    closed earlier, longest idle first, when another endpoint needs a connection.
     """
 
     def __init__(
         self,
         address_guard: guard.Guard,
         max_connections: int,
-        running: exchange_deadlines.Deadlines,
-        most_to: Callable[[str], float] = lambda _: math.inf,
+        deadlines: exchange_deadlines.Deadlines,
+        max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`most_to` says how many connections there may be to the host of a URL."""
-        self._most_to = most_to
-        self._open_to: collections.Counter[str] = collections.Counter()
-        """By host, connections with the idle ones."""
-        self._idle_to: dict[str, collections.OrderedDict[Connection, None]] = {}
-        """By host, the idle ones."""
-        self._deadlines = running
+        """`max_connections_to` returns the maximum of connections to the host of a URL."""
+        self._most_to = max_connections_to
+        self._open_by_host: collections.Counter[str] = collections.Counter()
+        """By host, the number of open connections, idle ones included."""
+        self._idle_by_host: dict[str, collections.OrderedDict[Connection, None]] = {}
+        """By host, the idle connections."""
+        self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
         self._names = dns.Resolver()
         self._connector = _Connector(address_guard, self._names)
-        self._places = asyncio.Semaphore(max_connections)
+        self._slots = asyncio.Semaphore(max_connections)
         self._waiting = 0
         self._idle: dict[Origin, list[Connection]] = {}
         self._by_age: collections.OrderedDict[Connection, None] = collections.OrderedDict()
-        """The idle ones again, in the order in which they became idle."""
+        """All idle connections, longest idle first."""
         self._expiry: asyncio.TimerHandle | None = None
 
-    def take(self, origin: Origin) -> Connection | None:
+    def acquire(self, origin: Origin) -> Connection | None:
         """Return an idle connection to `origin`, or None: then `open` one."""
         while idle := self._idle.get(origin):
-            connection = self._withdraw(idle, -1)
+            connection = self._remove_idle(idle, -1)
             if connection.is_connected():
                 connection.is_reused = True
                 return connection
@@ -179,55 +178,57 @@ class Pool:
         connection = lease.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # by the connector's factory
         connection.origin, connection.lease = origin, lease
-        if connection.transport is None:  # the other side was faster
-            self._places.release()
+        if connection.transport is None:  # the other side has closed it already
+            self._slots.release()
         else:
             connection.on_closed = self._closed
-            self._open_to[host_limits.name_of(origin.url)] += 1
+            self._open_by_host[host_limits.host_name(origin.url)] += 1
         return connection
 
     async def _connected(self, origin: Origin, opening: _Opening) -> connector.Connection:
-        await self._take_place()
-        self._keep_bound_of(origin)
+        await self._acquire_slot()
+        self._make_room_at_host(origin)
         opening.step = "while looking up the name"
         try:
             return await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def release(self, connection: Connection) -> None:
-        """Keep `connection` for the next request, unless it is spent or somebody waits for its place."""
+        """Keep `connection` for the next request. Close it if it cannot be reused, or if a request waits for a connection."""
         if connection.should_close or self._waiting:
             self.close(connection)
             return
         connection.idle_since = self._loop.time()
         self._idle.setdefault(connection.origin, []).append(connection)
         self._by_age[connection] = None
-        self._idle_to.setdefault(host_limits.name_of(connection.origin.url), collections.OrderedDict())[connection] = None
+        self._idle_by_host.setdefault(host_limits.host_name(connection.origin.url), collections.OrderedDict())[connection] = (
+            None
+        )
         if self._expiry is None:
             self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
 
     def close(self, connection: Connection) -> None:
-        """Close a connection that was taken."""
+        """Close a connection that is in use."""
         connection.close()
         connection.lease.close()
 
     def _closed(self, connection: Connection) -> None:
-        # Not before: an aborted connection keeps its descriptor until the event loop's next turn, and a burst of new ones in
+        # Not earlier: an aborted connection keeps its descriptor until the loop's next iteration. A burst of new connections in
         # place of old ones would need both.
-        self._places.release()
-        host = host_limits.name_of(connection.origin.url)
-        self._open_to[host] -= 1
-        if not self._open_to[host]:
-            del self._open_to[host]
+        self._slots.release()
+        host = host_limits.host_name(connection.origin.url)
+        self._open_by_host[host] -= 1
+        if not self._open_by_host[host]:
+            del self._open_by_host[host]
         if connection in self._by_age:  # closed by the other side while it was idle
             idle = self._idle[connection.origin]
-            self._withdraw(idle, idle.index(connection))
-            connection.lease.close()  # or aiohttp would remember the connection for ever
+            self._remove_idle(idle, idle.index(connection))
+            connection.lease.close()  # otherwise aiohttp would keep the connection for ever
 
     async def close_all(self) -> None:
-        """Close all connections, those in use too."""
+        """Close all connections, including those in use."""
         if self._expiry is not None:
             self._expiry.cancel()
         while self._by_age:
@@ -235,35 +236,38 @@ class Pool:
         await self._connector.close()
         await self._names.close()
 
-    async def _take_place(self) -> None:
-        if self._places.locked() and self._by_age:
+    async def _acquire_slot(self) -> None:
+        if self._slots.locked() and self._by_age:
             self._close_oldest()
         self._waiting += 1
         try:
-            await self._places.acquire()
+            await self._slots.acquire()
         finally:
             self._waiting -= 1
 
-    def _keep_bound_of(self, origin: Origin) -> None:
-        """Make room for one more connection to a host: its idle ones may be another customer's, or of another port."""
-        host = host_limits.name_of(origin.url)
-        if self._open_to[host] >= self._most_to(origin.url) and (idle := self._idle_to.get(host)):
+    def _make_room_at_host(self, origin: Origin) -> None:
+        """Close an idle connection to the host if it has no capacity for another one.
+
+        The idle connection may be another customer's, or to another port.
+        """
+        host = host_limits.host_name(origin.url)
+        if self._open_by_host[host] >= self._most_to(origin.url) and (idle := self._idle_by_host.get(host)):
             oldest = next(iter(idle))
-            self.close(self._withdraw(self._idle[oldest.origin], 0))
+            self.close(self._remove_idle(self._idle[oldest.origin], 0))
 
     def _close_oldest(self) -> None:
         origin = next(iter(self._by_age)).origin
-        self.close(self._withdraw(self._idle[origin], 0))  # of one origin too, the first became idle first
+        self.close(self._remove_idle(self._idle[origin], 0))  # of one origin too, the first has been idle longest
 
-    def _withdraw(self, idle: list[Connection], position: int) -> Connection:
+    def _remove_idle(self, idle: list[Connection], position: int) -> Connection:
         connection = idle.pop(position)
         del self._by_age[connection]
         if not idle:
             del self._idle[connection.origin]
-        host = host_limits.name_of(connection.origin.url)
-        del self._idle_to[host][connection]
-        if not self._idle_to[host]:
-            del self._idle_to[host]
+        host = host_limits.host_name(connection.origin.url)
+        del self._idle_by_host[host][connection]
+        if not self._idle_by_host[host]:
+            del self._idle_by_host[host]
         return connection
 
     def _expire(self) -> None:

@@ -1,10 +1,8 @@
-"""Look up host names in threads of our own.
+"""Look up host names in our own threads.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
-
-The event loop's own `getaddrinfo` shares four threads of libuv: four names whose servers do not answer would make all others
-wait. The system's resolver tells no TTL, so a name that was found is kept for a fixed time (DNS_TTL_S, by the connector); that
-a name was not found is not remembered at all: the next attempt asks again.
+The event loop's own `getaddrinfo` shares four threads of libuv: four names with unresponsive servers would block all others.
+The system's resolver returns no TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not
+cached: the next attempt looks it up again.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ import socket
 from aiohttp import abc
 
 MAX_LOOKUPS = 64
-"""Look-ups under way at once. A name that hangs holds one for as long as the system's resolver tries (10 s by default)."""
+"""Look-ups at once. A name with unresponsive servers occupies one until the system's resolver gives up (10 s by default)."""
 DNS_TTL_S = 30
 
 
 class Resolver(abc.AbstractResolver):
-    """For `aiohttp.TCPConnector(resolver=…)`, which asks once for all that wait for the same name."""
+    """The resolver of aiohttp's connector, which joins look-ups of the same name."""
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
@@ -30,7 +28,7 @@ class Resolver(abc.AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[abc.ResolveResult]:
-        """Return the addresses that `host` stands for; raise OSError. The guard judges them where the socket is made."""
+        """Return the addresses of `host`; raise OSError. The guard checks them when the socket is created."""
         ask = functools.partial(
             socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
@@ -48,5 +46,5 @@ class Resolver(abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Start no further look-ups; those that hang end by themselves."""
+        """Start no further look-ups. Those in progress end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,4 @@
-"""End exchanges with endpoints that take too long, without counting our own delay.
-
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
-"""
+"""End exchanges with endpoints that take too long, without counting our own delay."""
 
 from __future__ import annotations
 
@@ -12,15 +9,15 @@ from typing import Protocol
 from delivery import errors
 from delivery.webhooks.scheduling import endpoint_clock
 
-TICK_S = 0.02
-"""Seconds between two looks at the deadlines. An exchange may overrun its time by so much."""
+CHECK_EVERY_S = 0.02
+"""Seconds between two checks. An exchange may overrun its deadline by this much."""
 MAX_EXTENSION_S = 8.0
-"""Seconds that our own delay may add to an attempt's time: the end of a worker waits for its attempts."""
+"""Seconds that our own delay may add to an attempt's timeout. The end of a worker waits for its attempts."""
 
 
 Deadline = tuple[float, float]
-"""When an exchange has to end: by the clock that leaves our own delay out, as the endpoint took too long; and at the latest by
-the event loop's clock, as the delay is our own. A plain tuple, because it is made for each request."""
+"""Two deadlines of an exchange. The first, by the endpoint clock, means that the endpoint took too long. The second, by the
+event loop's clock, means that the delay is our own. A plain tuple, because one is made per request."""
 
 
 class Expiring(Protocol):
@@ -31,50 +28,50 @@ class Expiring(Protocol):
 
 
 class Deadlines:
-    """Expire exchanges whose time is up. One timer serves all: one for each would be a tenth of a request's cost."""
+    """Expire exchanges at their deadlines. One timer serves all: a timer for each would be a tenth of a request's cost."""
 
-    def __init__(self, judging: Callable[[], float]) -> None:
+    def __init__(self, endpoint_time: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._judging = judging
+        self._endpoint_time = endpoint_time
         self._running: dict[Expiring, Deadline] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._tick_at = 0.0
-        self._has_waited = False
+        self._check_at = 0.0
+        self._has_skipped = False
 
     def within(self, timeout_s: float) -> Deadline:
         """Return the deadline of an exchange that begins now and may take `timeout_s`."""
-        return self._judging() + timeout_s, self._loop.time() + timeout_s + MAX_EXTENSION_S
+        return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + MAX_EXTENSION_S
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
         """Expire `exchange` at `deadline`, unless it ends before."""
         self._running[exchange] = deadline
         if self._timer is None:
-            self._tick_in()
+            self._schedule_check()
 
     def end(self, exchange: Expiring) -> None:
-        """Forget an exchange. To end one twice is an error."""
+        """Forget an exchange. Raises KeyError if it has ended already."""
         del self._running[exchange]
 
     def stop(self) -> None:
-        """Expire nothing any more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _tick_in(self) -> None:
-        self._tick_at = self._loop.time() + TICK_S
-        self._timer = self._loop.call_at(self._tick_at, self._tick)
+    def _schedule_check(self) -> None:
+        self._check_at = self._loop.time() + CHECK_EVERY_S
+        self._timer = self._loop.call_at(self._check_at, self._check)
 
-    def _tick(self) -> None:
-        """Expire what is due. After a stall the next tick does: before it, the answers that came meanwhile are read."""
+    def _check(self) -> None:
+        """Expire exchanges that are due. After a stall, wait for the next check, so that responses are read first."""
         self._timer = None
-        now, judged = self._loop.time(), self._judging()
-        is_stall = now - self._tick_at > endpoint_clock.STALL_S
-        self._has_waited = is_stall and not self._has_waited
-        if not self._has_waited:
+        now, endpoint_now = self._loop.time(), self._endpoint_time()
+        is_stall = now - self._check_at > endpoint_clock.STALL_S
+        self._has_skipped = is_stall and not self._has_skipped
+        if not self._has_skipped:
             for exchange, (deadline, latest) in list(self._running.items()):
-                if deadline <= judged:
+                if deadline <= endpoint_now:
                     exchange.expire(errors.AttemptTimedOut(f"the attempt's time ran out {exchange.phase()}"))
                 elif latest <= now:
                     exchange.expire(errors.LocalFailure(f"this worker had too little CPU or memory, {exchange.phase()}"))
         if self._running:
-            self._tick_in()
+            self._schedule_check()

@@ -1,9 +1,8 @@
-"""Keep requests away from addresses, names and headers that a customer must not reach or set.
+"""Block requests to addresses, names and headers that a customer must not reach or set.
 
-Runs on the driver, in the command and in the executors. Must not import pyspark or psycopg.
-
-The same rules hold when an endpoint is registered and when a connection is made. The decision that counts is the second one,
-on the socket's own address: a name can stand for another address by then, and a resolver is not asked for literal addresses.
+Also runs on the driver and in the command. The same rules apply when an endpoint is registered and when a connection is made.
+The second check decides, on the socket's own address: a name may stand for another address by then, and no resolver is asked
+for literal addresses.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from delivery import errors
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# `ipaddress.is_global` is not asked: its answer changes between Python's patch releases and is yes for several of these.
+# `ipaddress.is_global` is not used: it changes between patch releases of Python, and accepts several of these networks.
 DENIED = (
     "0.0.0.0/8",  # this network; 0.0.0.0 reaches the local host
     "10.0.0.0/8",  # private (RFC 1918)
     "100.64.0.0/10",  # carrier-grade NAT, and the metadata service of some clouds
     "127.0.0.0/8",  # loopback
-    "168.63.129.16/32",  # the wire server of Azure, a public address that is not
+    "168.63.129.16/32",  # the wire server of Azure, a public address with an internal service
     "169.254.0.0/16",  # link-local, and the metadata service of most clouds
     "172.16.0.0/12",  # private
     "192.0.0.0/24",  # IETF protocol assignments
@@ -39,7 +38,7 @@ DENIED = (
     "203.0.113.0/24",  # documentation
     "224.0.0.0/4",  # multicast
     "240.0.0.0/4",  # reserved, and 255.255.255.255
-    # Of IPv6, 2000::/3 alone is handed out for global unicast; what lies outside is refused whole.
+    # Of IPv6, only 2000::/3 is assigned for global unicast; everything else is refused.
     "::/3",  # unspecified, loopback, IPv4-compatible, IPv4-translated (SIIT), local-use NAT64, discard and dummy prefix
     "2001::/23",  # IETF protocol assignments, Teredo and ORCHID among them
     "2001:db8::/32",  # documentation
@@ -50,14 +49,14 @@ DENIED = (
 EMBEDDING = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
-    (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4: the IPv4 address stands right behind the prefix
+    (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4: the IPv4 address follows the prefix
 )
-"""IPv6 networks that carry an IPv4 address, and how many bits stand right of it: what counts is where that leads."""
+"""IPv6 networks that embed an IPv4 address, and the number of bits to its right. The embedded address is checked."""
 
 INTERNAL_NAMES = frozenset(
     {"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion"}
 )
-"""Last labels of names that mean something inside a network only."""
+"""Last labels of names that exist only inside a network."""
 
 MAX_URL_CHARS = 2048
 MAX_PORT = 65_535
@@ -65,9 +64,9 @@ MAX_HEADERS = 32
 MAX_HEADER_NAME_CHARS = 128
 MAX_HEADER_VALUE_CHARS = 4096
 _FRAMING = ("transfer-encoding", "trailer", "te", "expect")
-"""With a length (`content-`, below) or coding of the customer's, the body would be lost, or end where they say."""
+"""A customer's own length (`content-`, below) or coding could drop or truncate the body."""
 _HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "via", "host")
-"""RFC 9110, section 7.6.1, and whom the request is for."""
+"""RFC 9110, section 7.6.1, and the host of the request."""
 _OURS = ("accept", "accept-encoding", "user-agent", "cookie", "range")
 DENIED_HEADERS = frozenset((*_FRAMING, *_HOP_BY_HOP, *_OURS))
 DENIED_HEADER_PREFIXES = ("content-", "webhook-", "svix-", "ce-", "sec-", "proxy-")
@@ -77,7 +76,7 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 _NOT_IN_URLS = frozenset(' \\"<>^`{|}')
 _AUTHORITY_ENDS = re.compile(r"[/?#]")
 _AUTHORITY = re.compile(r"(\[(?P<v6>[^\[\]]*:[^\[\]]*)\]|(?P<name>[^\[\]:]+))(:(?P<port>[0-9]{0,5}))?")
-"""Host and port, so narrow that no two parsers read them differently: what is checked here, another parser connects to."""
+"""Host and port, so narrow that all parsers agree: the checked host is the one that another parser connects to."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
@@ -85,23 +84,26 @@ _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """The rules, with what is opened for development. Plain values, so that it travels to the executors."""
+    """The rules, and the exceptions for development. Plain values, so that they can be sent to the executors."""
 
     allow_networks: tuple[str, ...] = ()
     """CIDR networks that may be reached although they are not public."""
     allow_http: bool = False
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
-    """Empty: any."""
+    """Allowed ports. Empty: any."""
 
     def __post_init__(self) -> None:
-        # Here, at the start, and not inside aiohttp at the first connection.
+        # Checked at the start, rather than inside aiohttp at the first connection.
         try:
             _networks(self.allow_networks)
         except ValueError as exc:
             raise errors.SettingsError(f"setting delivery.allow_networks: {exc}; write networks such as 127.0.0.0/8") from None
 
     def check_url(self, url: str) -> None:
-        """Raise TargetRefused when `url` must not be an endpoint's. One text for all addresses, so that nobody can probe."""
+        """Raise TargetRefused if `url` must not be an endpoint's.
+
+        All refused addresses have one text, so that no one can scan.
+        """
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"is longer than {MAX_URL_CHARS} characters")
         if not (url.isascii() and url.isprintable() and _NOT_IN_URLS.isdisjoint(url)):
@@ -128,14 +130,14 @@ class Guard:
             raise errors.TargetRefused("url", _NOT_ALLOWED)
 
     def is_allowed(self, address: str) -> bool:
-        """Tell whether a connection to this IP address may be made. Anything that is not a plain IP address may not."""
+        """Return True if a connection to this IP address is allowed. Anything but a plain IP address is not."""
         return _is_allowed(address, self.allow_networks)
 
     def socket_factory(self, addr_info: Sequence[Any]) -> socket.socket:
-        """Make the socket for a connection; raise BlockedSocket. For `aiohttp.TCPConnector(socket_factory=…)`.
+        """Create the socket of a connection; raise BlockedSocket. For `aiohttp.TCPConnector(socket_factory=…)`.
 
-        aiohttp calls it with the very address that it connects to, for names and literals alike. Of a name with several
-        addresses only those that are allowed are used.
+        aiohttp passes the address to which it will connect, for names and literals alike. If a name has several addresses, only
+        the allowed ones are used.
         """
         family, kind, protocol, _, address = addr_info
         if not self.is_allowed(address[0]):
@@ -146,7 +148,12 @@ class Guard:
         return made
 
     def _is_host_allowed(self, host: str) -> bool:
-        """1. A literal address is judged as one. 2. What a resolver might take for a number is refused. 3. Names."""
+        """Return True if the host is allowed.
+
+        1. A literal address is checked as an address.
+        2. A name that a resolver might read as a number is refused.
+        3. Any other name is checked label by label.
+        """
         try:
             ipaddress.ip_address(host)
         except ValueError:
@@ -155,7 +162,7 @@ class Guard:
             return self.is_allowed(host)
         labels = host.split(".")
         if len(labels) > 1 and labels[-1] == "":
-            return False  # a trailing dot escapes comparisons with names
+            return False  # a trailing dot evades comparisons with names
         if _LOOKS_NUMERIC.fullmatch(labels[-1]):
             return False
         if host == "localhost" and self.is_allowed("127.0.0.1"):
@@ -166,20 +173,20 @@ class Guard:
 
 
 class BlockedSocket(OSError):
-    """How the guard refuses inside aiohttp, which tries a name's next address after an OSError only.
+    """The guard's refusal inside aiohttp, which tries a name's next address only after an OSError.
 
-    It comes out as the `os_error` of a ClientConnectorError, but only while all texts are the same: aiohttp merges errors that
-    differ into a plain OSError. So the text never holds the address.
+    aiohttp exposes it as the `os_error` of a ClientConnectorError, but only if all texts are equal: it merges different errors
+    into a plain OSError. So the text never contains the address.
     """
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise TargetRefused when a header that a customer asks for must not be sent. Values are never quoted: secrets."""
+    """Raise TargetRefused if a customer's header must not be sent. Values are secrets and never quoted."""
     if len(headers) > MAX_HEADERS:
         raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}")
     for name, value in headers.items():
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
-        lowered = name.lower().replace("_", "-")  # as CGI and its kin read it: Content_Length becomes CONTENT_LENGTH
+        lowered = name.lower().replace("_", "-")  # as CGI and similar interfaces read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
             raise errors.TargetRefused(path, "is no name of a header: letters, digits and `-`, without spaces")
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
@@ -202,7 +209,7 @@ def _is_allowed(address: str, allow_networks: tuple[str, ...]) -> bool:
     except ValueError:
         return False
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.scope_id is not None:
-        return False  # a zone is meaningful on this machine only
+        return False  # a zone is valid on this machine only
     if _is_in(parsed, _networks(allow_networks)):
         return True
     embedded = _embedded(parsed)

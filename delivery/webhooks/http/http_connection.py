@@ -1,7 +1,7 @@
-"""One open connection: a request out, its answer in, bounded in every direction.
+"""One open connection: a request out, its response in, with bounds on everything that arrives.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. httptools (llhttp) parses what
-arrives; it knows nothing of bounds or of who asked, which is what this adds (docs/adr/0003).
+httptools (llhttp) parses the bytes. It has no bounds, and does not match responses to requests; this module adds both
+(docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -13,60 +13,63 @@ import httptools
 from delivery import errors
 
 MAX_RESPONSE_BYTES = 16 * 1024
-"""What is kept of a body; with more to come the connection is closed instead of drained."""
+"""Bytes kept of a response body. With more to come, the connection is closed instead of drained."""
 MAX_HEADERS = 128
-"""Of an answer, trailers included."""
+"""Headers of a response, trailers included."""
 MAX_ANSWER_BYTES = 128 * 1024
-"""What is read until an answer is complete, in whatever part of it: head, interim answers, chunk sizes, trailers."""
+"""Bytes read until a response is complete: head, interim responses, chunk sizes, trailers."""
 SWITCHING_PROTOCOLS = 101
 
 _NOT_HTTP = "the answer is not HTTP, or its head is beyond the bounds"
 
 
 class Connection(asyncio.Protocol):
-    """A connection that somebody else made. It has what aiohttp's connector asks of one, and the parser's callbacks.
+    """A connection, with the interface for aiohttp's connector and the parser's callbacks.
 
-    Guarantee: `ask` ends once, with an answer that was asked for. What comes unasked, or is no longer waited for, spends the
-    connection.
+    Guarantee: `send` ends once, with the response to its own request. Unrequested bytes, or bytes after a timeout, make the
+    connection unusable.
     """
 
     closed = None
-    """aiohttp's connector would wait for it at the end."""
+    """aiohttp's connector would wait for this future at the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # The leniencies that aiohttp has for answers: odd bytes in a header's value, LF for CRLF, a padded chunk size. Two
-        # lengths, or a length beside chunks, stay refused: the next answer may be for another customer behind the same host.
+        # The leniencies of aiohttp: odd bytes in a header's value, LF for CRLF, a padded chunk size. Two lengths, or a length
+        # beside chunks, stay refused: the next response may be for another customer behind the same host.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._answer: asyncio.Future[None] | None = None
-        self._lost_by: Exception | None = None
+        self._lost_because: Exception | None = None
         self._received = 0
         self._has_status = False
-        self.has_spoken = False
-        """Whether the other side sent a byte since it was last asked."""
+        self.has_received = False
+        """Whether a byte has arrived since the last request."""
         self.should_close = False
-        """Whether it can take no further request."""
+        """Whether the connection can take no further request."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
 
-    def ask(self, request: bytes) -> asyncio.Future[None]:
-        """Write a request; what it returns is done when the answer is here, or as much of it as there will be."""
+    def send(self, request: bytes) -> asyncio.Future[None]:
+        """Write a request; return a future that is done when the response is complete, or cannot become more complete."""
         self._answer = answer = self._loop.create_future()
-        self._received, self._has_status, self.has_spoken = 0, False, False
+        self._received, self._has_status, self.has_received = 0, False, False
         self.headers, self.body = [], bytearray()
-        if self.transport is None:  # it closed already
-            self.end(self._lost_by or _lost())
+        if self.transport is None:  # closed already
+            self.end(self._lost_because or _lost())
         else:
             self.transport.write(request)
         return answer
 
     def end(self, failure: Exception) -> None:
-        """Wait no longer, for this reason. A status that has come is the endpoint's answer: what breaks later leaves it."""
+        """Stop waiting, for this reason.
+
+        If a status has arrived, it is the endpoint's response, and later failures do not change it.
+        """
         self.should_close = True
         answer, self._answer = self._answer, None
         if answer is None or answer.done():
@@ -77,22 +80,22 @@ class Connection(asyncio.Protocol):
             answer.set_exception(failure)
 
     def kept_body(self) -> bytes:
-        """Return the last answer's body, up to MAX_RESPONSE_BYTES."""
+        """Return the body of the last response, up to MAX_RESPONSE_BYTES."""
         return bytes(self.body[:MAX_RESPONSE_BYTES])
 
     def is_connected(self) -> bool:
-        """Tell whether the other side can still be written to."""
+        """Return True if the connection can be written to."""
         return self.transport is not None and not self.transport.is_closing()
 
     def close(self) -> None:
-        """Close at once: a polite end of TLS would hold the file descriptor for up to 30 s."""
+        """Close at once. An orderly end of TLS would keep the file descriptor for up to 30 s."""
         self.should_close = True
         if self.transport is not None:
             self.transport.abort()
 
     abort = close
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # that of a stream
@@ -101,10 +104,10 @@ class Connection(asyncio.Protocol):
         if self._answer is None:
             self.close()
             return
-        self.has_spoken = True
+        self.has_received = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # after a 101 with all that belongs to it
+        except httptools.HttpParserUpgrade:  # after a complete 101
             pass
         except httptools.HttpParserError:
             self.end(errors.ResponseInvalid(_NOT_HTTP))
@@ -114,15 +117,15 @@ class Connection(asyncio.Protocol):
                 self.end(errors.ResponseInvalid(_NOT_HTTP))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport, self._lost_by = None, exc
+        self.transport, self._lost_because = None, exc
         self.end(exc or _lost())
-        # It refers back to this. What no cycle keeps is freed at once, and not when the collector comes by.
+        # The parser refers back to this object. Without the cycle, both are freed at once instead of by the collector.
         del self._parser
 
-    # What the parser calls. An exception in one of them becomes its HttpParserError.
+    # Called by the parser. It turns an exception in a callback into its HttpParserError.
 
     def on_message_begin(self) -> None:
-        if self._answer is None:  # one answer, and then more
+        if self._answer is None:  # a second response
             raise errors.ResponseInvalid(_NOT_HTTP)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -142,12 +145,12 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         answer = self._answer
-        if answer is None or not self._has_status:  # of an interim answer
+        if answer is None or not self._has_status:  # an interim response
             return
         self._answer = None
         if self.status == SWITCHING_PROTOCOLS or not self._parser.should_keep_alive():
             self.should_close = True
-        if not answer.done():  # else nobody waits any more
+        if not answer.done():  # otherwise nothing waits any more
             answer.set_result(None)
 
 

@@ -1,7 +1,7 @@
-"""Make the TLS context of an endpoint: whom we trust there, and as whom we come.
+"""Create the TLS context of an endpoint: its trusted authorities and our client certificate.
 
-Runs in the executors; registration may check by it what a customer gives. Must not import pyspark or psycopg. Chain and host
-name are always verified. What has the same context may share connections, so a context stands for an identity.
+Registration uses it to check a customer's settings. Chain and host name are always verified. Connections with the same context
+may be shared, so a context is an identity.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from delivery.model import Tls
 
 MAX_CONTEXTS = 4096
 MAX_PEM_BYTES = 48 * 1024
-"""A chain of ten certificates takes about 20 KiB. Must stay below what a pipe holds (64 KiB), see `_piped`."""
+"""Bytes. A chain of ten certificates takes about 20 KiB. Must be below the capacity of a pipe (64 KiB), see `_piped`."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 @functools.lru_cache(maxsize=MAX_CONTEXTS)
 def context(settings: Tls | None) -> ssl.SSLContext:
-    """Return the context for these settings, the same object for equal ones; raise TargetRefused when they make none.
+    """Return the context for these settings; raise TargetRefused if they are invalid.
 
-    aiohttp and our pool tell connections apart by this object: other settings never meet a connection made with these.
+    Equal settings get the same object. aiohttp and our pool compare connections by this object, so other settings never use a
+    connection made with these.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -43,10 +44,10 @@ def context(settings: Tls | None) -> ssl.SSLContext:
 
 
 def _trust_the_system(made: ssl.SSLContext) -> None:
-    """Trust the system's authorities, read one by one when a certificate names them.
+    """Trust the system's authorities. Each is read when a certificate names it.
 
-    Loading the whole bundle takes 28 ms, in the event loop, and 860 KiB for each context; a customer with a client certificate
-    has a context of their own.
+    Loading the whole bundle would take 28 ms in the event loop, and 860 KiB per context. A customer with a client certificate
+    has its own context.
     """
     folder = ssl.get_default_verify_paths().capath
     if folder is not None and any(_HASHED.fullmatch(entry.name) for entry in Path(folder).iterdir()):
@@ -63,7 +64,7 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
         try:
             key = _piped(settings.key.reveal())
             try:
-                # A password, or OpenSSL would ask the terminal for that of an encrypted key.
+                # With a password set, OpenSSL does not ask the terminal for that of an encrypted key.
                 made.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}", password="")
             finally:
                 os.close(key)
@@ -77,11 +78,11 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
 def _piped(pem: bytes) -> int:
     """Return a descriptor from which `pem` can be read once.
 
-    OpenSSL, as Python gives it to us, reads keys from files only. A pipe has a path (`/dev/fd/N`) and is never on a disk, not
-    even after a crash in between; no other user can open it, and once read it is empty.
+    Python's OpenSSL reads keys from files only. A pipe has a path (`/dev/fd/N`), and its content is never on a disk, not even
+    after a crash. No other user can open it, and it is empty after one read.
     """
     if len(pem) > MAX_PEM_BYTES:
-        raise ValueError("too long")  # writing would wait for a reader that comes later
+        raise ValueError("too long")  # writing would block: the reader comes later
     readable, writable = os.pipe()
     try:
         os.write(writable, pem)

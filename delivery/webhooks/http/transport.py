@@ -1,6 +1,6 @@
-"""Post bytes and take a bounded answer within a bounded time: on a kept connection where there is one.
+"""Post bytes and return a bounded response within a bounded time, on a kept connection if there is one.
 
-Runs in the executors. Must not import pyspark or psycopg. What went wrong leaves as a class of ours.
+Failures are raised as our own error classes.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.scheduling import endpoint_clock
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""We ran out of something: no sign about the endpoint."""
+"""We ran out of a resource, which proves nothing about the endpoint."""
 
 _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
 class Response(NamedTuple):
-    """What an endpoint answered. A tuple, because it is made for each request, and fastest."""
+    """The response of an endpoint. A named tuple, because one is made per request and it is the fastest."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
-    """At most MAX_RESPONSE_BYTES (http_connection.py) of it, still in whatever encoding it came."""
+    """At most MAX_RESPONSE_BYTES (http_connection.py), still in its content encoding."""
 
 
 class Transport:
-    """Requests to all endpoints of one worker process. Made inside the event loop that uses it."""
+    """Requests to all endpoints of one worker process. Created inside the event loop that uses it."""
 
     def __init__(
         self,
         address_guard: guard.Guard,
         *,
         max_connections: int = 0,
-        judging: Callable[[], float] = endpoint_clock.loop_time,
-        most_to: Callable[[str], float] = lambda _: math.inf,
+        endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
+        max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`judging` is the clock by which endpoints are judged. `most_to`: see pool.Pool."""
-        self._deadlines = exchange_deadlines.Deadlines(judging)
-        self._pool = connection_pool.Pool(
-            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, most_to
+        """`endpoint_time` is the clock by which endpoints are judged. `max_connections_to`: see ConnectionPool."""
+        self._deadlines = exchange_deadlines.Deadlines(endpoint_time)
+        self._pool = connection_pool.ConnectionPool(
+            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, max_connections_to
         )
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
-        """Send one request and return its response; raise a class of AttemptFailed when none came.
+        """Send one request and return its response; raise a class of AttemptFailed if there is none.
 
-        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange, because a
-        bound on single reads never fires on an endpoint that drips. Redirects are not followed.
+        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange: a timeout per
+        read would never expire on an endpoint that sends byte by byte. Redirects are not followed.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
-        connection = self._pool.take(target.origin)
+        connection = self._pool.acquire(target.origin)
         try:
             if connection is not None:
                 try:
                     return await self._exchange(connection, request, deadline)
                 except (errors.ConnectionLost, OSError):
-                    # Servers close what is idle at any time, so also while a request is on its way: no sign about the
-                    # endpoint, unless it had begun to answer.
-                    if connection.has_spoken:
+                    # Servers close idle connections at any time, also while a request is on its way. This proves nothing about
+                    # the endpoint, unless its response had begun.
+                    if connection.has_received:
                         raise
             connection = await self._pool.open(target.origin, deadline)
             return await self._exchange(connection, request, deadline)
@@ -82,10 +82,10 @@ class Transport:
     async def _exchange(
         self, connection: connection_pool.Connection, request: bytes, deadline: exchange_deadlines.Deadline
     ) -> Response:
-        """Write a request, wait for its final response, and give the connection back."""
+        """Write a request, wait for its final response, and release the connection."""
         self._deadlines.begin(connection, deadline)
         try:
-            await connection.ask(request)
+            await connection.send(request)
         except BaseException:
             self._pool.close(connection)
             raise
@@ -97,7 +97,7 @@ class Transport:
 
 
 def translated(exc: Exception) -> errors.AttemptFailed:
-    """Return our class for a foreign error; the one place that knows aiohttp's. From the narrowest class to the widest."""
+    """Return our class for a foreign error, checking the narrowest class first. Only this function knows aiohttp's classes."""
     if isinstance(exc, errors.AttemptFailed):
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):

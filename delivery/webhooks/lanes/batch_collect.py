@@ -1,10 +1,8 @@
-"""Collect what is due in batches: records in, segments by shard out. The batch lane's part before the shuffle, without Spark.
+"""Collect the events that are due in batches: records in, segments by shard out. The batch lane's part before the shuffle.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
-
-One endpoint may have most of the load. What fills a whole batch within one task's micro-batch leaves as one: it needs no state,
-and goes to a shard of its own, so that one endpoint is not all the work of one task. The rest goes to the endpoint's home
-shard. In a batch the events of one Kafka partition stand in their order; a full batch does not wait for what came before it.
+One endpoint may have most of the load. If a task's micro-batch fills a whole batch of an endpoint, that batch needs no state.
+It goes to a shard of its own, so that no single task has all the work of one endpoint. The rest goes to the shard that owns the
+endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait for earlier events.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake, matching, registries
 from delivery.webhooks.sending import payload
 
-_home_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
+_owner_shard = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
 class Row(NamedTuple):
-    """What crosses the shuffle."""
+    """A segment of one shard, as it is shuffled."""
 
     shard: int
     segment: bytes
 
 
 class _Due(NamedTuple):
-    """What is due of one event."""
+    """The matches of one event: those to collect, and those that are skipped."""
 
     item: segment.Item
     collected: list[matching.Match]
@@ -42,7 +40,7 @@ class _Due(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What came of some records."""
+    """The segments and results of some records."""
 
     rows: list[Row] = field(default_factory=list)
     results: Results = field(default_factory=Results)
@@ -51,8 +49,8 @@ class Collected:
 class Collector:
     """Collect the records of one micro-batch partition. Used once.
 
-    Every record is rejected, or each of its deliveries that are due in batches is skipped or stands in one segment. The records
-    have arrived by `now_ms`. An endpoint that waits no longer than `pass_through_s` is marked to leave in this micro-batch.
+    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. The records arrived by
+    `now_ms`. An endpoint whose `max_wait_s` is at most `immediate_flush_s` is marked for immediate flush.
     """
 
     def __init__(
@@ -62,37 +60,37 @@ class Collector:
         *,
         shards: int,
         now_ms: int,
-        pass_through_s: float = 0.0,
+        immediate_flush_s: float = 0.0,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_packed, now_ms))
+        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_match_event, now_ms))
         self._shards = shards
-        self._pass_through_ms = pass_through_s * 1000
-        self._open: dict[EndpointId, segment.Lot] = {}
-        self._filled: collections.Counter[EndpointId] = collections.Counter()
-        """How many batches of each endpoint are full."""
-        self._full: dict[int, list[segment.Lot]] = {}
-        self._full_size = 0
+        self._immediate_flush_ms = immediate_flush_s * 1000
+        self._open: dict[EndpointId, segment.PendingBatch] = {}
+        self._batch_counts: collections.Counter[EndpointId] = collections.Counter()
+        """Number of full batches per endpoint."""
+        self._closed: dict[int, list[segment.PendingBatch]] = {}
+        self._closed_size = 0
 
-    async def take(self, records: Iterable[Record]) -> Collected:
-        """Collect `records`; return what need not wait for more."""
+    async def add(self, records: Iterable[Record]) -> Collected:
+        """Collect `records`; return the segments and results that are ready."""
         collected = Collected()
         for record in records:
-            due = await self._intake.take(record, collected.results.rejections)
+            due = await self._intake.accept(record, collected.results.rejections)
             if due is not None:
                 collected.results.outcomes += due.skipped
                 for match in due.collected:
                     self._add(due.item, match)
-        if self._full_size > segment.MAX_BYTES:
-            collected.rows += self._rows(self._full)
-            self._full, self._full_size = {}, 0
+        if self._closed_size > segment.MAX_BYTES:
+            collected.rows += self._rows(self._closed)
+            self._closed, self._closed_size = {}, 0
         return collected
 
     def finish(self) -> Collected:
-        """Return what is left, with the receipts."""
-        lots = self._full
+        """Return the remaining segments, and the receipts."""
+        lots = self._closed
         for endpoint_id, lot in self._open.items():
             if lot.items:
-                lots.setdefault(_home_of(endpoint_id, self._shards), []).append(lot)
+                lots.setdefault(_owner_shard(endpoint_id, self._shards), []).append(lot)
         return Collected(rows=list(self._rows(lots)), results=Results(receipts=self._intake.receipts()))
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:
@@ -100,40 +98,40 @@ class Collector:
         lot = self._open.get(endpoint.endpoint_id) or self._lot(endpoint)
         bounds = lot.bounds
         if lot.items and lot.size + item.size > bounds.max_bytes:
-            lot = self._left(lot, endpoint)
+            lot = self._close_batch(lot, endpoint)
         lot.add(item, match.subscription.subscription_id)
         if len(lot.items) >= bounds.max_events or lot.size >= bounds.max_bytes:
-            self._left(lot, endpoint)
+            self._close_batch(lot, endpoint)
 
-    def _left(self, lot: segment.Lot, endpoint: Endpoint) -> segment.Lot:
-        """Let a full batch leave; return the next one."""
+    def _close_batch(self, lot: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
+        """Close a full batch; return the next one of its endpoint."""
         endpoint_id = endpoint.endpoint_id
         lot.mark = segment.Mark.FULL
-        shard = segment.shard_of(endpoint_id, self._shards, self._filled[endpoint_id])
-        self._full.setdefault(shard, []).append(lot)
-        self._full_size += lot.size
-        self._filled[endpoint_id] += 1
+        shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])
+        self._closed.setdefault(shard, []).append(lot)
+        self._closed_size += lot.size
+        self._batch_counts[endpoint_id] += 1
         return self._lot(endpoint)
 
-    def _lot(self, endpoint: Endpoint) -> segment.Lot:
-        assert endpoint.batching is not None, "the registry gives it to each endpoint in batch mode"  # noqa: S101
-        passes = endpoint.batching.max_wait_s * 1000 <= self._pass_through_ms
-        lot = self._open[endpoint.endpoint_id] = segment.Lot(
+    def _lot(self, endpoint: Endpoint) -> segment.PendingBatch:
+        assert endpoint.batching is not None, "the registry sets it for each endpoint in batch mode"  # noqa: S101
+        is_immediate = endpoint.batching.max_wait_s * 1000 <= self._immediate_flush_ms
+        lot = self._open[endpoint.endpoint_id] = segment.PendingBatch(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
-            mark=segment.Mark.PASSES if passes else segment.Mark.WAITS,
+            mark=segment.Mark.IMMEDIATE if is_immediate else segment.Mark.WAITS,
         )
         return lot
 
     @staticmethod
-    def _rows(lots: dict[int, list[segment.Lot]]) -> Iterator[Row]:
+    def _rows(lots: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
         for shard, of_shard in lots.items():
             for written, _ in segment.encoded(of_shard):
                 yield Row(shard, written)
 
 
-def _packed(now_ms: int, event: Event, due: list[matching.Match]) -> _Due:
+def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _Due:
     prepared = _Due(segment.item(event, now_ms), [], [])
     for match in due:
         skip = matching.skip_reason(match.subscription)

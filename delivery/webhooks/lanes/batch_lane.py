@@ -1,8 +1,7 @@
-"""Deliver batches that have left their shards, each by what the registry says of its endpoint now.
+"""Deliver batches that have left their shards, by the current registry.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. URL, secrets, authentication,
-headers, content mode and compression are those of this moment, however long the events have waited, and so is whether the
-endpoint and its subscriptions are there, and active.
+URL, secrets, authentication, headers, content mode and compression are those of the current registry, however long the events
+have waited. The current registry also decides whether the endpoint and its subscriptions exist and are active.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, last_of
+from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, registries, revalidation
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import batch_payload
@@ -22,77 +21,85 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery, BatchOutcome
 log = logging.getLogger(__name__)
 
 MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
-"""Of bodies that wait for their turn or their answer in one worker. A batch beyond that is not made yet."""
+"""Bytes of bodies in one worker that wait for a slot or a response. Beyond this bound, no further batch is built."""
 BYTES_BETWEEN_IO = 128 * 1024
-"""After batches of so many bytes the event loop gets its turn: about a millisecond of making bodies, while answers wait to be
-read. After each one, those of ten events took a fifth more CPU: the loop asks the kernel what has come at every turn."""
+"""Bytes of batches after which the lane yields to the event loop: about a millisecond of building bodies, while responses wait
+to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop polls the kernel each time."""
 REQUEST_COUNTS_BYTES = 4 * 1024
-"""What a request takes beside its events, as if it were so many bytes of them."""
+"""Bytes that a request counts besides its events."""
 
 
 class BatchLane:
-    """Deliver the batches of one micro-batch partition, as they are read. Used once.
+    """Deliver the batches of one micro-batch partition as they are read. Used once.
 
-    Each event of a batch is skipped, delivered, dead-lettered or postponed: what `take` has not returned yet, `finish` does.
-    The exception is what has `ended` in an earlier run, which is in no results again.
+    Each event of a batch is skipped, delivered, dead-lettered or deferred. `submit`, `drain` and `finish` return each result
+    once. Events in `ended` were completed by an earlier run of the micro-batch, and are left out.
     """
 
     def __init__(
         self,
         registry: registries.Registry,
         dispatcher: dispatch.Dispatcher[BatchDelivery],
-        hand_over: deferral.Handover,
-        ended: completed_work.Ended = frozenset(),
+        deferrals: deferral.Deferrals,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
-        self._hand_over = hand_over
+        self._deferrals = deferrals
         self._ended_before = ended
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
 
-    async def take(self, written: Iterable[bytes]) -> Results:
-        """Begin to deliver batches, as the shards wrote them; return what has come meanwhile."""
+    async def submit(self, written: Iterable[bytes]) -> Results:
+        """Begin to deliver batches in the shards' encoding; return the results so far."""
         since_io = 0
         for one in written:
-            batch = segment.batch(one)
-            destination = await self._registry.destination(batch.endpoint_id, revalidation.tenants(batch.packed))
-            parts = revalidation.parted(batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination)
+            batch = segment.decoded_batch(one)
+            destination = await self._registry.destination(batch.endpoint_id, revalidation.tenant_ids(batch.packed))
+            parts = revalidation.split_by_eligibility(
+                batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination
+            )
             for reason, places in parts.items():
                 self._begin(batch, destination.endpoint, reason, places)
             since_io += len(one) + REQUEST_COUNTS_BYTES
             if since_io > BYTES_BETWEEN_IO:
                 since_io = 0
-                await self._dispatcher.room()
-                self._settle()
+                await self._dispatcher.wait_for_room()
+                self._collect_outcomes()
             while self._unsettled_bytes > MAX_UNSETTLED_BYTES:
-                await self._dispatcher.down_to(self._begun - 1)
-                self._settle()
-        self._settle()
-        return Results(batches=self._told())
+                await self._dispatcher.wait_for_unsettled(self._begun - 1)
+                self._collect_outcomes()
+        return self.drain()
+
+    def drain(self) -> Results:
+        """Return the outcomes since the last call of any method."""
+        self._collect_outcomes()
+        return Results(batches=self._drained())
 
     async def finish(self) -> Results:
-        """Wait for all that is under way; return what is left."""
+        """Wait for all attempts in flight; return the remaining results."""
         await self._dispatcher.finish()
-        self._settle()
-        return last_of(self._dispatcher, batches=self._told())
+        self._collect_outcomes()
+        return final_results(self._dispatcher, batches=self._drained())
 
     def abandon(self) -> None:
-        """Stop sending: nobody will take the results."""
+        """Stop sending: the task no longer reads the results."""
         self._dispatcher.abandon()
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
-        """Send the events of a batch at `places`, or skip or postpone them."""
-        # Events that cannot be read have no dead letter. Raised, it fails the task, and they stay in the lane's state.
+        """Send the events of a batch at `places`, or skip or defer them."""
+        # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
-        through = revalidation.through(batch, places)
+        through = revalidation.subscription_ids(batch, places)
         if self._ended_before:
-            due = [one for one in zip(events, through, strict=True) if completed_work.of_packed(*one) not in self._ended_before]
+            due = [
+                one for one in zip(events, through, strict=True) if completed_work.key_of_packed(*one) not in self._ended_before
+            ]
             if not due:
                 return
             events, through = [event for event, _ in due], [name for _, name in due]
-        # Of an endpoint that is gone, what the log names is left.
+        # A deleted endpoint keeps the ids that the log needs.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:
@@ -100,26 +107,29 @@ class BatchLane:
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return
-            postponed = self._hand_over.reason(to)
+            postponed = self._deferrals.reason_for(to)
             if postponed is not None:
-                self._ended.append(BatchOutcome(self._hand_over.unattempted(delivery, postponed)))
+                self._ended.append(BatchOutcome(self._deferrals.unattempted(delivery, postponed)))
                 return
             delivery = batch_payload.with_content(delivery)
         except Exception:
-            # A surprise in one batch must hurt that batch alone. Raised, it would fail everybody's micro-batch for ever.
-            log.exception("a batch failed in an unforeseen way", extra={"endpoint_id": batch.endpoint_id})
+            # An unforeseen error in one batch must not affect other batches. If raised, it would fail every micro-batch for
+            # ever.
+            log.exception(
+                "an unforeseen error in one batch; its events become dead letters", extra={"endpoint_id": batch.endpoint_id}
+            )
             self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN)))
             return
         self._begun += 1
         self._unsettled_bytes += len(delivery.signed)
         self._dispatcher.submit(delivery)
 
-    def _settle(self) -> None:
+    def _collect_outcomes(self) -> None:
         for outcome in self._dispatcher.ended():
             self._begun -= 1
             self._unsettled_bytes -= len(outcome.delivery.signed)
-            self._ended.append(batch_payload.settled(outcome))
+            self._ended.append(batch_payload.batch_outcome(outcome))
 
-    def _told(self) -> list[BatchOutcome]:
-        told, self._ended = self._ended, []
-        return told
+    def _drained(self) -> list[BatchOutcome]:
+        drained, self._ended = self._ended, []
+        return drained

@@ -1,7 +1,4 @@
-"""Take Kafka records to their results: parse, route, deliver. The straight line of the direct lane, without Spark.
-
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
-"""
+"""Parse, route and deliver Kafka records: the direct lane without Spark."""
 
 from __future__ import annotations
 
@@ -11,76 +8,84 @@ from typing import NamedTuple
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, last_of
+from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
 
 RECORDS_BETWEEN_IO = 32
-"""After so many records the event loop gets its turn: about a millisecond of parsing, while answers wait to be read."""
+"""Records after which the lane yields to the event loop: about a millisecond of parsing, while responses wait to be read."""
 
 
 class _Due(NamedTuple):
-    """What is due of one event."""
+    """The deliveries of one event to attempt, and the outcomes of the others."""
 
     deliveries: list[Delivery]
     ended: list[Outcome[Delivery]]
 
 
 class DirectLane:
-    """Deliver the records of one micro-batch partition, as they are read. Used once.
+    """Deliver the records of one micro-batch partition as they are read. Used once.
 
-    Every record is rejected, or each of its due deliveries is skipped, delivered, dead-lettered or postponed: what `take` has
-    not returned yet, `finish` does. The exception is what has `ended` in an earlier run, which is in no results again.
+    Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred. `submit`, `drain` and
+    `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the micro-batch, and are left
+    out.
     """
 
     def __init__(
         self,
         registry: registries.Registry,
         dispatcher: dispatch.Dispatcher[Delivery],
-        hand_over: deferral.Handover,
+        deferrals: deferral.Deferrals,
         layout: parsing.Layout,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> None:
         self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared)
         self._dispatcher = dispatcher
-        self._hand_over = hand_over
+        self._deferrals = deferrals
         self._ended_before = ended
 
-    async def take(self, records: Iterable[Record]) -> Results:
-        """Begin to deliver `records`; return what has come meanwhile, of these and of those before."""
+    async def submit(self, records: Iterable[Record]) -> Results:
+        """Begin to deliver `records`; return the results so far, also of earlier records."""
         results = Results()
         for count, record in enumerate(records, start=1):
-            due = await self._intake.take(record, results.rejections)
+            due = await self._intake.accept(record, results.rejections)
             if due is not None:
                 results.outcomes += due.ended
                 for delivery in due.deliveries:
                     self._dispatcher.submit(delivery)
             if count % RECORDS_BETWEEN_IO == 0:
-                await self._dispatcher.room()
+                await self._dispatcher.wait_for_room()
         results.outcomes += self._dispatcher.ended()
         return results
 
+    def drain(self) -> Results:
+        """Return the outcomes since the last call of any method."""
+        return Results(outcomes=self._dispatcher.ended())
+
     async def finish(self) -> Results:
-        """Wait for all that is under way; return what is left, with the receipts."""
+        """Wait for all attempts in flight; return the remaining results, and the receipts."""
         await self._dispatcher.finish()
-        return last_of(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
+        return final_results(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
-        """Stop sending: nobody will take the results."""
+        """Stop sending: the task no longer reads the results."""
         self._dispatcher.abandon()
 
     def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
-        """Return what is due of an event: what is attempted, and how the rest has ended here."""
+        """Return the deliveries of an event to attempt, and the outcomes of the others."""
         prepared = _Due([], [])
         contents: dict[ContentMode, payload.Content] = {}
         for match in due:
             endpoint = match.endpoint
             webhook_id = payload.webhook_id(event, match.subscription.subscription_id)
-            if self._ended_before and completed_work.of(event, match.subscription.subscription_id) in self._ended_before:
-                continue  # its rows are written; the receipt counts it as due, as in the run that ended it
+            if (
+                self._ended_before
+                and completed_work.key_of_event(event, match.subscription.subscription_id) in self._ended_before
+            ):
+                continue  # its rows are written; the receipt counts it as due, as in the run that completed it
             skip = matching.skip_reason(match.subscription)
-            postponed = self._hand_over.reason(endpoint) if skip is None else None
+            postponed = self._deferrals.reason_for(endpoint) if skip is None else None
             if skip is None and postponed is None:
                 mode = endpoint.content_mode
                 content = contents.get(mode) or contents.setdefault(mode, payload.content(event, mode))
@@ -93,5 +98,5 @@ class DirectLane:
             if postponed is None:
                 prepared.ended.append(Outcome(unsent, OutcomeKind.SKIPPED, reason=skip))
             else:
-                prepared.ended.append(self._hand_over.unattempted(unsent, postponed))
+                prepared.ended.append(self._deferrals.unattempted(unsent, postponed))
         return prepared

@@ -1,12 +1,11 @@
-"""Deliver turns of the retry lane, each by what the registry says of its endpoint now, and tell what came of them.
+"""Deliver leases of the retry lane by the current registry, and report their results.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. What is done with a turn and its
-parcels is decided by delivery.webhooks.lanes.retry_lease; here is who waits for what.
+delivery.webhooks.lanes.retry_lease decides what happens to each entry of a lease. This module decides when an entry is
+attempted.
 
-One of these lives as long as its worker process. A micro-batch waits for its turns for a moment only: what an endpoint is still
-thinking about goes on, and leaves with a later micro-batch of this process. Each parcel of a turn is attempted once at most, so
-the dispatcher's quick retries and deadlines have nothing to do here. A turn ends soon in any case: the shard gives it up for
-lost when it has heard nothing for `away_s`.
+A RetryLane lives as long as its worker process. A micro-batch waits for its leases for a moment only. Attempts that take longer
+go on, and their results leave with a later micro-batch of this process. Each entry of a lease is attempted at most once, so the
+dispatcher's quick retries and timeouts do not apply. Each lease ends before its shard considers it expired (`away_s`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, Endpoint, EndpointId, Sendable
-from delivery.webhooks.lanes.retry_lease import TurnUnderWay
+from delivery.webhooks.lanes.retry_lease import LeaseInFlight
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
@@ -31,35 +30,35 @@ from delivery.webhooks.scheduling import host_limits, limits, outage
 
 log = logging.getLogger(__name__)
 
-TURN_S = 30.0
-"""So long after its turn began no attempt of it begins any more: a turn that ends no later than this and one timeout is never
-given up for lost while it is under way."""
-MAX_UNDER_WAY_BYTES = 64 * 1024 * 1024
-"""Of turns that are under way in one worker. A turn beyond that comes back unattempted, unless others make room."""
-PARCEL_BYTES = 2048
-"""What a parcel takes in memory besides its events."""
-_Flow = tuple[CustomerId, EndpointId, str | None]
+LEASE_S = 30.0
+"""Seconds. No attempt of a lease begins later than this after its start. So a lease ends after at most this and one timeout,
+and never expires while an attempt is in flight."""
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+"""Bytes of leases in flight in one worker. A lease beyond this bound is requeued unattempted, unless others end in time."""
+ENTRY_BYTES = 2048
+"""Bytes of memory that an entry takes besides its events."""
+_FifoId = tuple[CustomerId, EndpointId, str | None]
 
 
 class Sender(Protocol):
-    """What is needed of the sender. See delivery.webhooks.sending.sender.Sender."""
+    """Send one attempt. Implemented by delivery.webhooks.sending.sender.Sender."""
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt: ...
 
 
-class Ended(NamedTuple):
-    """What came of turns that have ended."""
+class LeaseResults(NamedTuple):
+    """Results and reports of leases."""
 
     results: Results
     reports: list[retry_messages.Report]
 
 
 class RetryLane:
-    """Deliver turns. Not safe between threads.
+    """Deliver leases. Not safe between threads.
 
-    `clock` is monotonic, in seconds; `now_s` gives seconds since the epoch. `paces` are those of the worker's other lanes too:
-    an endpoint's rate is one. No registry is older than `registry_max_age_s`. Guarantee: each turn that is taken ends in one
-    report that `take`, `settle` or `ended` returns, with the results of all its attempts, unless the process ends.
+    `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` are shared with the worker's other lanes.
+    No registry is older than `registry_max_age_s`. Guarantee: each lease ends in one report, which `start`, `finish_task` or
+    `drain` returns with the results of all its attempts, unless the process ends.
     """
 
     def __init__(
@@ -81,180 +80,194 @@ class RetryLane:
         self._clock = clock
         self._now_s = now_s
         self._registry_max_age_s = registry_max_age_s
-        self._rng = rng or random.Random()  # noqa: S311  # spreads waits
+        self._rng = rng or random.Random()  # noqa: S311  # spreads entry
         self._slots = asyncio.Semaphore(bounds.max_in_flight)
-        self._gates: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
-        self._under_way: dict[_Flow, tuple[TurnUnderWay, asyncio.Task[None]]] = {}
+        self._endpoint_slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = (
+            weakref.WeakValueDictionary()
+        )
+        self._leases: dict[_FifoId, tuple[LeaseInFlight, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: set[asyncio.Task[None]] = set()
-        self._ended: list[TurnUnderWay] = []
+        self._awaited: set[asyncio.Task[None]] = set()
+        self._ended: list[LeaseInFlight] = []
         self._gone: set[EndpointId] = set()
-        self._heard: dict[EndpointId, tuple[Endpoint, bool]] = {}
-        """Endpoints of which an attempt told since `settle` was called, each with whether it was reached."""
+        self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
+        """Endpoints with an attempt since the last `finish_task`, and whether the endpoint responded."""
         self._bytes = 0
-        self._is_stuck = False
+        self._is_full = False
         self._stopping = asyncio.Event()
         self._in_flight = 0
         self._most_in_flight = 0
 
-    def share(self, bounds: limits.Limits) -> None:
-        """Keep to the share of this worker by other bounds. A turn that is under way goes on by the former ones."""
+    def set_bounds(self, bounds: limits.Limits) -> None:
+        """Replace the limits by this worker's share of `bounds`. A lease in flight keeps the former ones."""
         self._bounds = bounds
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is under way. May be asked in any thread."""
+        """Return True if a lease is in flight. Thread-safe."""
         return bool(self._tasks)
 
-    async def take(
-        self, turns: Iterable[bytes], registry: registries.Registry, settle_s: float, ended: completed_work.Ended = frozenset()
-    ) -> Ended:
-        """Begin to deliver turns, as the shards wrote them; return what has ended meanwhile, of these and of those before.
+    async def start(
+        self,
+        leases: Iterable[bytes],
+        registry: registries.Registry,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
+    ) -> LeaseResults:
+        """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
 
-        Where their micro-batch runs again, a turn that is under way already goes on as it is, and what has `ended` by the
-        journal is left out: of a turn that was reported all.
+        When a micro-batch runs again:
+        1. A lease that is still in flight goes on unchanged.
+        2. A lease that was reported (in `ended`) is left out.
+        3. Deliveries that were accepted (in `ended`) are left out.
         """
-        for written in turns:
-            turn = retry_messages.turn(written)
-            if turn.number and completed_work.of_turn(turn.endpoint_id, turn.number, len(turn.parcels)) in ended:
+        for written in leases:
+            lease = retry_messages.lease(written)
+            if lease.number and completed_work.key_of_lease(lease.endpoint_id, lease.number, len(lease.entries)) in ended:
                 continue
-            known, task = self._under_way.get(_flow(turn), (None, None))
-            if turn.number and known is not None and known.turn.number == turn.number:
+            known, task = self._leases.get(_fifo_id(lease), (None, None))
+            if lease.number and known is not None and known.lease.number == lease.number:
                 if task is not None:
-                    self._begun.add(task)
+                    self._awaited.add(task)
                 continue
-            has_room = not turn.number or await self._has_room(turn, settle_s)
-            tenants = revalidation.tenants(itertools.chain.from_iterable(waits.packed for waits in turn.parcels))
-            revision = registry.revision  # before: what is in effect only afterwards may have no part in it
-            to = await registry.destination(turn.endpoint_id, tenants)
-            one = TurnUnderWay(turn, to, self._clock() + TURN_S, revision, self._registry_max_age_s, ended)
-            if not turn.number:
+            has_room = not lease.number or await self._has_room(lease, settle_s)
+            tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
+            revision = (
+                registry.revision
+            )  # read first: a change that takes effect during the look-up may not be in the destination
+            to = await registry.destination(lease.endpoint_id, tenants)
+            one = LeaseInFlight(lease, to, self._clock() + LEASE_S, revision, self._registry_max_age_s, ended)
+            if not lease.number:
                 one.begin(self._now_ms())
                 self._ended.append(one)
             elif has_room:
                 if known is not None:
-                    known.stop()  # its shard has given it up for lost, and the same parcels are in this one
-                task = asyncio.create_task(self._carry(one))
-                self._under_way[_flow(turn)] = one, task
+                    known.stop()  # its lease has expired, and the same entries are in this one
+                task = asyncio.create_task(self._deliver(one))
+                self._leases[_fifo_id(lease)] = one, task
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-                self._begun.add(task)
+                self._awaited.add(task)
             else:
-                one.turn_away(self._now_ms())
+                one.refuse(self._now_ms())
                 self._ended.append(one)
             await asyncio.sleep(0)
-        return self._told()
+        return self._drain()
 
-    async def wait(self, wait_s: float) -> bool:
-        """Wait for the turns taken since `settle` was called, no longer than `wait_s`; return whether they have ended."""
-        return not self._begun or not (await asyncio.wait(self._begun, timeout=wait_s))[1]
+    async def wait_for_leases(self, wait_s: float) -> bool:
+        """Wait at most `wait_s` for the leases begun since the last `finish_task`; return True if all have ended."""
+        return not self._awaited or not (await asyncio.wait(self._awaited, timeout=wait_s))[1]
 
-    async def settle(self, wait_s: float) -> Ended:
-        """Wait for the turns taken since the last call, no longer than `wait_s`; return what has ended."""
-        await self.wait(wait_s)
-        self._begun, self._is_stuck = set(), False
-        told = self._told()
-        told.results.reach, self._heard = outage.reach(self._heard.values()), {}
-        return told
+    async def finish_task(self, wait_s: float) -> LeaseResults:
+        """Wait at most `wait_s` for the leases begun since the last call; return the results."""
+        await self.wait_for_leases(wait_s)
+        self._awaited, self._is_full = set(), False
+        drained = self._drain()
+        drained.results.reach, self._responded = outage.reachability(self._responded.values()), {}
+        return drained
 
-    def ended(self) -> Ended | None:
-        """Return what has ended since anything was told; None: nothing has. Waits for nothing."""
-        accepted = any(one.accepted.outcomes or one.accepted.batches for one, _ in self._under_way.values())
-        return self._told() if self._ended or self._gone or accepted else None
+    def drain(self) -> LeaseResults | None:
+        """Return the results since the last call of any method, or None. Does not wait."""
+        accepted = any(one.accepted.outcomes or one.accepted.batches for one, _ in self._leases.values())
+        return self._drain() if self._ended or self._gone or accepted else None
 
     def stop(self) -> None:
-        """Begin no more attempts of what is under way; what is not attempted comes back. Called in the loop, at its end."""
+        """Begin no further attempts, and requeue the entries without one. Called in the loop, when the worker ends."""
         self._stopping.set()
-        for one, _ in self._under_way.values():
+        for one, _ in self._leases.values():
             one.stop()
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel all attempts in flight."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _told(self) -> Ended:
-        told = Ended(Results(most_in_flight=self._most_in_flight, gone=frozenset(self._gone)), [])
+    def _drain(self) -> LeaseResults:
+        drained = LeaseResults(Results(most_in_flight=self._most_in_flight, gone=frozenset(self._gone)), [])
         self._gone.clear()
         for one in self._ended:
-            told.results.outcomes += one.results.outcomes
-            told.results.batches += one.results.batches
-            told.results.rejections += one.results.rejections
-            if one.turn.number:
-                told.reports.append(one.report(self._now_ms()))
+            drained.results.outcomes += one.results.outcomes
+            drained.results.batches += one.results.batches
+            drained.results.rejections += one.results.rejections
+            if one.lease.number:
+                drained.reports.append(one.report(self._now_ms()))
                 self._forget(one)
-        # What was accepted is told before its turn has ended, to be known should this process be killed.
-        for one in (*self._ended, *(one for one, _ in self._under_way.values())):
+        # Accepted deliveries leave before their lease has ended, so that they are known if this process is killed.
+        for one in (*self._ended, *(one for one, _ in self._leases.values())):
             accepted, one.accepted = one.accepted, Results()
-            told.results.outcomes += accepted.outcomes
-            told.results.batches += accepted.batches
+            drained.results.outcomes += accepted.outcomes
+            drained.results.batches += accepted.batches
         self._ended, self._most_in_flight = [], self._in_flight
-        return told
+        return drained
 
-    async def _has_room(self, turn: retry_messages.Turn, settle_s: float) -> bool:
-        """Wait until there is room in memory, as long as turns end; False when none has for `settle_s`, once in a task."""
-        while self._bytes and self._bytes + _weight(turn) > MAX_UNDER_WAY_BYTES:
-            if self._is_stuck:
+    async def _has_room(self, lease: retry_messages.Lease, settle_s: float) -> bool:
+        """Wait for memory as long as leases end. Return False if none ends within `settle_s`, which is waited once per task."""
+        while self._bytes and self._bytes + _weight(lease) > MAX_IN_FLIGHT_BYTES:
+            if self._is_full:
                 return False
             ended, _ = await asyncio.wait(self._tasks, timeout=settle_s, return_when=asyncio.FIRST_COMPLETED)
-            self._is_stuck = not ended
+            self._is_full = not ended
         return True
 
-    def _forget(self, one: TurnUnderWay) -> None:
-        flow = _flow(one.turn)
-        if flow in self._under_way and self._under_way[flow][0] is one:
-            del self._under_way[flow]
+    def _forget(self, one: LeaseInFlight) -> None:
+        fifo_id = _fifo_id(one.lease)
+        if fifo_id in self._leases and self._leases[fifo_id][0] is one:
+            del self._leases[fifo_id]
 
-    async def _carry(self, one: TurnUnderWay) -> None:
-        """Take a turn to its end."""
-        weight = _weight(one.turn)
+    async def _deliver(self, one: LeaseInFlight) -> None:
+        """Deliver a lease to its end."""
+        weight = _weight(one.lease)
         self._bytes += weight
         try:
             one.begin(self._now_ms())
             if one.waiting:
                 await self._attempt_all(one)
-            one.end(self._now_ms())
+            one.finish(self._now_ms())
             self._ended.append(one)
         except Exception:
-            # A surprise in one turn must hurt that turn alone. Its shard gives it up for lost and lets it leave again.
-            log.exception("a turn failed in an unforeseen way", extra={"endpoint_id": one.turn.endpoint_id})
+            # An unforeseen error in one lease must not affect other leases. The lease expires, and its shard leases the entries
+            # again.
+            log.exception(
+                "an unforeseen error in one lease; it expires, and its shard leases the entries again",
+                extra={"endpoint_id": one.lease.endpoint_id},
+            )
             self._forget(one)
         finally:
             self._bytes -= weight
 
-    async def _attempt_all(self, one: TurnUnderWay) -> None:
-        """Attempt what waits: as many at once as the endpoint takes, or one after the other where there is an order."""
+    async def _attempt_all(self, one: LeaseInFlight) -> None:
+        """Attempt all waiting entries: in parallel up to the endpoint's limit, or one after the other if they are ordered."""
         bound = self._bounds.in_flight_to(one.endpoint)
-        key = (one.turn.endpoint_id, bound)
-        gate = self._gates.get(key)
-        if gate is None:
-            gate = self._gates[key] = asyncio.Semaphore(bound)
+        key = (one.lease.endpoint_id, bound)
+        endpoint_slots = self._endpoint_slots.get(key)
+        if endpoint_slots is None:
+            endpoint_slots = self._endpoint_slots[key] = asyncio.Semaphore(bound)
         pace = self._bounds.pace_to(one.endpoint, self._paces)
-        host = self._hosts.of(one.endpoint.url)
-        runners = 1 if one.turn.order_key is not None else min(bound, len(one.waiting))
+        host = self._hosts.host_of(one.endpoint.url)
+        runners = 1 if one.lease.order_key is not None else min(bound, len(one.waiting))
         async with asyncio.TaskGroup() as together:
             for _ in range(runners):
-                together.create_task(self._run(one, gate, pace, host))
+                together.create_task(self._run(one, endpoint_slots, pace, host))
 
     async def _run(
-        self, one: TurnUnderWay, gate: asyncio.Semaphore, pace: limits.Pace | None, host: host_limits.Host | None
+        self, one: LeaseInFlight, endpoint_slots: asyncio.Semaphore, pace: limits.Pace | None, host: host_limits.Host | None
     ) -> None:
-        """Attempt one parcel after another. A parcel that waits for a pace or for its host holds no slot of the worker."""
+        """Attempt one entry after another. An entry that waits for its rate or host holds no slot of the worker."""
         while one.waiting:
-            async with gate, self._slots:
+            async with endpoint_slots, self._slots:
                 now = self._clock()
                 if now > one.until or not one.waiting:
                     return
                 wait_s = 0.0 if pace is None else pace.wait_s(now)
                 if not wait_s and host is not None and not host.has_room:
-                    host.delayed()
-                    wait_s = host_limits.ASK_AGAIN_S
+                    host.count_delay()
+                    wait_s = host_limits.RECHECK_S
                 if not wait_s:
                     if pace is not None:
-                        pace.take(now)
+                        pace.consume(now)
                     place = one.waiting.popleft()
-                    with self._counted(host):
+                    with self._in_flight_at(host):
                         await self._attempt(one, place)
                     continue
             if now + wait_s > one.until:
@@ -263,7 +276,7 @@ class RetryLane:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
 
     @contextlib.contextmanager
-    def _counted(self, host: host_limits.Host | None) -> Iterator[None]:
+    def _in_flight_at(self, host: host_limits.Host | None) -> Iterator[None]:
         self._in_flight += 1
         if host is not None:
             host.enter()
@@ -275,39 +288,43 @@ class RetryLane:
             if host is not None:
                 host.leave()
 
-    async def _attempt(self, one: TurnUnderWay, place: int) -> None:
+    async def _attempt(self, one: LeaseInFlight, place: int) -> None:
         try:
-            made = one.made(place)
+            made = one.prepare(place)
             if made is None:
                 return
             attempt = await self._sender.attempt(made.delivery, made.number, made.timeout_s)
-            self._hear(one, one.turn.parcels[place], attempt)
-            one.answered(made, attempt, now_ms=self._now_ms(), rng=self._rng)
-        except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
-            one.put_off(place, fault, self._now_ms())
+            self._note_response(one, one.lease.entries[place], attempt)
+            one.record_attempt(made, attempt, now_ms=self._now_ms(), rng=self._rng)
+        except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
+            one.defer_faulty(place, fault, self._now_ms())
 
-    def _hear(self, one: TurnUnderWay, waits: retry_messages.Parcel, attempt: Attempt) -> None:
-        """Take note of what the attempt says beside how it ended.
+    def _note_response(self, one: LeaseInFlight, entry: retry_messages.RetryEntry, attempt: Attempt) -> None:
+        """Record what an attempt shows about the endpoint and our network.
 
-        What comes here has failed before. So it is no news that there is no way to an endpoint that was failing, or to which
-        there was none the last time; else ten dead ones, asked in a micro-batch that has nothing else to do, would make all
-        lanes hold.
+        All entries here have failed before. So an unreachable endpoint counts only if it was reachable before: the lease is no
+        probe, and the entry's last failure was another one. Otherwise ten dead endpoints in an idle micro-batch would pause all
+        lanes.
         """
-        name, error_class = one.turn.endpoint_id, attempt.error_class
+        name, error_class = one.lease.endpoint_id, attempt.error_class
         if error_class == retry_decision.GONE:
             self._gone.add(name)
         if error_class is None or attempt.status is not None:
-            self._heard[name] = one.endpoint, True
-        elif error_class in outage.NO_WAY_THERE and not one.turn.is_probe and waits.reason not in outage.NO_WAY_THERE:
-            self._heard.setdefault(name, (one.endpoint, False))
+            self._responded[name] = one.endpoint, True
+        elif (
+            error_class in outage.UNREACHABLE_CLASSES
+            and not one.lease.is_probe
+            and entry.reason not in outage.UNREACHABLE_CLASSES
+        ):
+            self._responded.setdefault(name, (one.endpoint, False))
 
     def _now_ms(self) -> int:
         return int(self._now_s() * 1000)
 
 
-def _flow(turn: retry_messages.Turn) -> _Flow:
-    return (turn.customer_id, turn.endpoint_id, turn.order_key)
+def _fifo_id(lease: retry_messages.Lease) -> _FifoId:
+    return (lease.customer_id, lease.endpoint_id, lease.order_key)
 
 
-def _weight(turn: retry_messages.Turn) -> int:
-    return sum(waits.size + PARCEL_BYTES for waits in turn.parcels)
+def _weight(lease: retry_messages.Lease) -> int:
+    return sum(entry.size + ENTRY_BYTES for entry in lease.entries)

@@ -1,13 +1,13 @@
-"""Decide what is done with each parcel of a turn, take what comes of it, and sum it up in the turn's report.
+"""Decide what happens to each entry of a lease, and build the lease's report.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: the registry's destination, answers and `now_ms` in. Who
-attempts what is `waiting`, and when, is the retry lane's concern (delivery.webhooks.lanes.retry_lane).
+Pure: the registry's destination, responses and `now_ms` are passed in. delivery.webhooks.lanes.retry_lane decides when the
+waiting entries are attempted.
 
-    begin ─┬─► skipped, or given up: ended
-           ├─► held: comes back
-           └─► waiting ─► made ─► answered ─┬─► ended
-                     │                      └─► comes back, by its schedule
-                     └─► no time for it: comes back
+    begin ─┬─► skipped or given up: ended
+           ├─► endpoint paused: requeued
+           └─► waiting ─► prepare ─► record_attempt ─┬─► ended
+                     │                               └─► requeued, by its schedule
+                     └─► no time left: requeued
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import (
-    Again,
     Attempt,
     Delivery,
     DeliveryMode,
     Endpoint,
     EndpointStatus,
+    NextAttempt,
     Outcome,
     OutcomeKind,
     Record,
@@ -47,290 +47,314 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 log = logging.getLogger(__name__)
 
-PUT_OFF_S = 300.0
-"""When a parcel is tried again that met a fault in our own code."""
-NOWHERE = "(retry lane)"
-"""The topic of what is set apart: it stands in none. No topic of Kafka has such a name."""
-_NOT_THERE = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
-_HOLDS = {EndpointStatus.PAUSED: retry_decision.ENDPOINT_PAUSED, EndpointStatus.DISABLED: retry_decision.ENDPOINT_DISABLED}
+DEFER_FAULTY_S = 300.0
+"""Seconds until an entry is retried that met a fault in our own code."""
+NO_TOPIC = "(retry lane)"
+"""Topic of quarantined records, which come from no topic. Kafka allows no topic of this name."""
+_MISSING = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
+_PAUSE_REASONS = {
+    EndpointStatus.PAUSED: retry_decision.ENDPOINT_PAUSED,
+    EndpointStatus.DISABLED: retry_decision.ENDPOINT_DISABLED,
+}
 
 
-class Made(NamedTuple):
-    """What is sent of a parcel."""
+class Prepared(NamedTuple):
+    """An entry, ready to be sent."""
 
     place: int
     delivery: Delivery | BatchDelivery
     number: int
-    """Of the attempt, in all lanes."""
+    """Number of the attempt, over all lanes."""
     timeout_s: float | None
     skipped: dict[SkipReason | None, Sequence[int]]
-    """What is left out of a batch. It is told when the batch ends: it may come back whole."""
+    """Events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued whole."""
 
 
 @dataclass(slots=True, eq=False)
-class TurnUnderWay:
-    """A turn, and what has come of it so far."""
+class LeaseInFlight:
+    """A lease, and its results so far."""
 
-    turn: retry_messages.Turn
+    lease: retry_messages.Lease
     destination: registries.Destination
     until: float
-    """No attempt begins after that, in seconds of the clock of whoever attempts."""
+    """When the last attempt may begin, in seconds of the caller's clock."""
     revision: Revision
-    """Every change of the registry up to this one has a part in the destination."""
+    """The destination includes every change of the registry up to this revision."""
     registry_max_age_s: float
-    """It has a part in it in any case when it is so old."""
-    ended: completed_work.Ended = frozenset()
-    """What an earlier run of its micro-batch has written of it."""
+    """Seconds. A change of the registry that is older than this is included in any case."""
+    ended: completed_work.CompletedKeys = frozenset()
+    """Deliveries that an earlier run of the micro-batch has completed."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
-    """The places of the parcels that are still to be attempted."""
+    """Places of the entries that are still to be attempted."""
     accepted: Results = field(default_factory=Results)
-    """What needs not wait for the report: the journal leaves it out of a further run."""
+    """Accepted deliveries. They may leave before the report: a further run of the micro-batch leaves them out."""
     results: Results = field(default_factory=Results)
-    """What is told with the report."""
-    _back: list[retry_messages.Back] = field(default_factory=list)
+    """Results that leave with the report."""
+    _requeued: list[retry_messages.Requeue] = field(default_factory=list)
     _delivered: int = 0
     _failed: int = 0
     _refused: int = 0
-    _hold: str | None = None
+    _pause_reason: str | None = None
     _retry_after_s: float | None = None
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the parcels that wait go to."""
+        """Return the endpoint of the waiting entries."""
         assert self.destination.endpoint is not None, "what goes to no endpoint is skipped"  # noqa: S101
         return self.destination.endpoint
 
     def begin(self, now_ms: int) -> None:
-        """Decide of the turn, and of each of its parcels, what is to be done.
+        """Decide what happens to the lease, and to each of its entries.
 
-        1. The endpoint is quarantined, paused or disabled: all come back, and nothing is attempted.
-        2. The parcel's endpoint, subscriptions or tenants are not known here, and it is of a later registry: it comes back.
-        3. They are gone, or the subscription is paused or quarantined: skipped.
-        4. The turn is given up: dead letters. What cannot be read has none, and its shard has forgotten it: it is set apart.
-        5. It was accepted in an earlier run of the micro-batch: ended, and told.
+        1. The endpoint is quarantined, paused or disabled: all entries are requeued, and nothing is attempted.
+        2. The entry's endpoint, subscriptions or tenants are unknown here, and the entry is of a newer registry: requeued.
+        3. They are deleted, or the subscription is paused or quarantined: skipped.
+        4. The lease is given up: dead letters. An unreadable entry cannot have one, and its shard has deleted it: quarantined.
+        5. The entry was accepted in an earlier run of the micro-batch: delivered.
         6. Otherwise it is attempted.
         """
-        turn, endpoint = self.turn, self.destination.endpoint
-        hold = None if endpoint is None else _hold_of(endpoint)
-        if endpoint is not None and hold is not None:
-            if turn.number and endpoint.customer_id == turn.customer_id:
-                self._hold = hold
-                for place, waits in enumerate(turn.parcels):
-                    self._comes_back(place, Again(waits.again_at_ms, waits.retries), self._hold)
+        lease, endpoint = self.lease, self.destination.endpoint
+        pause_reason = None if endpoint is None else _pause_reason(endpoint)
+        if endpoint is not None and pause_reason is not None:
+            if lease.number and endpoint.customer_id == lease.customer_id:
+                self._pause_reason = pause_reason
+                for place, entry in enumerate(lease.entries):
+                    self._requeue(place, NextAttempt(entry.again_at_ms, entry.retries), self._pause_reason)
                 return
-            # What is given up is not sent: whether it could be is no question.
+            # An entry that is given up is not sent, so the endpoint's status does not matter.
             self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE, fault=None))
-        for place, waits in enumerate(turn.parcels):
-            parts = self._parts(waits)
-            if turn.number and not _NOT_THERE.isdisjoint(parts) and self._may_be_later(waits, now_ms):
+        for place, entry in enumerate(lease.entries):
+            parts = self._parts(entry)
+            if lease.number and not _MISSING.isdisjoint(parts) and self._may_be_newer(entry, now_ms):
                 self._wait_for_registry(place, now_ms)
-            elif None in parts and turn.given_up is None:
+            elif None in parts and lease.given_up is None:
                 self._attempt_unless_accepted(place, parts)
             else:
                 self._end_unsent(place, parts, now_ms)
 
-    def turn_away(self, now_ms: int) -> None:
-        """Let all come back unattempted: there is no room for them here."""
+    def refuse(self, now_ms: int) -> None:
+        """Requeue all entries unattempted: this worker has no memory for them."""
         at_ms = now_ms + round(retry_decision.LOCAL_WAIT_S * 1000)
-        for place, waits in enumerate(self.turn.parcels):
-            self._comes_back(place, Again(at_ms, waits.retries))
+        for place, entry in enumerate(self.lease.entries):
+            self._requeue(place, NextAttempt(at_ms, entry.retries))
 
-    def put_off(self, place: int, fault: Exception, now_ms: int) -> None:
-        """Let a parcel come back much later that met a fault of ours, as events that cannot be read; the others go on."""
-        log.error("a parcel failed in an unforeseen way", exc_info=fault, extra={"endpoint_id": self.turn.endpoint_id})
-        # As an attempt that failed through a fault of ours: what was not attempted would stand in front, before the others.
-        waits = self.turn.parcels[place]
-        told = Attempt(waits.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the log")
-        again = Again(now_ms + round(PUT_OFF_S * 1000), waits.retries)
-        self._comes_back(place, again, intake.UNFORESEEN, (told,))
-        self._stop_in_order()
+    def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
+        """Requeue an entry that met a fault of ours, such as unreadable events, much later. The other entries go on."""
+        log.error(
+            "an unforeseen error in one retry entry; it is retried in %.0f s",
+            DEFER_FAULTY_S,
+            exc_info=fault,
+            extra={"endpoint_id": self.lease.endpoint_id},
+        )
+        # Counts as an attempt that failed by our own fault. Without an attempt, the entry would stay first in line.
+        entry = self.lease.entries[place]
+        attempt = Attempt(
+            entry.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the worker's log"
+        )
+        again = NextAttempt(now_ms + round(DEFER_FAULTY_S * 1000), entry.retries)
+        self._requeue(place, again, intake.UNFORESEEN, (attempt,))
+        self._stop_if_ordered()
 
-    def _may_be_later(self, waits: retry_messages.Parcel, now_ms: int) -> bool:
-        """Tell whether what made it due may be later than the registry here. Soon, even where that was restored of a backup."""
-        return waits.revision > self.revision and now_ms - waits.since_ms < self.registry_max_age_s * 1000
+    def _may_be_newer(self, entry: retry_messages.RetryEntry, now_ms: int) -> bool:
+        """Return True if the entry may be due by a newer registry than this one.
+
+        This holds for `registry_max_age_s` only, even if the registry was restored from a backup.
+        """
+        return entry.revision > self.revision and now_ms - entry.since_ms < self.registry_max_age_s * 1000
 
     def _wait_for_registry(self, place: int, now_ms: int) -> None:
-        """Let a parcel come back a moment later, or after as long again as it has waited."""
-        waits = self.turn.parcels[place]
-        wait_s = min(max((now_ms - waits.since_ms) / 1000, retry_decision.LOCAL_WAIT_S), retry_decision.MAX_BEHIND_S)
-        self._comes_back(place, Again(now_ms + round(wait_s * 1000), waits.retries), retry_decision.REGISTRY_BEHIND)
-        self._stop_in_order()
+        """Requeue an entry. Its wait is the time since it entered the lane, within bounds."""
+        entry = self.lease.entries[place]
+        wait_s = min(max((now_ms - entry.since_ms) / 1000, retry_decision.LOCAL_WAIT_S), retry_decision.MAX_BEHIND_S)
+        self._requeue(place, NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_decision.REGISTRY_BEHIND)
+        self._stop_if_ordered()
 
     def stop(self) -> None:
         """Begin no more attempts."""
         self.until = float("-inf")
 
-    def made(self, place: int) -> Made | None:
-        """Return what is sent of a parcel; None when its content cannot be made, and it is a dead letter."""
-        waits = self.turn.parcels[place]
-        skipped = self._parts(waits)
-        delivery = self._unsent(waits, skipped.pop(None))
+    def prepare(self, place: int) -> Prepared | None:
+        """Return an entry ready to be sent. Return None if its content cannot be built, and record its dead letter."""
+        entry = self.lease.entries[place]
+        skipped = self._parts(entry)
+        delivery = self._unsent(entry, skipped.pop(None))
         try:
             delivery = _with_content(delivery)
         except Exception:  # as in the batch lane
-            log.exception("a parcel failed in an unforeseen way", extra={"endpoint_id": self.turn.endpoint_id})
-            self._tell(waits, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=waits.story))
+            log.exception(
+                "an unforeseen error in the content of one retry entry; it becomes a dead letter",
+                extra={"endpoint_id": self.lease.endpoint_id},
+            )
+            self._record(entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.history))
             return None
-        return Made(place, delivery, waits.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
+        return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
-    def answered(self, made: Made, attempt: Attempt, *, now_ms: int, rng: random.Random) -> None:
-        """Take what came of an attempt.
+    def record_attempt(self, prepared: Prepared, attempt: Attempt, *, now_ms: int, rng: random.Random) -> None:
+        """Record the result of an attempt.
 
         1. Accepted: delivered.
-        2. Failed: it comes back by its endpoint's schedule. In order, the others are not attempted any more.
-        3. Failed, and nothing is left of the schedule or of its time: a dead letter.
+        2. Failed: requeued by the endpoint's schedule. If the entries are ordered, no further one is attempted.
+        3. Failed, and nothing is left of the schedule or of the entry's time: a dead letter.
         """
-        waits, error_class = self.turn.parcels[made.place], attempt.error_class
+        entry, error_class = self.lease.entries[prepared.place], attempt.error_class
         kind, again = OutcomeKind.DELIVERED, None
         if error_class is not None:
             again = retry_decision.again(
                 self.endpoint.retrying,
                 error_class,
-                waits.retries,
+                entry.retries,
                 now_ms=now_ms,
-                expires_ms=waits.expires_ms,
+                expires_ms=entry.expires_ms,
                 retry_after_s=attempt.retry_after_s,
                 rng=rng,
             )
             kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED
-            self._failed += error_class in circuit_breaker.FAILED
+            self._failed += error_class in circuit_breaker.UNHEALTHY
             self._refused += error_class in circuit_breaker.REFUSED
             if attempt.retry_after_s is not None:
                 self._retry_after_s = max(attempt.retry_after_s, self._retry_after_s or 0.0)
-            self._stop_in_order()
+            self._stop_if_ordered()
         if error_class is None:
-            self._accept(waits, made.skipped)
+            self._accept(entry, prepared.skipped)
         elif again is not None:
-            self._comes_back(made.place, again, error_class, (attempt,))
+            self._requeue(prepared.place, again, error_class, (attempt,))
         else:
-            self._skip_all(waits, made.skipped)
-        self._tell(waits, Outcome(made.delivery, kind, (attempt,), error_class, again, waits.story))
+            self._skip_all(entry, prepared.skipped)
+        self._record(entry, Outcome(prepared.delivery, kind, (attempt,), error_class, again, entry.history))
 
-    def end(self, now_ms: int) -> None:
-        """Let come back what there was no time for, or what one before it in its order has failed for."""
+    def finish(self, now_ms: int) -> None:
+        """Requeue every entry that was not attempted: time ran out, or an earlier entry of its order key failed."""
         for place in self.waiting:
-            self._comes_back(place, Again(now_ms, self.turn.parcels[place].retries))
+            self._requeue(place, NextAttempt(now_ms, self.lease.entries[place].retries))
 
     def report(self, now_ms: int) -> retry_messages.Report:
-        """Return what came of the turn."""
-        turn = self.turn
+        """Return the report of the lease."""
+        lease = self.lease
         return retry_messages.Report(
-            endpoint_id=turn.endpoint_id,
-            customer_id=turn.customer_id,
-            order_key=turn.order_key,
-            turn=turn.number,
+            endpoint_id=lease.endpoint_id,
+            customer_id=lease.customer_id,
+            order_key=lease.order_key,
+            lease=lease.number,
             delivered=self._delivered,
             failed=self._failed,
             refused=self._refused,
-            hold=self._hold,
+            blocked=self._pause_reason,
             retry_after_s=self._retry_after_s,
-            back=sorted(self._back, key=lambda back: back.place),
-            parcels=len(turn.parcels),
+            requeued=sorted(self._requeued, key=lambda back: back.place),
+            entries=len(lease.entries),
             at_ms=now_ms,
         )
 
-    def _comes_back(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
-        kept = tuple(map(retry_messages.as_kept, attempts))
-        self._back.append(retry_messages.Back(place, again, reason or self.turn.parcels[place].reason, kept))
+    def _requeue(self, place: int, again: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
+        kept = tuple(map(retry_messages.shortened, attempts))
+        self._requeued.append(retry_messages.Requeue(place, again, reason or self.lease.entries[place].reason, kept))
 
-    def _stop_in_order(self) -> None:
-        if self.turn.order_key is not None:
+    def _stop_if_ordered(self) -> None:
+        if self.lease.order_key is not None:
             self.stop()
 
     def _end_unsent(self, place: int, parts: dict[SkipReason | None, Sequence[int]], now_ms: int) -> None:
-        waits, turn = self.turn.parcels[place], self.turn
+        entry, lease = self.lease.entries[place], self.lease
         for reason, places in parts.items():
             try:
                 if reason is None:
-                    unsent = self._unsent(waits, places)
-                    self._tell(waits, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=turn.given_up, earlier=waits.story))
+                    unsent = self._unsent(entry, places)
+                    self._record(
+                        entry, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=lease.given_up, earlier=entry.history)
+                    )
                 else:
-                    self._skip(waits, places, reason)
-            except Exception as fault:  # noqa: BLE001  # a surprise in one parcel must hurt that parcel alone
-                if turn.number:
-                    self.put_off(place, fault, now_ms)
+                    self._skip(entry, places, reason)
+            except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
+                if lease.number:
+                    self.defer_faulty(place, fault, now_ms)
                     break
-                self._set_apart(waits, places, fault)
+                self._quarantine(entry, places, fault)
 
     def _attempt_unless_accepted(self, place: int, parts: dict[SkipReason | None, Sequence[int]]) -> None:
-        waits = self.turn.parcels[place]
-        if self._was_accepted(waits, parts.pop(None)):
-            self._accept(waits, parts)
+        entry = self.lease.entries[place]
+        if self._was_accepted(entry, parts.pop(None)):
+            self._accept(entry, parts)
         else:
             self.waiting.append(place)
 
-    def _was_accepted(self, waits: retry_messages.Parcel, places: Sequence[int]) -> bool:
-        """Tell whether all that would be sent was accepted. Of a part of it a new batch would have to be made."""
-        if not self.ended or waits.replay is not None:
+    def _was_accepted(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> bool:
+        """Return True if all events that would be sent were accepted. If only some were, the whole batch is sent again."""
+        if not self.ended or entry.replay is not None:
             return False
         keys = (
-            completed_work.of_packed(segment.unpacked(waits.packed[place]), name)
-            for place, name in zip(places, revalidation.through(waits, places), strict=True)
+            completed_work.key_of_packed(segment.unpacked(entry.packed[place]), name)
+            for place, name in zip(places, revalidation.subscription_ids(entry, places), strict=True)
         )
         return all(key in self.ended for key in keys)
 
-    def _accept(self, waits: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _accept(self, entry: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         self._delivered += 1
-        self._skip_all(waits, skipped)
+        self._skip_all(entry, skipped)
 
-    def _skip_all(self, waits: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _skip_all(self, entry: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         for reason, places in skipped.items():
-            self._skip(waits, places, reason)
+            self._skip(entry, places, reason)
 
-    def _skip(self, waits: retry_messages.Parcel, places: Sequence[int], reason: SkipReason | None) -> None:
-        self._tell(waits, Outcome(self._unsent(waits, places), OutcomeKind.SKIPPED, reason=reason))
+    def _skip(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
+        self._record(entry, Outcome(self._unsent(entry, places), OutcomeKind.SKIPPED, reason=reason))
 
-    def _tell(self, waits: retry_messages.Parcel, outcome: Outcome[Any]) -> None:
-        """Take note of how a parcel ended in this turn, without its body."""
-        outcome = outcome._replace(replay=waits.replay)
+    def _record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
+        """Record how an entry ended in this lease, without its body."""
+        outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):
-            batch = batch_payload.settled(outcome)
+            batch = batch_payload.batch_outcome(outcome)
             into = self.accepted if is_accepted and not batch.rejected else self.results
             into.batches.append(batch)
         else:
             into = self.accepted if is_accepted else self.results
             into.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
-    def _set_apart(self, waits: retry_messages.Parcel, places: Sequence[int], fault: Exception) -> None:
-        """Give what can neither wait any longer nor have a dead letter to the operator: the events as they were kept."""
+    def _quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
+        """Pass the stored events of an entry to the operator.
+
+        The entry cannot wait any longer, and cannot have a dead letter.
+        """
         log.error(
-            "a parcel that is given up failed in an unforeseen way",
+            "a retry entry that was given up cannot be read; its events go to the rejected topic",
             exc_info=fault,
-            extra={"endpoint_id": self.turn.endpoint_id},
+            extra={"endpoint_id": self.lease.endpoint_id},
         )
         for place in places:
             detail = (
-                f"waited for endpoint {self.turn.endpoint_id} of customer {self.turn.customer_id}, by subscription "
-                f"{revalidation.through(waits, [place])[0]}; {self.turn.given_up}; {type(fault).__name__}, see the worker's log"
+                f"waited for endpoint {self.lease.endpoint_id} of customer {self.lease.customer_id}, by subscription "
+                f"{revalidation.subscription_ids(entry, [place])[0]}; {self.lease.given_up}; {type(fault).__name__}, see the "
+                "worker's log"
             )
-            record = Record(NOWHERE, -1, -1, waits.since_ms, waits.packed[place])
+            record = Record(NO_TOPIC, -1, -1, entry.since_ms, entry.packed[place])
             self.results.rejections.append(
                 intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
             )
 
-    def _parts(self, waits: retry_messages.Parcel) -> dict[SkipReason | None, Sequence[int]]:
-        return revalidation.parted(waits, self.turn.endpoint_id, self.turn.customer_id, _mode(waits), self.destination)
+    def _parts(self, entry: retry_messages.RetryEntry) -> dict[SkipReason | None, Sequence[int]]:
+        return revalidation.split_by_eligibility(
+            entry, self.lease.endpoint_id, self.lease.customer_id, _mode(entry), self.destination
+        )
 
-    def _unsent(self, waits: retry_messages.Parcel, places: Sequence[int]) -> Delivery | BatchDelivery:
-        """Return the events of a parcel at these places as a delivery or batch, without a body."""
-        turn, endpoint = self.turn, self.destination.endpoint
-        if endpoint is None or endpoint.customer_id != turn.customer_id:  # what the log names is left
-            endpoint = Endpoint(endpoint_id=turn.endpoint_id, customer_id=turn.customer_id, url="", mode=_mode(waits))
-        events = [segment.unpacked(waits.packed[place]) for place in places]
-        through = revalidation.through(waits, places)
-        if waits.left_by is not None:
-            webhook_id = batch_payload.webhook_id(turn.endpoint_id, events, through)
-            return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, through, waits.left_by)
+    def _unsent(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> Delivery | BatchDelivery:
+        """Return the events of an entry at these places as a delivery or batch, without a body."""
+        lease, endpoint = self.lease, self.destination.endpoint
+        if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs
+            endpoint = Endpoint(endpoint_id=lease.endpoint_id, customer_id=lease.customer_id, url="", mode=_mode(entry))
+        events = [segment.unpacked(entry.packed[place]) for place in places]
+        through = revalidation.subscription_ids(entry, places)
+        if entry.left_by is not None:
+            webhook_id = batch_payload.webhook_id(lease.endpoint_id, events, through)
+            return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, through, entry.left_by)
         [name] = through
         subscription = self.destination.subscriptions.get(name)
         if subscription is None:
-            subscription = Subscription(subscription_id=name, endpoint_id=turn.endpoint_id, event_type="", scope=Scope())
+            subscription = Subscription(subscription_id=name, endpoint_id=lease.endpoint_id, event_type="", scope=Scope())
         return Delivery(events[0].event(), subscription, endpoint, payload.webhook_id(events[0], name), b"")
 
 
-def _mode(waits: retry_messages.Parcel) -> DeliveryMode:
-    return DeliveryMode.DIRECT if waits.left_by is None else DeliveryMode.BATCH
+def _mode(entry: retry_messages.RetryEntry) -> DeliveryMode:
+    return DeliveryMode.DIRECT if entry.left_by is None else DeliveryMode.BATCH
 
 
 def _with_content(unsent: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
@@ -340,6 +364,6 @@ def _with_content(unsent: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
     return unsent._replace(body=content.body, content_headers=content.headers)
 
 
-def _hold_of(endpoint: Endpoint) -> str | None:
-    """Return the reason for which the lane attempts nothing to this endpoint, or None."""
-    return retry_decision.ENDPOINT_QUARANTINED if endpoint.fault else _HOLDS.get(endpoint.status)
+def _pause_reason(endpoint: Endpoint) -> str | None:
+    """Return the reason for which nothing is attempted to this endpoint, or None."""
+    return retry_decision.ENDPOINT_QUARANTINED if endpoint.fault else _PAUSE_REASONS.get(endpoint.status)

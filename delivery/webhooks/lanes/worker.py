@@ -1,7 +1,7 @@
-"""What one Python worker process keeps from micro-batch to micro-batch: event loop, connections, routing index.
+"""Keep the state of one Python worker process from micro-batch to micro-batch: event loop, connections, routing index.
 
-Runs in the executors. Must not import pyspark or psycopg. Made lazily in the process that uses it: nothing here can be
-pickled or survives a fork. Spark starts one worker per core, forks it once and reuses it (`spark.python.worker.reuse`).
+Created lazily in the process that uses it: nothing here can be pickled or survives a fork. Spark starts one worker per core,
+forks it once and reuses it (`spark.python.worker.reuse`).
 """
 
 from __future__ import annotations
@@ -44,268 +44,275 @@ from delivery.webhooks.state import chunking
 log = logging.getLogger(__name__)
 
 MAX_PACES = 20_000
-"""Endpoints whose pace is remembered; more than have one."""
+"""Endpoints whose rate is remembered; more than have a rate limit."""
 MAX_ANSWER_TIMES = 20_000
-"""Endpoints whose usual time to answer is remembered, those that were asked last."""
+"""Endpoints whose response time is remembered, the most recently used ones."""
 MAX_CIRCUITS = 20_000
-"""Endpoints whose failures are remembered, those that failed last."""
+"""Endpoints whose circuit breaker is kept, those that failed last."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
-"""Batches of so many bytes are read before the results of those that have ended are written; one that is larger alone. By their
-number, 16, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
-TURNS_AT_ONCE = 16
-"""So many turns are read before the results of those that have ended are written."""
+"""Bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
+batches instead, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
+LEASES_AT_ONCE = 16
+"""Leases that are read before the results so far are written."""
 RESULTS_EVERY_S = 0.05
-"""So often results leave while their task goes on. What has left is in Kafka some 10 ms later, and is not made again when this
-process is killed."""
-LAST_S = 1.0
-"""So long a task that fails waits for what is under way: what ends by then is told, and is not made again."""
-RESTS_S = 0.02
-"""So often a worker that is to end looks whether anything goes on in it."""
+"""Seconds between two sets of results of a running task. Results that leave are in Kafka some 10 ms later, and are not repeated
+when this process is killed."""
+DRAIN_S = 1.0
+"""Seconds that a failing task waits for attempts in flight. Results that arrive in time are recorded and not repeated."""
+IDLE_CHECK_S = 0.02
+"""Seconds between two checks of an ending worker for attempts in flight."""
 Returned = TypeVar("Returned")
 
 
-class _Begun(Protocol):
+class _Lane(Protocol):
     """A lane's part of one task."""
 
-    async def take(self, some: Iterable[Any], /) -> Results: ...
+    async def submit(self, chunk: Iterable[Any], /) -> Results: ...
     async def finish(self) -> Results: ...
+    def drain(self) -> Results: ...
     def abandon(self) -> None: ...
 
 
 class Worker:
-    """One event loop on a thread of its own, and what lives in it."""
+    """One event loop on a thread of its own, and all that runs in it."""
 
     def __init__(self, plan: worker_plan.Plan) -> None:
-        self._garbage = gc_tuning.Garbage(time.monotonic)
+        self._collector = gc_tuning.GarbageCollector(time.monotonic)
         self._plan = plan
         self._limits = plan.limits
         self._registry: registries.Registry | None = None
         self._newest = Revision(0)
         self.now_s = driver_clock.DriverClock()
-        self._acceptances = health_hints.Acceptances(plan.tell_accepted_every_s)
-        # A thread, so that idle connections are closed and kept alive between micro-batches. Nothing competes for the
-        # interpreter: while the loop works, the task's thread only waits.
+        self._acceptances = health_hints.Acceptances(plan.report_accepting_every_s)
+        # On a thread of its own, the loop closes idle connections and keeps others alive between micro-batches. The threads do
+        # not compete for the interpreter: while the loop works, the task's thread only waits.
         self._loop = uvloop.new_event_loop()
-        self._memory = endpoint_queue.Memory(
+        self._memory = endpoint_queue.EndpointMemory(
             paces=cachetools.LRUCache(maxsize=MAX_PACES),
             hosts=host_limits.Hosts(plan.limits, self._loop.time),
-            circuits=cachetools.LRUCache(maxsize=MAX_CIRCUITS),
-            answer_times=cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES),
+            breakers=cachetools.LRUCache(maxsize=MAX_CIRCUITS),
+            response_times=cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES),
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
         self._thread.start()
-        self._judging, self._network = self._wait_for(self._open())
+        self._endpoint_clock, self._network = self._run(self._open())
         self._sender = sender.Sender(
             self._network,
             self._plan.guard,
             timeout_s=self._plan.attempt_timeout_s,
             clock=self.now_s,
-            judging=self._judging.time,
+            endpoint_time=self._endpoint_clock.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
-        self._gate = drain.Gate(self._sender)
-        """Of the task that runs."""
+        self._gate = drain.DrainGate(self._sender)
+        """The gate of the current task."""
         self._is_orphan = False
-        self._retries: retry_lane.RetryLane | None = None
-        self._late_results = background_results.LateResults(lambda: self.revision)
-        self._late = background_attempts.Late(
-            self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._late_results.put
+        self._retry: retry_lane.RetryLane | None = None
+        self._background_results = background_results.BackgroundResults(lambda: self.revision)
+        self._background = background_attempts.BackgroundAttempts(
+            self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._background_results.put
         )
-        self._late_results.start(self._late.forget)
+        self._background_results.start(self._background.settle)
 
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
-        judging = endpoint_clock.EndpointClock(own_delay.OwnDelay())
+        clock = endpoint_clock.EndpointClock(own_delay.OwnDelay())
         most = self._plan.max_connections
-        return judging, transport.Transport(
-            self._plan.guard, max_connections=most, judging=judging.time, most_to=self._memory.hosts.most_connections
+        return clock, transport.Transport(
+            self._plan.guard,
+            max_connections=most,
+            endpoint_time=clock.time,
+            max_connections_to=self._memory.hosts.max_connections_to,
         )
 
     def close(self) -> None:
-        """Close the connections and end the loop. For whoever outlives its worker; Spark's processes do not."""
-        if self._retries is not None:
-            self._wait_for(self._retries.close())
-        self._wait_for(self._network.close())
+        """Close the connections and end the loop. For callers that outlive their worker; Spark's processes do not."""
+        if self._retry is not None:
+            self._run(self._retry.close())
+        self._run(self._network.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._late_results.close()
+        self._background_results.close()
         self._loop.close()
 
     @property
     def revision(self) -> Revision:
-        """No change of the registry after this revision has been known here."""
-        if self._registry is not None:  # which may be an older one again, in a task that Spark runs again
+        """Return the newest revision of the registry that was used in this process."""
+        if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
-        """Record that a task begins, which the driver made at `driver_s` for so many `workers`. Called before anything else."""
-        self._garbage.put_aside()
+        """Prepare for a task that the driver created at `driver_s` for this many `workers`. Called before any other method."""
+        self._collector.freeze()
         if driver_s is not None:
-            self.now_s.stamped(driver_s)
+            self.now_s.record_stamp(driver_s)
         if workers is not None and workers != self._limits.workers:
-            self._wait_for(self._share_with(workers))
+            self._run(self._set_workers(workers))
 
-    async def _share_with(self, workers: int) -> None:
+    async def _set_workers(self, workers: int) -> None:
         self._limits = dataclasses.replace(self._limits, workers=workers)
-        self._memory.hosts.share(self._limits)
-        if self._retries is not None:
-            self._retries.share(self._limits)
+        self._memory.hosts.set_bounds(self._limits)
+        if self._retry is not None:
+            self._retry.set_bounds(self._limits)
 
     def deliver(
         self,
         batches: Iterable[Iterable[Record]],
         source: registries.Source,
-        held: deferral.Held = deferral.NOBODY_HELD,
-        ended: completed_work.Ended = frozenset(),
+        suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
-        """Deliver the records of a task by the registry in `source`; yield what has come of them, until each has its outcome.
+        """Deliver the records of a task by the registry in `source`; yield results until each record has its outcome.
 
-        What is due to `held` goes to the retry lane. Called from the task's thread, by one task at a time. While it reads the
-        next batch, what was begun goes on.
+        Deliveries to `suppressed` endpoints are deferred to the retry lane. Called from the task's thread, by one task at a
+        time. Attempts go on while the task reads the next batch.
         """
-        yield from self._carried(self._wait_for(self._begin(source, held, ended)), batches)
+        yield from self._results_of_task(self._run(self._begin_direct_lane(source, suppressed, ended)), batches)
 
     def realtime(
         self,
         registry: Callable[[], registries.Registry],
-        held: deferral.Held,
-        ended: completed_work.Ended,
+        suppressed: deferral.SuppressedEndpoints,
+        ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
     ) -> realtime_lane.RealtimeLane:
-        """Return a lane for a task that lasts. `registry` and `held` are asked in the loop, where they may change meanwhile."""
+        """Return a lane for a long task. `registry` and `suppressed` are read in the loop, where they may change meanwhile."""
 
         def begin() -> realtime_lane.Slice:
             self._registry = registry()
-            hand_over = self._handover(held)
-            dispatcher = self._dispatcher(hand_over)
-            lane = direct_lane.DirectLane(self._registry, dispatcher, hand_over, self._plan.layout, ended)
+            deferrals = self._deferrals_of(suppressed)
+            dispatcher = self._dispatcher_of(deferrals)
+            lane = direct_lane.DirectLane(self._registry, dispatcher, deferrals, self._plan.layout, ended)
             return realtime_lane.Slice(lane, self._gate)
 
-        return realtime_lane.RealtimeLane(self._loop, begin, next_offsets, self._learned_from)
+        return realtime_lane.RealtimeLane(self._loop, begin, next_offsets, self._with_worker_state)
 
-    def in_loop(self, change: Callable[[], None]) -> None:
-        """Have `change` called in the event loop, soon."""
+    def call_in_loop(self, change: Callable[[], None]) -> None:
+        """Schedule `change` in the event loop."""
         self._loop.call_soon_threadsafe(change)
 
     def collect(
-        self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, pass_through_s: float
+        self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
-        """Collect, by the registry in `source`, what a task's records bring to endpoints in batch mode. Called as `deliver`."""
-        begun = self._wait_for(self._begin_collecting(source, shards, pass_through_s))
+        """Collect a task's records for endpoints in batch mode, by the registry in `source`. Called as `deliver` is."""
+        collector = self._run(self._begin_collecting(source, shards, immediate_flush_s))
         for records in batches:
-            yield self._wait_for(begun.take(records))
-        yield begun.finish()
+            yield self._run(collector.add(records))
+        yield collector.finish()
 
     def deliver_batches(
         self,
         batches: Iterable[bytes],
         source: registries.Source,
-        held: deferral.Held = deferral.NOBODY_HELD,
-        ended: completed_work.Ended = frozenset(),
+        suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        some = chunking.of(batches, len, BATCH_BYTES_AT_ONCE)
-        yield from self._carried(self._wait_for(self._begin_batches(source, held, ended)), some)
+        chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
+        yield from self._results_of_task(self._run(self._begin_batch_lane(source, suppressed, ended)), chunks)
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the JVM is gone."""
+        """Return True if the JVM is gone."""
         return self._is_orphan
 
-    def orphaned(self) -> None:
-        """Take note, in the task's thread, that the JVM is gone. The task fails when what is under way has ended."""
+    def mark_orphaned(self) -> None:
+        """Record that the JVM is gone. The task fails when its attempts in flight have ended. Called in the task's thread."""
         self._is_orphan = True
 
     def retry(
-        self, turns: Iterable[bytes], source: registries.Source, settle_s: float, ended: completed_work.Ended = frozenset()
-    ) -> Iterator[retry_lane.Ended]:
-        """Deliver turns that have left their shards, by the registry in `source`; yield what has ended.
+        self,
+        leases: Iterable[bytes],
+        source: registries.Source,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
+    ) -> Iterator[retry_lane.LeaseResults]:
+        """Deliver leases that have left their shards, by the registry in `source`; yield results.
 
-        Called as `deliver` is, but what has not ended after `settle_s` goes on, and is yielded by a later call. A task that
-        fails takes with it what it was given: the shards let those turns leave again.
+        Called as `deliver` is, but attempts that take longer than `settle_s` go on, and a later call yields their results. If
+        the task fails, the results that it was given are lost: the leases expire, and the shards lease their entries again.
         """
-        retries, registry = self._wait_for(self._retrying(source))
-        written = iter(turns)
-        while some := list(itertools.islice(written, TURNS_AT_ONCE)):
-            yield self._wait_for(retries.take(some, registry, settle_s, ended))
+        retries, registry = self._run(self._retry_lane(source))
+        written = iter(leases)
+        while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
+            yield self._run(retries.start(chunk, registry, settle_s, ended))
         deadline = time.monotonic() + settle_s
-        while not self._wait_for(retries.wait(RESULTS_EVERY_S)) and time.monotonic() < deadline:
-            if (some_ended := self.ended_turns()) is not None:
-                yield some_ended
-        last = self._wait_for(retries.settle(0.0))
-        self._learned_from(last.results)
+        while not self._run(retries.wait_for_leases(RESULTS_EVERY_S)) and time.monotonic() < deadline:
+            if (ended_now := self.drain_leases()) is not None:
+                yield ended_now
+        last = self._run(retries.finish_task(0.0))
+        self._with_worker_state(last.results)
         yield last
 
-    def ended_turns(self) -> retry_lane.Ended | None:
-        """Return what has come of turns of earlier `retry` calls that have ended by now; None: there is none. Does not wait.
+    def drain_leases(self) -> retry_lane.LeaseResults | None:
+        """Return the results of leases of earlier `retry` calls, or None. Does not wait.
 
-        For tasks of the other lanes: this process may get none of the retry lane's for long, and a turn that is not reported
-        within `away_s` leaves again and repeats. Called as `deliver` is. What is returned is told here only: the task writes
-        its rows and reports as one of the retry lane does; nothing of it is handed over by `rows.postponed`, since the reports
-        say what comes back.
+        For tasks of the other lanes. This process may get no task of the retry lane for long, and a lease that is not reported
+        within `away_s` expires and repeats. Called as `deliver` is. Each result is returned once, and the task must write its
+        rows and reports. It must not defer these deliveries: the reports say which entries are requeued.
         """
-        return None if self._retries is None else self._wait_for(self._ended_turns(self._retries))
+        return None if self._retry is None else self._run(self._drain_retry_lane(self._retry))
 
-    async def _ended_turns(self, retries: retry_lane.RetryLane) -> retry_lane.Ended | None:
-        return retries.ended()
+    async def _drain_retry_lane(self, retries: retry_lane.RetryLane) -> retry_lane.LeaseResults | None:
+        return retries.drain()
 
-    def rest(self, within_s: float) -> None:
-        """Wait until nothing goes on beside the task, and all is written but for turns; no longer than `within_s`.
+    def wait_until_idle(self, within_s: float) -> None:
+        """Wait at most `within_s` until no attempt runs beside the task, and all results but those of leases are written.
 
-        Of turns nothing more is begun: what is left of them comes back, as their reports say.
+        No further attempt of a lease begins: its report requeues the remaining entries.
         """
-        if self._retries is not None:
-            self._loop.call_soon_threadsafe(self._retries.stop)
+        if self._retry is not None:
+            self._loop.call_soon_threadsafe(self._retry.stop)
         deadline = time.monotonic() + within_s
-        while self._goes_on() and time.monotonic() < deadline and not self._is_orphan:
-            time.sleep(RESTS_S)
+        while self._is_busy() and time.monotonic() < deadline and not self._is_orphan:
+            time.sleep(IDLE_CHECK_S)
 
-    def _goes_on(self) -> bool:
-        return not self._late.is_over or (self._retries is not None and self._retries.is_busy)
+    def _is_busy(self) -> bool:
+        return not self._background.is_idle or (self._retry is not None and self._retry.is_busy)
 
-    def write_late_by(self, write: background_results.Write) -> None:
-        """Have `write` called with the results of attempts that outlived their task, on a thread of its own."""
-        self._late_results.write = write
+    def write_background_results_by(self, write: background_results.Write) -> None:
+        """Set the function that writes results of background attempts. It is called on a thread of its own."""
+        self._background_results.write = write
 
-    def written_late(self) -> list[Results]:
-        """Return what came of attempts that had gone on alone and is written, for a task to take note of it."""
-        return self._late_results.written()
+    def written_background_results(self) -> list[Results]:
+        """Return the results of background attempts that were written, for a task to observe."""
+        return self._background_results.written()
 
-    def _carried(self, begun: _Begun, given: Iterable[Iterable[Any]]) -> Iterator[Results]:
-        """Yield what comes of all that is given. Where that fails, what is under way and ends soon comes before the failure."""
+    def _results_of_task(self, lane: _Lane, chunks: Iterable[Iterable[Any]]) -> Iterator[Results]:
+        """Yield the results of all `chunks`. After a failure, yield those of attempts in flight that end soon, then raise."""
         try:
-            for some in given:
+            for chunk in chunks:
                 self._require_jvm()
-                yield from self._results_of(begun.take(some), begun)
-            yield from map(self._learned_from, self._results_of(begun.finish(), begun))
-        except Exception:  # the JVM is gone, which its pipe may tell before the signal does; or a fault of ours
-            yield from self._last_results_of(begun)
-            raise  # never as if it had ended well: a JVM that still listens would commit what was not begun
-        finally:  # done, or nobody reads the results any more
-            self._loop.call_soon_threadsafe(begun.abandon)
+                yield from self._results_while(lane.submit(chunk), lane)
+            yield from map(self._with_worker_state, self._results_while(lane.finish(), lane))
+        except Exception:  # the JVM is gone, and its pipe may show that before the signal does; or a fault of ours
+            yield from self._drained_results(lane)
+            raise  # never end well: a JVM that still listens would commit records that were not begun
+        finally:  # done, or the task no longer reads the results
+            self._loop.call_soon_threadsafe(lane.abandon)
 
-    def _results_of(self, work: Coroutine[Any, Any, Results], begun: _Begun) -> Iterator[Results]:
-        """Yield what `work` returns; while it lasts, each RESULTS_EVERY_S what has come by then."""
-        told: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
-        running = asyncio.run_coroutine_threadsafe(self._tell(work, begun, told.put), self._loop)
-        running.add_done_callback(lambda _: told.put(None))
+    def _results_while(self, work: Coroutine[Any, Any, Results], lane: _Lane) -> Iterator[Results]:
+        """Yield the result of `work`; until then, yield the results so far each RESULTS_EVERY_S."""
+        ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
+        running = asyncio.run_coroutine_threadsafe(self._drive(work, lane, ready.put), self._loop)
+        running.add_done_callback(lambda _: ready.put(None))
         try:
-            yield from iter(told.get, None)
+            yield from iter(ready.get, None)
             yield running.result()
-        finally:  # nobody reads the results any more
+        finally:  # the task no longer reads the results
             running.cancel()
 
-    async def _tell(self, work: Coroutine[Any, Any, Results], begun: _Begun, tell: Callable[[Results], None]) -> Results:
-        """Return what `work` returns; while it lasts, tell each RESULTS_EVERY_S what has come by then.
+    async def _drive(self, work: Coroutine[Any, Any, Results], lane: _Lane, report: Callable[[Results], None]) -> Results:
+        """Return the result of `work`; until then, report the results so far each RESULTS_EVERY_S.
 
-        In the loop, which is busy: were the task's thread to ask for it, it would wait as long again for the loop to answer.
+        Runs in the loop. The loop is busy, and each request from the task's thread would wait for it.
         """
         running = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([running], timeout=RESULTS_EVERY_S))[0]:
-                some = await begun.take(())
-                if some.outcomes or some.batches:
-                    tell(some)
+                ended = lane.drain()
+                if ended.outcomes or ended.batches:
+                    report(ended)
                 self._require_jvm()
             return running.result()
         finally:
@@ -315,41 +322,47 @@ class Worker:
         if self._is_orphan:
             raise errors.Orphaned
 
-    def _last_results_of(self, begun: _Begun) -> Iterator[Results]:
-        """Begin nothing more; yield what comes of what is under way, for LAST_S at most."""
-        closing = asyncio.run_coroutine_threadsafe(self._gate.close(LAST_S), self._loop)
+    def _drained_results(self, lane: _Lane) -> Iterator[Results]:
+        """Begin no further attempts; yield the results of those in flight, for at most DRAIN_S."""
+        closing = asyncio.run_coroutine_threadsafe(self._gate.close(DRAIN_S), self._loop)
         while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
-            yield self._wait_for(begun.take(()))
-        yield self._wait_for(begun.take(()))
+            yield self._run(self._drained(lane))
+        yield self._run(self._drained(lane))
 
-    def _wait_for(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+    @staticmethod
+    async def _drained(lane: _Lane) -> Results:
+        return lane.drain()
+
+    def _run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _learned_from(self, results: Results) -> Results:
-        """Take note of a task's last results. Forget what the circuits know, if it was our own network that failed."""
-        results.accepting = self._acceptances.news(results.accepting, time.monotonic())
-        results.own_delay_s = self._judging.own_delay_s()
-        results.waited_for_hosts = self._memory.hosts.waited()
+    def _with_worker_state(self, results: Results) -> Results:
+        """Add the worker's own state to a task's last results. Forget all circuit breakers if our own network failed."""
+        results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
+        results.own_delay_s = self._endpoint_clock.own_delay_s()
+        results.waited_for_hosts = self._memory.hosts.drain_delayed()
         results.clock_ahead_s = self.now_s.ahead_s
         if results.reach.is_broken():
-            self._memory.circuits.clear()
+            self._memory.breakers.clear()
         return results
 
-    async def _begin(
-        self, source: registries.Source, held: deferral.Held, ended: completed_work.Ended
+    async def _begin_direct_lane(
+        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
-        hand_over = self._handover(held)
-        return direct_lane.DirectLane(self._by(source), self._dispatcher(hand_over), hand_over, self._plan.layout, ended)
+        deferrals = self._deferrals_of(suppressed)
+        return direct_lane.DirectLane(
+            self._registry_from(source), self._dispatcher_of(deferrals), deferrals, self._plan.layout, ended
+        )
 
-    async def _begin_batches(
-        self, source: registries.Source, held: deferral.Held, ended: completed_work.Ended
+    async def _begin_batch_lane(
+        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
-        hand_over = self._handover(held)
-        return batch_lane.BatchLane(self._by(source), self._dispatcher(hand_over), hand_over, ended)
+        deferrals = self._deferrals_of(suppressed)
+        return batch_lane.BatchLane(self._registry_from(source), self._dispatcher_of(deferrals), deferrals, ended)
 
-    async def _retrying(self, source: registries.Source) -> tuple[retry_lane.RetryLane, registries.Registry]:
-        if self._retries is None:
-            self._retries = retry_lane.RetryLane(
+    async def _retry_lane(self, source: registries.Source) -> tuple[retry_lane.RetryLane, registries.Registry]:
+        if self._retry is None:
+            self._retry = retry_lane.RetryLane(
                 self._sender,
                 self._limits,
                 paces=self._memory.paces,
@@ -358,40 +371,42 @@ class Worker:
                 now_s=self.now_s,
                 registry_max_age_s=self._plan.registry_max_age_s,
             )
-        return self._retries, self._by(source)
+        return self._retry, self._registry_from(source)
 
-    async def _begin_collecting(self, source: registries.Source, shards: int, pass_through_s: float) -> batch_collect.Collector:
+    async def _begin_collecting(
+        self, source: registries.Source, shards: int, immediate_flush_s: float
+    ) -> batch_collect.Collector:
         now_ms = int(self.now_s() * 1000)
         return batch_collect.Collector(
-            self._by(source), self._plan.layout, shards=shards, now_ms=now_ms, pass_through_s=pass_through_s
+            self._registry_from(source), self._plan.layout, shards=shards, now_ms=now_ms, immediate_flush_s=immediate_flush_s
         )
 
-    def _by(self, source: registries.Source) -> registries.Registry:
+    def _registry_from(self, source: registries.Source) -> registries.Registry:
         self._registry = source.registry(self._registry)
         return self._registry
 
-    def _handover(self, held: deferral.Held) -> deferral.Handover:
-        return deferral.Handover(held, self._memory.circuits, self._late, clock=self._loop.time, now_s=self.now_s)
+    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
+        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._loop.time, now_s=self.now_s)
 
-    def _dispatcher(self, hand_over: deferral.Handover) -> dispatch.Dispatcher[Any]:
-        self._gate = drain.Gate(self._sender)
+    def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
+        self._gate = drain.DrainGate(self._sender)
         return dispatch.Dispatcher(
             self._gate,
             self._limits,
             self._plan.quick_retry,
-            hand_over,
-            self._late,
+            deferrals,
+            self._background,
             memory=self._memory,
             clock=self._loop.time,
-            judging=self._judging.time,
+            endpoint_time=self._endpoint_clock.time,
         )
 
 
 _workers: dict[worker_plan.Plan, Worker] = {}
 
 
-def of(plan: worker_plan.Plan) -> Worker:
-    """Return this process's worker for `plan`, made on first use."""
+def shared_worker(plan: worker_plan.Plan) -> Worker:
+    """Return this process's worker for `plan`, created on first use."""
     worker = _workers.get(plan)
     if worker is None:
         worker = _workers[plan] = Worker(plan)

@@ -1,7 +1,4 @@
-"""Say what a worker process is told by the driver.
-
-Made on the driver, read in the executors. Must not import pyspark or psycopg.
-"""
+"""Settings that the driver gives to each worker process. Made on the driver, read in the executors."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from delivery.webhooks.scheduling import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a worker is told, as plain values."""
+    """All settings of a worker, as plain values."""
 
     topics: topic_rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
@@ -26,8 +23,8 @@ class Plan:
     attempt_timeout_s: float = 2.0
     max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S
     max_connections: int = 0
-    """0: half of the files that the process may open."""
-    tell_accepted_every_s: float = 0.0
-    """So often the retry lane is told that an endpoint accepts something. 0: by each task."""
+    """Connections of one worker. 0: half of the files that the process may open."""
+    report_accepting_every_s: float = 0.0
+    """Seconds between two reports to the retry lane that an endpoint accepts. 0: each task reports it."""
     registry_max_age_s: float = 3600.0
-    """No registry by which is delivered is older."""
+    """Seconds. No delivery uses a registry that is older."""

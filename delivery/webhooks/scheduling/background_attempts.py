@@ -1,11 +1,9 @@
-"""Keep count of attempts that go on when their task has ended, and tell what comes of each.
+"""Track attempts that outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. docs/adr/0027 says why.
+    dispatcher ─┬─ deferred, as `under_way` with a name ─────────────► retries topic ─► shard: waits for `wait_s`
+                └─ attempt ─► BackgroundResult ─► its rows, then the name ─► retries topic ─► shard: forgets the entry
 
-    dispatcher ─┬─ postponed, as `under_way` by a name ──────────────► retries topic ─► shard: waits for `wait_s`
-                └─ the attempt goes on ─► Ended ─► its rows, and then the name ─► retries topic ─► shard: forgotten
-
-What waits in the shard is there for the case that this process dies: then nothing is told, and it is attempted again.
+The entry in the shard covers the death of this process: no result is reported then, and the shard retries the entry.
 """
 
 from __future__ import annotations
@@ -21,82 +19,87 @@ from delivery.model import EndpointId, Outcome, Sendable
 
 log = logging.getLogger(__name__)
 
-TOLD_WITHIN_S = 30.0
-"""What came of an attempt is told within a second. The shard hears of it with its next micro-batch, and waits for so long
-beyond the attempt's own time."""
+REPORTED_WITHIN_S = 30.0
+"""Seconds. A result is reported within a second, and the shard reads the report in its next micro-batch. The shard adds these
+seconds to the attempt's timeout before it retries."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Of their bodies."""
+"""Bytes of the bodies of all background attempts in one worker."""
 
 
-class Ended(NamedTuple):
-    """How a delivery ended whose attempt went on."""
+class BackgroundResult(NamedTuple):
+    """The outcome of a delivery whose attempt outlived its task."""
 
     name: bytes
     outcome: Outcome[Any]
 
 
-class Late:
-    """The attempts of one worker that nobody waits for any more.
+class BackgroundAttempts:
+    """The background attempts of one worker.
 
-    `timeout_s` is how long an attempt may take, `most` how many may go on; `told` is called with each that has ended.
+    `timeout_s` bounds an attempt, and `max_attempts` bounds how many run at once. `report` is called with each result.
     """
 
-    def __init__(self, timeout_s: float, most: int, told: Callable[[Ended], None]) -> None:
-        self.wait_s = timeout_s + TOLD_WITHIN_S
-        """How long to wait for what is told, from when an attempt goes on alone."""
-        self._most = most
-        self._told = told
+    def __init__(self, timeout_s: float, max_attempts: int, report: Callable[[BackgroundResult], None]) -> None:
+        self.wait_s = timeout_s + REPORTED_WITHIN_S
+        """Seconds that a shard waits for the result of a background attempt, from the moment when the task stops waiting."""
+        self._max_attempts = max_attempts
+        self._report = report
         self._runners: set[asyncio.Task[None]] = set()
-        self._to: collections.Counter[EndpointId] = collections.Counter()
-        self._silent: collections.Counter[EndpointId] = collections.Counter()
+        self._in_flight: collections.Counter[EndpointId] = collections.Counter()
+        self._unresponsive: collections.Counter[EndpointId] = collections.Counter()
         self._bytes = 0
-        self._untold: set[bytes] = set()
+        self._unreported: set[bytes] = set()
 
     @property
-    def is_over(self) -> bool:
-        """Whether all that went on alone has ended and is told. May be asked in any thread, as `forget`."""
-        return not self._untold
+    def is_idle(self) -> bool:
+        """Return True if no background attempt runs and each result is reported. Thread-safe, as is `settle`."""
+        return not self._unreported
 
-    def forget(self, ended: Iterable[Ended]) -> None:
-        """Take note that these are told, or cannot be."""
-        self._untold.difference_update(one.name for one in ended)
+    def settle(self, results: Iterable[BackgroundResult]) -> None:
+        """Mark results as reported, or as impossible to report."""
+        self._unreported.difference_update(result.name for result in results)
 
     def has_room(self, delivery: Sendable) -> bool:
-        """Tell whether one more may go on alone."""
-        return len(self._runners) < self._most and self._bytes + len(delivery.signed) <= MAX_BYTES
+        """Return True if one more attempt may run in the background."""
+        return len(self._runners) < self._max_attempts and self._bytes + len(delivery.signed) <= MAX_BYTES
 
-    def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_silent: bool) -> bytes:
-        """Let the attempt that `runner` waits for go on alone; return its name. `is_silent`: its endpoint answers nothing."""
-        to, size, name = delivery.endpoint.endpoint_id, len(delivery.signed), uuid.uuid4().bytes
-        counted_in = (self._to, self._silent) if is_silent else (self._to,)
+    def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_unresponsive: bool) -> bytes:
+        """Move the attempt that `runner` awaits to the background; return its name.
+
+        `is_unresponsive`: the endpoint has sent no response since the attempt began.
+        """
+        endpoint_id, size, name = delivery.endpoint.endpoint_id, len(delivery.signed), uuid.uuid4().bytes
+        counted_in = (self._in_flight, self._unresponsive) if is_unresponsive else (self._in_flight,)
         self._runners.add(runner)
-        self._untold.add(name)
+        self._unreported.add(name)
         self._bytes += size
         for counts in counted_in:
-            counts[to] += 1
+            counts[endpoint_id] += 1
 
-        def over(_: asyncio.Task[None]) -> None:
+        def ended(_: asyncio.Task[None]) -> None:
             self._runners.discard(runner)
             self._bytes -= size
             for counts in counted_in:
-                counts[to] -= 1
-                if not counts[to]:
-                    del counts[to]
+                counts[endpoint_id] -= 1
+                if not counts[endpoint_id]:
+                    del counts[endpoint_id]
             if not runner.cancelled() and (fault := runner.exception()) is not None:
-                log.error("an attempt that went on alone failed in an unforeseen way", exc_info=fault)
-                self._untold.discard(name)
+                log.error(
+                    "an unforeseen error ended a background attempt; the retry lane attempts the delivery again", exc_info=fault
+                )
+                self._unreported.discard(name)
 
-        runner.add_done_callback(over)
+        runner.add_done_callback(ended)
         return name
 
-    def end(self, name: bytes, outcome: Outcome[Any]) -> None:
-        """Take what came of it. The attempts before this one were told as it went on."""
-        self._told(Ended(name, outcome._replace(attempts=outcome.attempts[-1:], earlier=outcome.attempts[:-1])))
+    def complete(self, name: bytes, outcome: Outcome[Any]) -> None:
+        """Report the result of an attempt. Its earlier attempts were reported when it moved to the background."""
+        self._report(BackgroundResult(name, outcome._replace(attempts=outcome.attempts[-1:], earlier=outcome.attempts[:-1])))
 
-    def under_way_to(self, endpoint_id: EndpointId) -> int:
-        """Return how many requests there are to an endpoint."""
-        return self._to.get(endpoint_id, 0)
+    def in_flight_to(self, endpoint_id: EndpointId) -> int:
+        """Return the number of background attempts to an endpoint."""
+        return self._in_flight.get(endpoint_id, 0)
 
-    def is_silent(self, endpoint_id: EndpointId) -> bool:
-        """Tell whether an endpoint is being waited for that has answered nothing. Asked of every delivery."""
-        return endpoint_id in self._silent
+    def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
+        """Return True if the endpoint is unresponsive and has a background attempt. Called for each delivery."""
+        return endpoint_id in self._unresponsive

@@ -1,12 +1,12 @@
-"""Decide whether an endpoint is worth asking in a fast lane: its circuit.
+"""Decide whether a fast lane may send to an endpoint: its circuit breaker.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: `now` comes in, seconds of a monotonic clock.
+Pure: `now` is passed in, in seconds of a monotonic clock.
 
-    closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► on trial ── CLOSES_AFTER answers in a row ─► closed
+    closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-An endpoint that has failed since it last answered is asked by one request at a time. Else, of many under way to one that
-hangs, each that times out would be followed by the next, and the micro-batch would wait for that one as well.
+After a failure, an endpoint gets one request at a time until it responds. Otherwise each of many requests to a hanging endpoint
+would be followed by another as it times out, and the micro-batch would wait for that one as well.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from delivery.model import EndpointId
 from delivery.webhooks.policy import retry_decision
 
 OPENS_AFTER = 5
-TIMEOUT_COUNTS = 3
-"""A timeout counts as so many failures: each keeps the micro-batch waiting for the whole time of an attempt."""
+TIMEOUT_WEIGHT = 3
+"""A timeout counts as this many failures: each one holds up the micro-batch for the whole time of an attempt."""
 CLOSES_AFTER = 3
 OPEN_S = 30.0
-"""Long enough for the retry lane to have found out, and to have told all workers that it holds the endpoint back."""
+"""Seconds. Long enough for the retry lane to detect the failure and suppress the endpoint in all workers."""
 
-FAILED = frozenset(
+UNHEALTHY = frozenset(
     {
         retry_decision.SERVER_ERROR,
         retry_decision.UNAVAILABLE,
@@ -40,58 +40,58 @@ FAILED = frozenset(
         errors.ResponseInvalid.error_class,
     }
 )
-"""What says that the endpoint itself is ill."""
+"""Error classes that show an unhealthy endpoint."""
 REFUSED = frozenset({retry_decision.REFUSED, retry_decision.REDIRECT})
-"""A 3xx or another 4xx is about one event, or one setting."""
-_NOT_ASKED = frozenset({errors.LocalFailure.error_class, retry_decision.CONFIGURATION})
-"""The endpoint had no part in it. What is in neither set, a 2xx, 3xx or 4xx, is the answer of one that is alive."""
+"""Error classes about one event or one setting: a 3xx, or a 4xx that is in no other set."""
+_NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_decision.CONFIGURATION})
+"""Error classes in which the endpoint had no part. All others (2xx, 3xx, 4xx) are responses of a healthy endpoint."""
 
 
-class Circuit:
-    """The circuit of one endpoint in one worker. Made when it fails for the first time."""
+class CircuitBreaker:
+    """The circuit breaker of one endpoint in one worker. Created at the endpoint's first failure."""
 
-    __slots__ = ("_answers", "_failures", "_is_on_trial", "_open_until")
+    __slots__ = ("_answers", "_failures", "_is_half_open", "_open_until")
 
     def __init__(self) -> None:
         self._failures = 0
         self._answers = 0
-        self._is_on_trial = False
+        self._is_half_open = False
         self._open_until = float("-inf")
 
     def is_open(self, now: float) -> bool:
-        """Return whether it is not to be asked."""
+        """Return True if nothing may be sent to the endpoint."""
         return now < self._open_until
 
     @property
     def is_suspect(self) -> bool:
-        """Whether one request at a time is enough."""
-        return self._failures > 0 or self._is_on_trial
+        """Return True if the endpoint gets one request at a time."""
+        return self._failures > 0 or self._is_half_open
 
-    def told(self, error_class: str | None, began_at: float, now: float) -> None:
-        """Take what came of a request that began at `began_at`.
+    def record(self, error_class: str | None, began_at: float, now: float) -> None:
+        """Record the result of a request that began at `began_at`.
 
-        1. It began before the circuit opened, or did not ask the endpoint: that says nothing new.
-        2. It was answered: there are no failures in a row, and after enough of it in a row there is no trial any more.
-        3. It failed: the circuit opens after enough of that in a row, on trial at once.
+        1. The request began before the breaker opened, or never reached the endpoint: no change.
+        2. The endpoint responded: the failures in a row are reset. After CLOSES_AFTER responses in a row the breaker closes.
+        3. The request failed: after enough failures in a row the breaker opens. A half-open breaker opens at once.
         """
-        if began_at < self._open_until or error_class in _NOT_ASKED:
+        if began_at < self._open_until or error_class in _NEUTRAL:
             return
-        if error_class not in FAILED:
+        if error_class not in UNHEALTHY:
             self._failures = 0
             self._answers += 1
-            self._is_on_trial = self._is_on_trial and self._answers < CLOSES_AFTER
+            self._is_half_open = self._is_half_open and self._answers < CLOSES_AFTER
             return
         self._answers = 0
-        self._failures += TIMEOUT_COUNTS if error_class == errors.AttemptTimedOut.error_class else 1
-        if self._is_on_trial or self._failures >= OPENS_AFTER:
-            self._failures, self._is_on_trial = 0, True
+        self._failures += TIMEOUT_WEIGHT if error_class == errors.AttemptTimedOut.error_class else 1
+        if self._is_half_open or self._failures >= OPENS_AFTER:
+            self._failures, self._is_half_open = 0, True
             self._open_until = now + OPEN_S
 
 
-Circuits = MutableMapping[EndpointId, Circuit]
-"""Those of the endpoints that have failed of late. Kept over micro-batches."""
+CircuitBreakers = MutableMapping[EndpointId, CircuitBreaker]
+"""The circuit breakers of endpoints that failed recently. Kept across micro-batches."""
 
 
-def is_open(circuits: Circuits, endpoint_id: EndpointId, now: float) -> bool:
-    """Return whether the endpoint is not to be asked. It is asked for every delivery, and hardly any has a circuit."""
-    return endpoint_id in circuits and circuits[endpoint_id].is_open(now)
+def is_open(breakers: CircuitBreakers, endpoint_id: EndpointId, now: float) -> bool:
+    """Return True if nothing may be sent to the endpoint. Called for each delivery; hardly any endpoint has a breaker."""
+    return endpoint_id in breakers and breakers[endpoint_id].is_open(now)

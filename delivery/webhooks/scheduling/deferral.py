@@ -1,6 +1,6 @@
-"""Decide what a fast lane, direct or batch, hands over to the retry lane instead of delivering it or giving it up.
+"""Decide which deliveries a fast lane (direct or batch) defers to the retry lane.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Pure but for the clocks.
+Pure except for the clocks that are passed in.
 """
 
 from __future__ import annotations
@@ -9,50 +9,50 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
+from delivery.model import Attempt, Endpoint, EndpointId, EndpointStatus, NextAttempt, Outcome, OutcomeKind, Sent
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
-Held = Mapping[EndpointId, str]
-"""Endpoints that the driver holds back now, each with the reason (`policy.retry_decision`)."""
-NOBODY_HELD: Held = {}  # never changed
+SuppressedEndpoints = Mapping[EndpointId, str]
+"""Endpoints that the driver suppresses in the fast lanes now, each with the reason (`policy.retry_decision`)."""
+NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
 
 
 class _Rng(Protocol):
     def uniform(self, a: float, b: float, /) -> float: ...
 
 
-class Handover:
-    """What holds for one micro-batch. `now_s` gives seconds since the epoch, `clock` is monotonic.
+class Deferrals:
+    """The deferrals of one micro-batch. `now_s` returns seconds since the epoch, `clock` is monotonic.
 
-    `held` is what all lanes and workers have told the driver.
+    `suppressed` combines the reports of all lanes and workers.
     """
 
     def __init__(
         self,
-        held: Held,
-        circuits: circuit_breaker.Circuits,
-        under_way: background_attempts.Late,
+        suppressed: SuppressedEndpoints,
+        breakers: circuit_breaker.CircuitBreakers,
+        background: background_attempts.BackgroundAttempts,
         *,
         clock: Callable[[], float],
         now_s: Callable[[], float],
         rng: _Rng = random,
     ) -> None:
-        self._held = held
-        self._circuits = circuits
-        self._late = under_way
+        self._suppressed = suppressed
+        self._breakers = breakers
+        self._background = background
         self._clock = clock
         self._now_s = now_s
         self._rng = rng
 
-    def reason(self, endpoint: Endpoint) -> str | None:
-        """Return why nothing for `endpoint` is attempted in this lane, or None when it is. Asked before a body is made.
+    def reason_for(self, endpoint: Endpoint) -> str | None:
+        """Return the reason for which this lane sends nothing to `endpoint`, or None. Called before a body is built.
 
-        1. It is quarantined, paused or disabled: everything waits until it is not.
-        2. It takes events in order, which only the retry lane's state can keep.
-        3. It is failing, for all that this worker knows.
-        4. So the driver has heard, or that it did not answer some worker.
-        5. It has not answered what was sent to it in an earlier task, which is still under way.
+        1. The endpoint is quarantined, paused or disabled: its deliveries wait until that ends.
+        2. The endpoint takes events in order, which only the retry lane's state can keep.
+        3. The endpoint fails in this worker: its circuit breaker is open.
+        4. The driver suppresses the endpoint: it fails, or was unresponsive, in another lane or worker.
+        5. The endpoint has not responded to a request of an earlier task that is still in flight.
         """
         if endpoint.fault:
             return retry_decision.ENDPOINT_QUARANTINED
@@ -62,28 +62,31 @@ class Handover:
             return retry_decision.ENDPOINT_DISABLED
         if endpoint.order_by is not None:
             return retry_decision.ORDERED
-        if circuit_breaker.is_open(self._circuits, endpoint.endpoint_id, self._clock()):
+        if circuit_breaker.is_open(self._breakers, endpoint.endpoint_id, self._clock()):
             return retry_decision.CIRCUIT_OPEN
-        if endpoint.endpoint_id in self._held:
-            return self._held[endpoint.endpoint_id]
-        return retry_decision.SLOW if self._late.is_silent(endpoint.endpoint_id) else None
+        if endpoint.endpoint_id in self._suppressed:
+            return self._suppressed[endpoint.endpoint_id]
+        return retry_decision.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
-        """Return the outcome of what is not attempted, or not again. It uses up no wait, and needs none: see retry.again."""
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
+        """Return the outcome of a delivery that is deferred without a further attempt. It uses up no wait of the schedule."""
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
-    def under_way(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
-        """Return the outcome of what goes on alone. It is attempted again when nothing has been told of it by then."""
-        again = Again(self._now_ms() + round(self._late.wait_s * 1000), 0)
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, under_way=name)
+    def in_background(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
+        """Return the outcome of a delivery whose attempt moves to the background.
 
-    def soon(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
-        """Return the outcome of what has failed, and has a quick retry left for which this lane has no time any more."""
-        again = Again(self._now_ms() + round(wait_s * 1000), 0)
+        The retry lane attempts it again if no result is reported by then.
+        """
+        again = NextAttempt(self._now_ms() + round(self._background.wait_s * 1000), 0)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, background_attempt=name)
+
+    def quick_retry(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
+        """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane."""
+        again = NextAttempt(self._now_ms() + round(wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
-        """Return the outcome of what has failed in this lane: postponed by its endpoint's schedule, or given up."""
+        """Return the outcome of a failed delivery: deferred by its endpoint's schedule, or dead-lettered."""
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101
         expires_ms = now_ms + round(retrying.max_age_s * 1000)

@@ -1,7 +1,4 @@
-"""Begin no attempt any more, and know when those under way have ended.
-
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg.
-"""
+"""Stop beginning attempts, and wait for those in flight."""
 
 from __future__ import annotations
 
@@ -12,31 +9,31 @@ from delivery.model import Attempt, Sendable
 from delivery.webhooks.scheduling import dispatch
 
 
-class Gate:
-    """A sender for one task, behind which nothing begins once it is closed: whoever comes then waits to be abandoned."""
+class DrainGate:
+    """A sender for one task. After `close`, no attempt begins: later calls wait until their task is cancelled."""
 
     def __init__(self, sender: dispatch.Sender) -> None:
         self._sender = sender
-        self._under_way = 0
+        self._in_flight = 0
         self._is_closed = False
-        self._left = asyncio.Event()
+        self._ended = asyncio.Event()
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt:
-        """As dispatch.Sender."""
+        """Send one attempt, or wait forever if the gate is closed."""
         if self._is_closed:
             await asyncio.Future()
-        self._under_way += 1
+        self._in_flight += 1
         try:
             return await self._sender.attempt(delivery, number)
         finally:
-            self._under_way -= 1
-            self._left.set()
+            self._in_flight -= 1
+            self._ended.set()
 
-    async def close(self, within_s: float) -> None:
-        """Let nothing begin any more; wait for what is under way, no longer than `within_s`."""
+    async def close(self, timeout_s: float) -> None:
+        """Stop beginning attempts, and wait for those in flight for at most `timeout_s`."""
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while self._under_way:
-                    self._left.clear()
-                    await self._left.wait()
+            async with asyncio.timeout(timeout_s):
+                while self._in_flight:
+                    self._ended.clear()
+                    await self._ended.wait()

@@ -1,10 +1,8 @@
 """Keep the time by which endpoints are judged. It stands still while the delay is our own.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. docs/adr/0031 has the measurements.
-
-An endpoint that answers in 10 ms seems to take 3 s to a process that had no CPU for 3 s. Each judgement of an endpoint
-(response time, response deadline, queue timeout, attempt timeout) therefore reads this clock. Paces, schedules and the
-durations in the delivery log read the real time.
+docs/adr/0031 has the measurements. An endpoint that responds in 10 ms seems to take 3 s to a process that had no CPU for 3 s.
+Each judgement of an endpoint (response time, response deadline, queue timeout, attempt timeout) therefore reads this clock.
+Rates, schedules and the durations in the delivery log read the real time.
 """
 
 from __future__ import annotations
@@ -18,27 +16,27 @@ from delivery.webhooks.scheduling import limits
 BEAT_S = 0.05
 """Seconds between two readings of our own delay. A reading takes 18 µs, so 0.04 % of a core."""
 STALL_S = 0.05
-"""Seconds that a beat may be late. Of a longer lateness no more than this counts."""
+"""Seconds that a beat may be late. Of a longer lateness, only this much counts."""
 LEAST_SPEED = 1 / 8
-"""The clock's slowest speed. An endpoint that hangs is noticed also on a machine that is overloaded for long."""
+"""The clock's slowest speed. A hanging endpoint is detected even on a machine that is overloaded for long."""
 
 
 def loop_time() -> float:
-    """Return the event loop's time: the clock for processes that are not a worker, and ask one endpoint at a time."""
+    """Return the event loop's time: the clock for processes other than workers, which send to one endpoint at a time."""
     return asyncio.get_running_loop().time()
 
 
 class OwnDelay(Protocol):
-    """What the clock needs of the measurement. See delivery.webhooks.clocks.own_delay.OwnDelay."""
+    """Measure our own delay. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
     def grown_s(self) -> float: ...
 
 
 class EndpointClock:
-    """A monotonic clock in seconds, at most as fast as the event loop's. Made inside the loop, which it takes the beat from.
+    """A monotonic clock in seconds, at most as fast as the event loop's. Created inside that loop, which drives its beat.
 
-    1. A beat is more than STALL_S late: the loop stood still. The rest of the lateness is left out.
-    2. The process waited for CPU or memory in a part of the last beat: the clock is slower by this part in the next beat.
+    1. A beat is more than STALL_S late: the loop was blocked. The rest of the lateness is left out.
+    2. The process waited for CPU or memory during a part of the last beat: the next beat is slower by that part.
     """
 
     def __init__(self, own_delay: OwnDelay) -> None:
@@ -59,14 +57,14 @@ class EndpointClock:
         return self._time + (BEAT_S + STALL_S) * self._speed
 
     def own_delay_s(self) -> float:
-        """Return the seconds since the last call that the clock has left out."""
+        """Return the seconds that the clock has left out since the last call."""
         now, time = self._loop.time(), self.time()
         left_out_s = (now - self._reported_at) - (time - self._reported_time)
         self._reported_at, self._reported_time = now, time
         return max(0.0, left_out_s)
 
     def stop(self) -> None:
-        """Take no more beats."""
+        """Stop the beat."""
         self._timer.cancel()
 
     def _beat(self) -> None:
@@ -78,7 +76,7 @@ class EndpointClock:
 
 
 class Countdown:
-    """Call `ended` once, when `clock` has gone on by `wait_s`. The loop's own timer would not stand still with the clock."""
+    """Call `ended` once, when `clock` has advanced by `wait_s`. The loop's own timer would not stop with the clock."""
 
     def __init__(self, clock: Callable[[], float], wait_s: float, ended: Callable[[], None]) -> None:
         self._clock = clock
@@ -87,7 +85,7 @@ class Countdown:
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def cancel(self) -> None:
-        """Call nothing any more."""
+        """Cancel the call."""
         self._timer.cancel()
 
     def _look(self) -> None:

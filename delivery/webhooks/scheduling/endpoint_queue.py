@@ -1,7 +1,6 @@
-"""Know, in one task, what waits for each endpoint and what is under way to it, and decide whose answers take too long.
+"""Keep, for one task, each endpoint's waiting deliveries and attempts in flight; decide which responses are overdue.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: the clock's reading comes in. Who takes from the queues is
-delivery.webhooks.scheduling.dispatch.
+Pure: the clock's reading is passed in. delivery.webhooks.scheduling.dispatch consumes the queues.
 """
 
 from __future__ import annotations
@@ -16,160 +15,167 @@ from typing import Any, Generic, NamedTuple
 from delivery.model import Attempt, Endpoint, EndpointId, Sent
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
-FEW_ASKED = 2
-"""Of so few destinations in a task, all may take long by themselves. Whether it is our fault the driver judges by all tasks
-(delivery.webhooks.scheduling.outage): with more of them silent, a task waits for the end of their attempts, so as to tell."""
+FEW_DESTINATIONS = 2
+"""Destinations. If a task sends to so few, all may be slow by themselves. With more unresponsive ones, the task waits for the
+end of their attempts. The driver then judges from all tasks whether the fault is ours (delivery.webhooks.scheduling.outage)."""
 
 
 @dataclass(slots=True, eq=False)
 class Pending(Generic[Sent]):
-    """A delivery that has no outcome yet."""
+    """A delivery without an outcome."""
 
     delivery: Sent
     since: float = 0.0
-    """When it began to wait, or its attempt to be under way; after an attempt, anew."""
+    """When it began to wait, or when its current attempt began. Reset after each attempt."""
     attempts: tuple[Attempt, ...] = ()
     name: bytes | None = None
-    """Set: its outcome is told, and its attempt goes on alone."""
+    """Name of its background attempt. Set: its outcome is already reported, and its attempt runs in the background."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue(Generic[Sent]):
-    """What waits for one endpoint."""
+    """The waiting deliveries of one endpoint."""
 
     endpoint: Endpoint
     max_in_flight: int
     pace: limits.Pace | None
-    circuit: circuit_breaker.Circuit | None
-    answer_time: response_times.AnswerTime
+    breaker: circuit_breaker.CircuitBreaker | None
+    response_time: response_times.ResponseTime
     host: host_limits.Host | None
-    """Where it is; None: that has no bounds."""
+    """Its host. None: the host has no limits."""
     limit: int
-    """Of what is under way now: one while the circuit is suspicious."""
+    """Maximum of requests in flight now: one while the circuit breaker is suspect."""
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
-    is_in_turn: bool = False
-    """Whether it stands in line for a slot, or will when its pace or its host allows."""
-    is_called: bool = False
-    """Whether its host has called it."""
-    is_silent: bool = False
-    """Whether it is asked no more: it kept a micro-batch waiting and answered nothing, or has as many under way as it takes."""
-    was_reached: bool = False
-    reached_at: float = -math.inf
-    """When it last answered."""
-    had_no_way_there: bool = False
+    is_ready: bool = False
+    """Whether the queue is in line for a slot, or will be as soon as its rate or host allows."""
+    has_reservation: bool = False
+    """Whether its host has reserved capacity for it."""
+    is_unresponsive: bool = False
+    """Whether all further deliveries are deferred. Either the endpoint held up a micro-batch without a response, or background
+    attempts use its whole limit."""
+    has_responded: bool = False
+    responded_at: float = -math.inf
+    """When the endpoint last responded."""
+    was_unreachable: bool = False
     has_accepted: bool = False
 
     @property
     def endpoint_id(self) -> EndpointId:
-        """Return whose it is."""
+        """Return the id of the endpoint."""
         return self.endpoint.endpoint_id
 
-    def is_bounded(self, now: float) -> bool:
-        """Tell whether the next request has to wait for a pace or for its host."""
+    def must_wait(self, now: float) -> bool:
+        """Return True if the next request must wait for the rate or the host."""
         return (self.pace is not None and self.pace.wait_s(now) > 0) or (self.host is not None and not self.host.has_room)
 
-    def began(self, now: float) -> None:
-        """Count a request that goes now."""
+    def begin(self, now: float) -> None:
+        """Count a request that begins now."""
         self.in_flight += 1
         if self.pace is not None:
-            self.pace.take(now)
+            self.pace.consume(now)
         if self.host is not None:
             self.host.enter()
 
-    def ended(self) -> None:
-        """Count out a request that has ended."""
+    def end(self) -> None:
+        """Count a request that has ended."""
         self.in_flight -= 1
         if self.host is not None:
             self.host.leave()
 
-    def leave_line(self) -> None:
-        """Give back the place for which its host may have called it."""
-        if self.is_called and self.host is not None:
-            self.is_called = False
-            self.host.admits_called()
+    def release_reservation(self) -> None:
+        """Release the capacity that its host may have reserved."""
+        if self.has_reservation and self.host is not None:
+            self.has_reservation = False
+            self.host.use_reservation()
             self.host.wake()
 
-    def answered(self, since: float, now: float) -> None:
-        """Record that a request which began at `since` has its answer."""
-        self.was_reached, self.reached_at = True, now
-        self.answer_time.took(now - since)
+    def record_response(self, since: float, now: float) -> None:
+        """Record the response to a request that began at `since`."""
+        self.has_responded, self.responded_at = True, now
+        self.response_time.record(now - since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What a worker knows of endpoints from task to task: an endpoint's second does not end with a micro-batch."""
+class EndpointMemory:
+    """The state of endpoints that a worker keeps from task to task: a rate limit does not end with a micro-batch."""
 
     paces: limits.Paces
     hosts: host_limits.Hosts
-    circuits: circuit_breaker.Circuits
-    answer_times: response_times.AnswerTimes
+    breakers: circuit_breaker.CircuitBreakers
+    response_times: response_times.ResponseTimes
 
-    def queue_of(self, endpoint: Endpoint, bounds: limits.Limits, under_way: background_attempts.Late) -> Queue[Any]:
-        """Make the queue of an endpoint. What goes on alone from earlier tasks counts against what it takes at once."""
+    def queue_of(
+        self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
+    ) -> Queue[Any]:
+        """Return a new queue for an endpoint. Background attempts of earlier tasks count against its limit."""
         name = endpoint.endpoint_id
-        bound = bounds.in_flight_to(endpoint) - under_way.under_way_to(name)
-        known, answer_time = self.circuits.get(name), self.answer_times.get(name)
-        if answer_time is None:
-            answer_time = self.answer_times[name] = response_times.AnswerTime()
+        bound = bounds.in_flight_to(endpoint) - background.in_flight_to(name)
+        known, response_time = self.breakers.get(name), self.response_times.get(name)
+        if response_time is None:
+            response_time = self.response_times[name] = response_times.ResponseTime()
         return Queue(
             endpoint,
             max_in_flight=bound,
             pace=bounds.pace_to(endpoint, self.paces),
-            host=self.hosts.of(endpoint.url),
-            circuit=known,
-            answer_time=answer_time,
+            host=self.hosts.host_of(endpoint.url),
+            breaker=known,
+            response_time=response_time,
             limit=1 if known is not None and known.is_suspect else bound,
-            is_silent=bound <= 0 or under_way.is_silent(name),
+            is_unresponsive=bound <= 0 or background.is_unresponsive(name),
         )
 
 
-class UnderWay(NamedTuple, Generic[Sent]):
-    """An attempt that is waited for, and by whom."""
+class InFlight(NamedTuple, Generic[Sent]):
+    """An attempt that this task awaits, and its runner."""
 
     queue: Queue[Sent]
     runner: asyncio.Task[None]
 
 
 class Overdue(NamedTuple, Generic[Sent]):
-    """Whose answers are waited for too long."""
+    """Attempts whose response is overdue."""
 
     attempts: list[Pending[Sent]]
-    silent: list[Queue[Sent]]
-    """The endpoints of these that have answered nothing since."""
-    next_in_s: float
-    """When to look again."""
+    unresponsive: list[Queue[Sent]]
+    """Their endpoints that have sent no response since."""
+    check_in_s: float
+    """Seconds until the next check."""
 
 
-def reach(queues: Iterable[Queue[Sent]]) -> outage.Reach:
-    """Return to which destinations there was a way."""
-    return outage.reach((queue.endpoint, queue.was_reached) for queue in queues if queue.was_reached or queue.had_no_way_there)
+def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
+    """Return which destinations have responded, and which were unreachable."""
+    return outage.reachability(
+        (queue.endpoint, queue.has_responded) for queue in queues if queue.has_responded or queue.was_unreachable
+    )
 
 
-def overdue(under_way: Mapping[Pending[Sent], UnderWay[Sent]], now: float, most_s: float) -> Overdue[Sent]:
-    """Return what has been under way for longer than its endpoint usually takes, or for `most_s`.
+def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
+    """Return the attempts that take longer than their endpoint usually does, or longer than `max_s`.
 
-    Not of an endpoint that has answered in this task and for which more waits: it may be busy for a moment, and the rest is
-    waited for anyway, until its circuit opens or `lane_deadline_s` has passed.
+    An endpoint is left out if it has responded in this task and has waiting deliveries. It may be busy for a moment, and the
+    task waits for the rest anyway: until its circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[Pending[Sent]] = []
-    silent: dict[EndpointId, Queue[Sent]] = {}
-    next_in_s = math.inf
-    for pending, (queue, _) in under_way.items():
-        if queue.waiting and queue.was_reached:
+    unresponsive: dict[EndpointId, Queue[Sent]] = {}
+    check_in_s = math.inf
+    for pending, (queue, _) in in_flight.items():
+        if queue.waiting and queue.has_responded:
             continue
-        left_s = pending.since + queue.answer_time.patience_s(most_s) - now
+        left_s = pending.since + queue.response_time.deadline_s(max_s) - now
         if left_s > limits.ROUNDING_S:
-            next_in_s = min(next_in_s, left_s)
+            check_in_s = min(check_in_s, left_s)
             continue
         attempts.append(pending)
-        if queue.reached_at <= pending.since:
-            silent[queue.endpoint_id] = queue
-    return Overdue(attempts, list(silent.values()), response_times.MIN_PATIENCE_S if next_in_s == math.inf else next_in_s)
+        if queue.responded_at <= pending.since:
+            unresponsive[queue.endpoint_id] = queue
+    return Overdue(
+        attempts, list(unresponsive.values()), response_times.MIN_RESPONSE_DEADLINE_S if check_in_s == math.inf else check_in_s
+    )
 
 
-def may_be_ours(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]]) -> bool:
-    """Judge as if there were no way to any of the `silent` that has not answered yet, nor to those left alone before."""
-    unknown = (queue for queue in queues if not queue.was_reached and (queue.is_silent or queue in silent))
-    seen = reach(queues) + outage.reach((queue.endpoint, False) for queue in unknown)
-    return seen.is_broken(least=FEW_ASKED + 1)
+def may_be_local_outage(queues: Collection[Queue[Sent]], unresponsive: Collection[Queue[Sent]]) -> bool:
+    """Return True if our own network may be broken. Unresponsive endpoints that never responded count as unreachable."""
+    unknown = (queue for queue in queues if not queue.has_responded and (queue.is_unresponsive or queue in unresponsive))
+    seen = reachability(queues) + outage.reachability((queue.endpoint, False) for queue in unknown)
+    return seen.is_broken(least=FEW_DESTINATIONS + 1)

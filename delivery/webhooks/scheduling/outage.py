@@ -1,7 +1,7 @@
-"""Tell a network of ours that is broken from endpoints that are: when hardly any destination can be reached, the fault is ours.
+"""Detect an outage of our own network: hardly any destination is reachable.
 
-Runs on the driver and in the executors. Must not import pyspark or psycopg. Pure: `now` comes in. While the fault is ours the
-lanes pause: events stay in Kafka instead of using up their schedules, and nobody is disabled. docs/adr/0032 has the reasons.
+Pure: `now` is passed in. During an outage the lanes pause. Events stay in Kafka and use up no schedule, and no endpoint is
+disabled. The reasons are in docs/adr/0032.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from delivery import errors
 from delivery.model import Endpoint
 
 MIN_DESTINATIONS = 10
-"""Destinations. Fewer than these may all be dead by themselves."""
+"""Destinations. Fewer than these may all be down by themselves."""
 MIN_CUSTOMERS = 2
-"""Customers. All destinations of one may be in one data centre that is down."""
-SHARE = 0.8
-"""Of the destinations that were asked, and of the customers. Half of them may be in one data centre that is down."""
+"""Customers. All destinations of one customer may be in one data centre that is down."""
+UNREACHABLE_SHARE = 0.8
+"""Share of the destinations, and of the customers, that are unreachable. Half of them may be in one data centre that is
+down."""
 MAX_SAMPLE = 256
-"""Destinations, and customers, that a sample has at most: 5 kB of what a task tells the driver."""
-FIRST_HOLD_S, MAX_HOLD_S = 5.0, 60.0
-NO_WAY_THERE = frozenset(
+"""Maximum of destinations, and of customers, in a sample: 5 kB of a task's report to the driver."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 60.0
+UNREACHABLE_CLASSES = frozenset(
     {
         errors.LocalFailure.error_class,
         errors.DnsFailed.error_class,
@@ -35,91 +36,93 @@ NO_WAY_THERE = frozenset(
         errors.ConnectionLost.error_class,
     }
 )
-"""Nothing came from the endpoint. When that is so for most of them, the fault is ours."""
+"""Error classes of attempts to which the endpoint sent nothing. If most destinations end so, the fault is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """Which destinations were asked, and to which of them there was a way. `a + b` is what both have seen.
+class Reachability:
+    """Which destinations were asked, and which of them responded. `a + b` merges two observations.
 
-    A destination is a host and port: a hundred endpoints behind one gateway say no more of our network than one. Each is known
-    by a digest, and so is each customer. Beyond MAX_SAMPLE those with the smallest digests are kept: a sample that is the same
-    in whatever order it is merged.
+    A destination is a host and port: a hundred endpoints behind one gateway count as one. Destinations and customers are stored
+    as digests. Beyond MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)
-    """By digest: whether it was reached."""
+    """By digest: whether the destination responded."""
     customers: Mapping[int, bool] = field(default_factory=dict)
-    """By digest: whether any destination of this customer was reached."""
+    """By digest: whether any destination of the customer responded."""
 
-    def __add__(self, other: Reach) -> Reach:
-        return Reach(
+    def __add__(self, other: Reachability) -> Reachability:
+        return Reachability(
             destinations=_merged(self.destinations, other.destinations), customers=_merged(self.customers, other.customers)
         )
 
     @property
     def asked(self) -> int:
-        """Return how many destinations were asked."""
+        """Return the number of destinations that were asked."""
         return len(self.destinations)
 
     @property
     def unreachable(self) -> int:
-        """Return to how many of them there was no way at all."""
+        """Return the number of destinations that were unreachable."""
         return _unreachable(self.destinations)
 
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
-        """Judge our own network: whether hardly any of at least `least` destinations, and of several customers, was reached."""
+        """Return True if our own network seems broken.
+
+        At least `least` destinations of several customers were asked, and hardly any responded.
+        """
         return (
             self.asked >= least
             and len(self.customers) >= MIN_CUSTOMERS
-            and self.unreachable >= SHARE * self.asked
-            and _unreachable(self.customers) >= SHARE * len(self.customers)
+            and self.unreachable >= UNREACHABLE_SHARE * self.asked
+            and _unreachable(self.customers) >= UNREACHABLE_SHARE * len(self.customers)
         )
 
     @property
-    def is_well(self) -> bool:
-        """Tell whether most of those asked were reached, however few they were."""
+    def is_healthy(self) -> bool:
+        """Return True if more than half of the destinations responded, however few were asked."""
         return self.unreachable * 2 < self.asked
 
 
-NOTHING = Reach()
+NOTHING_ASKED = Reachability()
 
 
-def reach(seen: Iterable[tuple[Endpoint, bool]]) -> Reach:
-    """Return what is known by endpoints that were asked, each with whether it was reached."""
+def reachability(seen: Iterable[tuple[Endpoint, bool]]) -> Reachability:
+    """Return the reachability from pairs of an endpoint and whether it responded."""
     destinations: dict[int, bool] = {}
     customers: dict[int, bool] = {}
-    for endpoint, was_reached in seen:
-        for known, digest in ((destinations, _of_url(endpoint.url)), (customers, _of(endpoint.customer_id))):
-            known[digest] = was_reached or known.get(digest, False)
-    return Reach(destinations=_sample(destinations), customers=_sample(customers))
+    for endpoint, responded in seen:
+        for known, digest in ((destinations, _destination_digest(endpoint.url)), (customers, _digest(endpoint.customer_id))):
+            known[digest] = responded or known.get(digest, False)
+    return Reachability(destinations=_sample(destinations), customers=_sample(customers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Egress:
-    """What is thought of our own network."""
+class NetworkHealth:
+    """The judgement of our own network."""
 
     is_broken: bool = False
-    held_s: float = 0.0
-    """How long the last pause was."""
-    until: float = float("-inf")
-    """When the next micro-batch may begin, to see whether it is mended."""
+    pause_s: float = 0.0
+    """Seconds of the last pause."""
+    paused_until: float = float("-inf")
+    """When the next micro-batch may begin, to test the network again."""
 
-    def told(self, seen: Reach, now: float) -> Egress:
-        """Return what is thought after a micro-batch.
+    def after(self, seen: Reachability, now: float) -> NetworkHealth:
+        """Return the judgement after a micro-batch.
 
-        1. Hardly any could be reached: it is broken, and the pause doubles.
-        2. Most of those asked were reached: it works, however few they were.
-        3. Otherwise that says nothing new.
+        1. Hardly any destination responded: the network is broken, and the pause doubles.
+        2. Most destinations responded: the network works, however few were asked.
+        3. Otherwise: no change.
         """
         if seen.is_broken():
-            held_s = min(self.held_s * 2, MAX_HOLD_S) if self.is_broken else FIRST_HOLD_S
-            return Egress(is_broken=True, held_s=held_s, until=now + held_s)
-        return Egress() if seen.is_well else self
+            pause_s = min(self.pause_s * 2, MAX_PAUSE_S) if self.is_broken else FIRST_PAUSE_S
+            return NetworkHealth(is_broken=True, pause_s=pause_s, paused_until=now + pause_s)
+        return NetworkHealth() if seen.is_healthy else self
 
 
 def _unreachable(known: Mapping[int, bool]) -> int:
-    return sum(not was_reached for was_reached in known.values())
+    return sum(not responded for responded in known.values())
 
 
 def _merged(one: Mapping[int, bool], other: Mapping[int, bool]) -> Mapping[int, bool]:
@@ -135,11 +138,11 @@ def _sample(known: Mapping[int, bool]) -> Mapping[int, bool]:
 
 
 @functools.lru_cache(maxsize=50_000)
-def _of_url(url: str) -> int:
+def _destination_digest(url: str) -> int:
     parts = parse.urlsplit(url)
-    return _of(f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}")
+    return _digest(f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}")
 
 
 @functools.lru_cache(maxsize=50_000)
-def _of(name: str) -> int:
+def _digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())

@@ -1,6 +1,6 @@
-"""Remember when our own network was broken, so that no failure of such a time disables an endpoint.
+"""Remember the outages of our own network, so that no failure during an outage disables an endpoint.
 
-Runs on the driver. Must not import pyspark or psycopg. Pure: times come in, in ms since the epoch.
+Pure: times are passed in, in ms since the epoch. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -8,40 +8,41 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MARGIN_MS = 10_000
-"""After an outage, in ms. An attempt that began in it ends later, and clocks of workers differ from the driver's by seconds."""
+"""Milliseconds after an outage that still count as outage. An attempt may begin during the outage and end later, and workers'
+clocks may differ from the driver's by seconds."""
 MAX_PAST = 100
-"""Outages that are remembered, the latest."""
+"""Number of outages that are remembered, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
     """The outages of our own network since this process began.
 
-    An outage begins when the network was last known to work: what failed before it was noticed counts as little.
+    An outage begins when the network was last known to work: failures before its detection do not count either.
     """
 
-    past: tuple[tuple[int, int], ...] = ()
-    """First and last moment of each that is over, in order."""
-    well_ms: int = 0
-    """When the network was last known to work; 0: not yet."""
-    is_on: bool = False
+    ended: tuple[tuple[int, int], ...] = ()
+    """First and last moment of each outage that is over, in order."""
+    last_healthy_ms: int = 0
+    """When the network was last known to work. 0: not yet."""
+    is_ongoing: bool = False
 
-    def told(self, *, is_broken: bool, is_well: bool, now_ms: int) -> Outages:
-        """Return what is known after a micro-batch: is the network thought to be broken, and did it show to work?"""
+    def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
+        """Return the history after a micro-batch, by whether the network was broken or proven to work."""
         if is_broken:
-            return replace(self, is_on=True)
-        if self.is_on:
-            past = (*self.past, (self.well_ms, now_ms + MARGIN_MS))
-            return Outages(past=past[-MAX_PAST:], well_ms=now_ms)
-        return replace(self, well_ms=now_ms) if is_well else self
+            return replace(self, is_ongoing=True)
+        if self.is_ongoing:
+            ended = (*self.ended, (self.last_healthy_ms, now_ms + MARGIN_MS))
+            return Outages(ended=ended[-MAX_PAST:], last_healthy_ms=now_ms)
+        return replace(self, last_healthy_ms=now_ms) if is_healthy else self
 
     def failing_s(self, since_ms: int, failed_ms: int) -> float:
-        """Return the seconds in which an endpoint has failed by itself, first at `since_ms` and last at `failed_ms`.
+        """Return the seconds in which an endpoint failed by itself, first at `since_ms` and last at `failed_ms`.
 
-        1. The last failure is of an outage: 0. It says nothing, and an endpoint that is well answers the next probe.
-        2. Otherwise the time between both, less that of all outages.
+        1. The last failure was during an outage: 0. It proves nothing, and a healthy endpoint accepts the next probe.
+        2. Otherwise: the time between both, less the time of all outages.
         """
-        if self.is_on or any(first <= failed_ms <= last for first, last in self.past):
+        if self.is_ongoing or any(first <= failed_ms <= last for first, last in self.ended):
             return 0.0
-        ours_ms = sum(max(0, min(last, failed_ms) - max(first, since_ms)) for first, last in self.past)
+        ours_ms = sum(max(0, min(last, failed_ms) - max(first, since_ms)) for first, last in self.ended)
         return (failed_ms - since_ms - ours_ms) / 1000

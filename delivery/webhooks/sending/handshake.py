@@ -1,6 +1,7 @@
-"""Ask a receiver whether it wants deliveries, and read what it says: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF).
+"""Ask a receiver for permission to send, and read its response.
 
-Runs in the API, in the command, and where the registry is read. Must not import pyspark or psycopg. Pure.
+Source: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF). Pure. Also runs in the API, in the command, and where the
+registry is read.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ REQUEST_ORIGIN, REQUEST_CALLBACK, REQUEST_RATE = "WebHook-Request-Origin", "WebH
 ALLOWED_ORIGIN, ALLOWED_RATE = "WebHook-Allowed-Origin", "WebHook-Allowed-Rate"
 ANY = "*"
 MAX_PER_MINUTE = 6_000_000
-"""The most that `max_per_second` can say. A receiver that permits more permits this."""
+"""The maximum of `max_per_second` as a rate a minute. A higher permitted rate counts as this."""
 _RATE = re.compile("[1-9][0-9]*")
 _MINUTE_S = 60
 
 
 class State(enum.StrEnum):
-    """What came of the question. A closed set."""
+    """The result of the question. A closed set."""
 
     PERMITTED = "permitted"
     ASKED = "asked"
@@ -33,17 +34,17 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a receiver is asked."""
+    """The question to a receiver."""
 
     origin: str
-    """As whom the platform sends: a DNS name."""
+    """The DNS name by which the platform identifies itself."""
     per_minute: int | None = None
-    """How many requests a minute it would like to send; None: it does not say."""
+    """Requested rate in requests a minute. None: no rate is requested."""
     callback: str | None = field(default=None, repr=False)
-    """The URL by which the receiver may answer later. Who knows it may permit."""
+    """The URL by which the receiver may respond later. It is a secret: whoever has it may permit."""
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Yield what the OPTIONS request says."""
+        """Yield the headers of the OPTIONS request."""
         yield REQUEST_ORIGIN, self.origin
         if self.callback is not None:
             yield REQUEST_CALLBACK, self.callback
@@ -52,27 +53,27 @@ class Question:
 
 
 class Reply(NamedTuple):
-    """What the receiver said."""
+    """The receiver's response."""
 
     state: State
     per_minute: int | None = None
-    """How many requests a minute it permits; None: as many as we like."""
+    """Permitted rate in requests a minute. None: any rate."""
     reason: str = ""
-    """For a person, when it is not permitted. Quotes nothing of the answer."""
+    """Reason for a person, if it is not permitted. Quotes nothing of the response."""
 
 
 def wished_per_minute(max_per_second: float | None) -> int | None:
-    """Return the rate to ask for, by the endpoint's own bound. At least one: the header has no other numbers."""
+    """Return the rate to request, from the endpoint's own limit. At least 1: the header allows no other numbers."""
     return None if max_per_second is None else max(1, int(max_per_second * _MINUTE_S))
 
 
-def read(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
-    """Return what an answer says, whatever its status: the specification relies on none.
+def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
+    """Return the reply in a response, whatever its status: the specification relies on none.
 
-    1. No origin is allowed: not yet, if there is a callback; else never.
-    2. Another origin is allowed.
-    3. The rate makes no sense, or is missing though one was asked for (section 4.2.2: it must be there then).
-    4. It is permitted.
+    1. No origin is allowed: asked if there is a callback, otherwise refused.
+    2. Another origin is allowed: refused.
+    3. The rate is invalid, or missing although one was requested (section 4.2.2 requires it then): refused.
+    4. Otherwise: permitted.
     """
     origins, rates = _values(headers, ALLOWED_ORIGIN), _values(headers, ALLOWED_RATE)
     if not origins:
@@ -92,22 +93,22 @@ def read(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
 
 
 def per_minute(rate: str) -> int | None:
-    """Return what `WebHook-Allowed-Rate` permits, None for any number; raise RegistrationError when it is neither."""
+    """Return the rate in `WebHook-Allowed-Rate`, or None for any rate; raise RegistrationError if it is neither."""
     if rate == ANY:
         return None
     if not _RATE.fullmatch(rate):
         raise errors.RegistrationError(ALLOWED_RATE, f"is neither a whole number above 0, of requests a minute, nor {ANY}")
-    # By its length first: Python reads no number of thousands of digits.
+    # Check the length first: Python parses no number of thousands of digits.
     return MAX_PER_MINUTE if len(rate) > len(str(MAX_PER_MINUTE)) else min(int(rate), MAX_PER_MINUTE)
 
 
 def limit_per_s(own: float | None, permitted_per_minute: int | None) -> float | None:
-    """Return how many requests a second may go to an endpoint: the lower of its own bound and its receiver's."""
+    """Return the maximum of requests a second to an endpoint: the lower of its own limit and its receiver's."""
     permitted = None if permitted_per_minute is None else permitted_per_minute / _MINUTE_S
     return min((bound for bound in (own, permitted) if bound is not None), default=None)
 
 
 def _values(headers: Sequence[tuple[bytes, bytes]], name: str) -> list[str]:
-    """Return what stands in the header of that name, a value for each time that it occurs."""
+    """Return all values of the header of this name."""
     wanted = name.lower().encode()
     return [value.decode("latin-1").strip(" \t") for key, value in headers if key.lower() == wanted]

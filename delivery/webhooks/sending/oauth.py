@@ -1,7 +1,7 @@
-"""Come by access tokens for endpoints that want OAuth2, by client credentials (RFC 6749, section 4.4).
+"""Fetch access tokens for endpoints that use OAuth2 client credentials (RFC 6749, section 4.4).
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Token requests go through the
-deliveries' transport: guarded addresses, no redirects, bounded answers, a total time. No text made here holds a secret.
+Token requests use the deliveries' transport: guarded addresses, no redirects, bounded responses, a total timeout. No text of
+this module contains a secret.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from delivery.webhooks.http import origin, transport
 from delivery.webhooks.scheduling import endpoint_clock, limits
 
 MAX_TOKENS = 20_000
-PAUSE_S = 5.0
-"""For so long a failure holds for all that need the same token, and so far apart are renewals because of a 401: a token server
-that is broken, or an endpoint that likes no token, must not be asked once for each delivery."""
+RETRY_PAUSE_S = 5.0
+"""Seconds. A failed token request is the answer to all attempts during this time, and renewals after a 401 are this far apart.
+So a broken token server, or an endpoint that accepts no token, is not asked once per delivery."""
 DEFAULT_LIFETIME_S = 300.0
-"""Of a token whose server names none; an earlier end shows as a 401."""
+"""Seconds. Used if the token server returns no lifetime; if the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
-"""The last part of a token's life in which a new one is fetched while the old one still serves; at most a minute."""
+"""The last part of a token's life, in which a new one is fetched while the old one is still used. At most a minute."""
 
 _TOKEN = re.compile(r"[!-~]+")
 _ERRORS = frozenset(
     {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type", "invalid_scope"}
 )
-"""RFC 6749, section 5.2. Any other text of the server could repeat our secret."""
+"""RFC 6749, section 5.2. Any other text of the server could contain our secret."""
 
 
 class Transport(Protocol):
-    """What is needed of the network. See delivery.webhooks.http.transport.Transport."""
+    """Post a request. Implemented by delivery.webhooks.http.transport.Transport."""
 
     async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
 
 
 @dataclass(slots=True, repr=False)
 class _Token:
-    """What is known of one token; `header` is the line that carries it."""
+    """The state of one token; `header` is its header line."""
 
     header: bytes = b""
     renew_at: float = 0.0
     expires_at: float = 0.0
     failure: errors.AttemptFailed | None = None
-    """Of the last request."""
-    ask_again_at: float = 0.0
-    heed_401_at: float = 0.0
+    """Failure of the last request."""
+    retry_at: float = 0.0
+    renew_on_401_at: float = 0.0
     fetching: asyncio.Task[None] | None = None
 
 
 class Tokens:
     """The access tokens of one worker process.
 
-    `timeout_s` bounds a token request; `clock` gives seconds since the epoch; by `judging` token servers are judged.
+    `timeout_s` bounds a token request. `clock` returns seconds since the epoch. Token servers are judged by `endpoint_time`.
     """
 
     def __init__(
@@ -69,52 +69,52 @@ class Tokens:
         *,
         timeout_s: float,
         clock: Callable[[], float],
-        judging: Callable[[], float] = endpoint_clock.loop_time,
+        endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
     ) -> None:
         self._network = network
         self._timeout_s = timeout_s
         self._clock = clock
-        self._judging = judging
+        self._endpoint_time = endpoint_time
         self._tokens: cachetools.LRUCache[Auth, _Token] = cachetools.LRUCache(maxsize=MAX_TOKENS)
 
     async def header(self, grant: origin.Grant, timeout_s: float) -> bytes:
         """Return the header line with the token; raise TokenRefused or LocalFailure.
 
-        1. The token has long to live: it serves.
-        2. It ends soon: it serves, and a new one is fetched meanwhile.
-        3. There is none: all that need it wait for one and the same request.
-        4. A request failed just now: that is the answer.
+        1. The token is valid for long: return it.
+        2. The token ends soon: return it, and fetch a new one meanwhile.
+        3. There is no token: all attempts that need it wait for one request.
+        4. A request failed just now: raise its failure.
         """
         token = self._token(grant)
         now = self._clock()
-        if now >= token.renew_at and now >= token.ask_again_at and token.fetching is None:
+        if now >= token.renew_at and now >= token.retry_at and token.fetching is None:
             token.fetching = asyncio.create_task(self._fetch(grant, token))
         if now < token.expires_at:
             return token.header
         if token.fetching is not None:
-            await self._fetched(token.fetching, timeout_s)
+            await self._wait_for_token(token.fetching, timeout_s)
         if token.failure is not None:
             raise type(token.failure)(*token.failure.args)
         return token.header
 
-    async def _fetched(self, fetching: asyncio.Task[None], timeout_s: float) -> None:
-        """Wait for a token request. An attempt that stops waiting leaves it to the others; it has a time of its own."""
-        ends_at = self._judging() + timeout_s
+    async def _wait_for_token(self, fetching: asyncio.Task[None], timeout_s: float) -> None:
+        """Wait for a token request. If this attempt stops waiting, the request goes on for the others, with its own timeout."""
+        ends_at = self._endpoint_time() + timeout_s
         while not fetching.done():
-            left_s = ends_at - self._judging()
+            left_s = ends_at - self._endpoint_time()
             if left_s <= limits.ROUNDING_S:
                 raise errors.TokenRefused("no token came within the attempt's time")
             await asyncio.wait({fetching}, timeout=left_s)
-        fetching.result()  # raises what nobody foresaw
+        fetching.result()  # raises an unforeseen error
 
-    async def instead_of(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
-        """Return the header line to try after a 401 for `refused`; None when a new token would not help."""
+    async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
+        """Return the header line to use after a 401 for `refused`, or None if a new token would not help."""
         token = self._token(grant)
         if token.header == refused and token.fetching is None:
             now = self._clock()
-            if now < token.heed_401_at:
+            if now < token.renew_on_401_at:
                 return None
-            token.heed_401_at = now + PAUSE_S
+            token.renew_on_401_at = now + RETRY_PAUSE_S
             token.renew_at = token.expires_at = 0.0
         return await self.header(grant, timeout_s)
 
@@ -130,10 +130,10 @@ class Tokens:
             answer = await self._network.post(grant.to, b"", grant.body, self._timeout_s)
             token.header, lifetime_s = _parsed(answer)
         except errors.LocalFailure as exc:
-            token.failure = exc  # says nothing of the token server: the next attempt asks again
+            token.failure = exc  # proves nothing about the token server: the next attempt asks again
         except errors.AttemptFailed as exc:
             token.failure = exc if isinstance(exc, errors.TokenRefused) else errors.TokenRefused(f"the token server: {exc}")
-            token.ask_again_at = self._clock() + PAUSE_S
+            token.retry_at = self._clock() + RETRY_PAUSE_S
         else:
             token.failure = None
             token.expires_at = began + lifetime_s
@@ -162,7 +162,7 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
 
 
 def _lifetime_s(said: object) -> float:
-    """Return `expires_in`; some servers send it as text, and it is optional."""
+    """Return `expires_in`. Some servers send it as text, and it is optional."""
     try:
         lifetime_s = float(said) if isinstance(said, int | float | str) else DEFAULT_LIFETIME_S
     except ValueError:

@@ -1,8 +1,7 @@
-"""Make what a customer receives: the `webhook-id`, the body, and the headers that describe it.
+"""Build the `webhook-id`, the body, and the headers that describe the body.
 
-Runs in the executors. Must not import pyspark or psycopg.
-Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier"; CloudEvents 1.0.2, "HTTP Protocol Binding"
-(sections 3.1 and 3.2) and "JSON Event Format".
+Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier"; CloudEvents 1.0.2, "HTTP Protocol Binding" (sections
+3.1 and 3.2) and "JSON Event Format".
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.events import attributes as further
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
-"""What a CloudEvents attribute may show as itself in a header; the rest is percent-encoded (HTTP binding, 3.1.3.2)."""
+"""Characters that a CloudEvents attribute shows unchanged in a header. Others are percent-encoded (HTTP binding, 3.1.3.2)."""
 
 
 class Content(NamedTuple):
-    """What a request says of one event; the same for all endpoints that ask for the same mode."""
+    """The content of a request for one event. Equal for all endpoints with the same content mode."""
 
     headers: bytes
     """Header lines that describe the body, each ended by CRLF."""
@@ -30,17 +29,17 @@ class Content(NamedTuple):
 
 
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
-    """Return the id that all attempts of this delivery carry, now, after a crash and on a later redrive.
+    """Return the id that all attempts of this delivery carry, also after a crash and on a later redrive.
 
-    A digest of what makes the delivery unique (CloudEvents: source + id; and the subscription), because event ids are
-    producers' text and may hold anything, while this id stands in a header and in the signed content, where no `.` may be.
+    A digest of the delivery's identity: source and id of the event (as in CloudEvents), and the subscription. Event ids are
+    producers' text and may contain anything. This id is in a header and in the signed content, where no `.` is allowed.
     """
     identity = f"{event.source}\0{event.event_id}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def content(event: Event, mode: ContentMode) -> Content:
-    """Return what is sent of one event in this mode; the payload is in it byte for byte."""
+    """Return the content of one event in this mode, with the payload byte for byte."""
     if mode is ContentMode.CLOUDEVENTS_BINARY:
         lines = "".join(
             f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
@@ -56,7 +55,7 @@ def content(event: Event, mode: ContentMode) -> Content:
 def structured(event: Event | Packed) -> bytes:
     """Return the event as a CloudEvent in JSON."""
     attributes: dict[str, Any] = _attributes(event) | {"datacontenttype": "application/json"}
-    # Ours stand last: none takes the place of one of them.
+    # Our attributes come last, so that no other replaces them.
     return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
 
 
@@ -83,7 +82,7 @@ def _standard(event: Event | Packed) -> dict[str, str]:
 
 
 def _attributes(event: Event | Packed) -> dict[str, str]:
-    """Return the event's CloudEvents attributes that have a field of their own; those that are not of the core are ours."""
+    """Return the event's CloudEvents attributes that have their own field. Those outside the core are ours."""
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,
@@ -100,8 +99,8 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 def _further_lines(event: Event) -> str:
     """Return the header lines of the event's further attributes.
 
-    A name was checked when the event was read. It is checked again here, where it becomes a header's: the event may have come
-    out of state or of a topic since.
+    A name was checked when the event was parsed. It is checked again before it becomes part of a header, because the event may
+    have been stored in state or in a topic since.
     """
     lines = ""
     for name, value in event.attributes:

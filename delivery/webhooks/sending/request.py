@@ -1,7 +1,6 @@
-"""Prepare, once per endpoint, everything of a request that does not change from event to event.
+"""Prepare, once per endpoint, all parts of a request that do not change from event to event.
 
-Runs in the executors. Must not import pyspark or psycopg. Whatever is special about an endpoint is decided here, so that the
-attempts to a plain one pay nothing for it.
+Special settings of an endpoint are handled here, so that attempts to a plain endpoint cost nothing extra.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ USER_AGENT = "fanout-webhooks/1"
 
 
 def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
-    """Return the endpoint's target; raise TargetRefused when its settings make no request, or one that is not allowed.
+    """Return the endpoint's target; raise TargetRefused if its settings allow no valid request.
 
-    Registration refused such an endpoint already; rows may also be written by plain SQL, and rules may have changed since.
+    Registration has refused such settings already. But rows may also be written by plain SQL, and rules may have changed since.
     """
     address_guard.check_url(endpoint.url)
     auth = dict(_auth_headers(endpoint.auth))
     _check_custom(endpoint.headers, auth)
-    # As it was registered: a `%2F` that becomes a `/` is another URL to some servers.
+    # As registered: some servers take a `%2F` that becomes a `/` for another URL.
     url = yarl.URL(endpoint.url, encoded=True)
     permitted = {} if endpoint.origin is None else {handshake.REQUEST_ORIGIN.lower(): endpoint.origin}
     return Target(
@@ -41,10 +40,10 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     )
 
 
-def to_ask(endpoint: Endpoint, question: handshake.Question, address_guard: guard.Guard) -> Target:
-    """Return the target of the request that asks a receiver whether it wants deliveries; raise as above.
+def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_guard: guard.Guard) -> Target:
+    """Return the target of the request that asks a receiver for permission; raise as `prepare` does.
 
-    Whether it is the customer's own is what is to be found out: so neither credentials nor headers of the customer's go there.
+    The receiver may not be the customer's own, so the request carries neither credentials nor headers of the customer.
     """
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)
@@ -59,7 +58,7 @@ def _origin(url: yarl.URL, endpoint: Endpoint, settings: Tls | None) -> Origin:
 
 
 def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes:
-    # A compressed response could unfold without bounds; nothing here needs one.
+    # A compressed response could expand without bounds, and none is needed.
     headers = {"user-agent": USER_AGENT, "accept-encoding": "identity"} | headers
     lines = [f"{method} {url.raw_path_qs or '/'} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
     lines += [f"{name}: {_checked(name, value)}" for name, value in headers.items()]
@@ -67,7 +66,7 @@ def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes
 
 
 def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
-    """Refuse a header that is not allowed, is given twice, or is authentication's: credentials are sealed, headers are not."""
+    """Refuse a header that is not allowed, is duplicated, or belongs to `auth`: credentials are encrypted, headers are not."""
     guard.check_headers(dict(headers))
     seen = {"authorization", *(name.lower() for name in auth)}
     for name, _ in headers:
@@ -77,13 +76,13 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
 
 
 def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
-    """Yield the header that an endpoint's kind of authentication adds. The signature comes beside it, always."""
+    """Yield the header of the endpoint's kind of authentication. The signature is always sent as well."""
     if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return
     if auth.secret is None:
         raise errors.TargetRefused("auth", f"{auth.kind} needs a secret")
     if auth.kind is AuthKind.BASIC:
-        # RFC 7617, with the charset that it recommends.
+        # RFC 7617, with its recommended charset.
         yield "authorization", _basic(f"{auth.username}:".encode() + auth.secret.reveal())
         return
     try:
@@ -101,7 +100,7 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
 def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
     """Return the token request of an endpoint with `oauth2`.
 
-    The endpoint's `tls` is not for the token server, which may be somebody else's: neither the certificate nor the trust.
+    The endpoint's `tls` (certificate and authorities) is not used: the token server may belong to another party.
     """
     auth = endpoint.auth
     if auth.secret is None or not auth.client_id or not auth.token_url:
@@ -111,7 +110,7 @@ def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
     except errors.TargetRefused as exc:
         raise errors.TargetRefused("auth.token_url", exc.problem) from None
     url = yarl.URL(auth.token_url, encoded=True)
-    # client_secret_basic: each part form-encoded before they are joined (RFC 6749, section 2.3.1).
+    # client_secret_basic: each part is form-encoded before they are joined (RFC 6749, section 2.3.1).
     credentials = f"{urllib.parse.quote_plus(auth.client_id)}:{urllib.parse.quote_plus(auth.secret.reveal())}"
     headers = {
         "accept": "application/json",
@@ -128,7 +127,7 @@ def _basic(credentials: bytes) -> str:
 
 
 def _checked(name: str, value: str) -> str:
-    """Return the value; a line break in it would end our header and begin another."""
+    """Return the value. A line break in it would end our header and begin another."""
     if not (value.isascii() and value.isprintable()):
         raise errors.TargetRefused(f"headers.{name}", "a header value is printable ASCII")
     return value

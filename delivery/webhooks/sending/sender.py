@@ -1,7 +1,4 @@
-"""Make one attempt at a delivery: sign, post, and say what came of it.
-
-Runs in the executors. Must not import pyspark or psycopg. A failed attempt is data, not an exception.
-"""
+"""Make one attempt at a delivery: sign it, post it, and return the result. A failed attempt is data, not an exception."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ MAX_TARGETS = 20_000
 
 
 class Transport(Protocol):
-    """What the sender needs of the network. See delivery.webhooks.http.transport.Transport."""
+    """Post a request. Implemented by delivery.webhooks.http.transport.Transport."""
 
     async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
 
@@ -31,7 +28,7 @@ class Transport(Protocol):
 class Sender:
     """Send deliveries over one transport.
 
-    `clock` gives seconds since the epoch. `judging` is the clock by which endpoints are judged.
+    `clock` returns seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged.
     """
 
     def __init__(
@@ -41,22 +38,22 @@ class Sender:
         *,
         timeout_s: float,
         clock: Callable[[], float],
-        judging: Callable[[], float] = endpoint_clock.loop_time,
+        endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S,
     ) -> None:
         self._network = network
         self._guard = address_guard
         self._timeout_s = timeout_s
         self._clock = clock
-        self._judging = judging
+        self._endpoint_time = endpoint_time
         self._max_retry_after_s = max_retry_after_s
         self._targets: dict[EndpointId, origin.Target] = {}
-        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, judging=judging)
+        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, endpoint_time=endpoint_time)
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
-        """Make attempt `number` (1-based), within `timeout_s` or the lanes' time.
+        """Make attempt `number` (1-based) within `timeout_s`, by default the fast lanes' timeout.
 
-        It is signed anew, because its timestamp is its own.
+        Each attempt has its own timestamp, and therefore its own signature.
         """
         timeout_s = timeout_s or self._timeout_s
         started_at = self._clock()
@@ -76,9 +73,12 @@ class Sender:
         except errors.RegistrationError as exc:
             error_class, detail = retry_decision.CONFIGURATION, str(exc)
         except Exception:
-            # A surprise at one endpoint must hurt that endpoint alone. Raised, it would fail the task, and with it everybody's
-            # micro-batch, again and again.
-            log.exception("an attempt failed in an unforeseen way", extra={"endpoint_id": delivery.endpoint.endpoint_id})
+            # An unforeseen error at one endpoint must not affect other endpoints. If raised, it would fail the task, and with
+            # it the micro-batch of all customers, again and again.
+            log.exception(
+                "an unforeseen error in one attempt; it counts as our own failure",
+                extra={"endpoint_id": delivery.endpoint.endpoint_id},
+            )
             error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
         else:
             status, response = answer.status, answer.body[: delivery.kept_response_bytes]
@@ -99,23 +99,23 @@ class Sender:
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> transport.Response:
-        """Post with an access token; after a 401 once more with a new one. All of it within the attempt's time."""
-        deadline = self._judging() + timeout_s
+        """Post with an access token; after a 401, once more with a new one. The attempt's timeout covers both."""
+        deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)
-        answer = await self._network.post(to, headers + token, body, deadline - self._judging())
+        answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            newer = await self._tokens.instead_of(token, grant, deadline - self._judging())
+            newer = await self._tokens.header_after_401(token, grant, deadline - self._endpoint_time())
             if newer is not None:
-                answer = await self._network.post(to, headers + newer, body, deadline - self._judging())
+                answer = await self._network.post(to, headers + newer, body, deadline - self._endpoint_time())
         return answer
 
     def _target(self, endpoint: Endpoint) -> origin.Target:
         known = self._targets.get(endpoint.endpoint_id)
-        # The snapshot keeps the same object until the row changes, so identity is enough, and cheap.
+        # The snapshot keeps the same object until the row changes, so comparing identities is enough, and cheap.
         if known is None or known.endpoint is not endpoint:
             known = request.prepare(endpoint, self._guard)
             if len(self._targets) >= MAX_TARGETS:
-                del self._targets[next(iter(self._targets))]  # the oldest: keeping count of use would cost each attempt
+                del self._targets[next(iter(self._targets))]  # the oldest: tracking use would cost each attempt
             self._targets[endpoint.endpoint_id] = known
         return known
 

@@ -1,6 +1,6 @@
-"""Sign what is sent, as Standard Webhooks 1.0 says it ("Signature scheme"), and write its keys as text.
+"""Sign requests by Standard Webhooks 1.0 ("Signature scheme"), and convert its keys to text and back.
 
-Runs in the executors, and in the command for keys of customers. Must not import pyspark or psycopg.
+Also runs in the command, for customers' keys.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ SCHEME_OF_PREFIX = {"whsec_": SignatureScheme.HMAC, "whsk_": SignatureScheme.ED2
 PREFIX_OF_SCHEME = {scheme: prefix for prefix, scheme in SCHEME_OF_PREFIX.items()}
 PUBLIC_PREFIX = "whpk_"
 MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
-"""The bounds of Standard Webhooks 1.0 for a symmetric key."""
+"""Bytes of a symmetric key. The bounds of Standard Webhooks 1.0."""
 SEED_BYTES = 32
-"""Of an ed25519 key."""
+"""Bytes of an ed25519 key."""
 MAX_PREPARED = 16_384
-"""So many keys of each scheme are kept ready in a process, those that were used last: 0.8 kB each. Fewer than there are
-endpoints that take turns would be as good as none."""
+"""Keys of each scheme that are kept prepared in a process, the most recently used ones: 0.8 kB each. With fewer keys than
+active endpoints, the cache would have no effect."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`: one for each key that holds at `timestamp_s`, in order.
+    """Return the value of `webhook-signature`: one signature for each key that is valid at `timestamp_s`, in order.
 
-    Raise RegistrationError when none does: nothing is ever sent unsigned.
+    Raise RegistrationError if none is valid: nothing is ever sent unsigned.
     """
     content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
     signatures = [_signature(key, content) for key in keys if key.expires_at_s is None or timestamp_s < key.expires_at_s]
@@ -56,7 +56,7 @@ def _base64(signature: bytes) -> str:
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _hmac(key: Secret) -> hmac.HMAC:
-    """Return the code with the key in it, and no content yet: to copy it takes a third of the time that to make it takes."""
+    """Return the code with the key and no content. Copying it takes a third of the time of creating it."""
     return hmac.HMAC(key.reveal(), hashes.SHA256())
 
 
@@ -66,12 +66,12 @@ def _ed25519(seed: Secret) -> ed25519.Ed25519PrivateKey:
 
 
 def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:
-    """Return a new random key. 32 bytes are right for either scheme."""
+    """Return a new random key. 32 bytes suit either scheme."""
     return SigningKey(secret=Secret(secrets.token_bytes(SEED_BYTES)), scheme=scheme)
 
 
 def check(key: SigningKey) -> None:
-    """Raise RegistrationError when the key has not the length that its scheme asks for."""
+    """Raise RegistrationError if the key does not have the length of its scheme."""
     length = len(key.secret.reveal())
     if key.scheme is SignatureScheme.ED25519:
         if length != SEED_BYTES:
@@ -81,7 +81,7 @@ def check(key: SigningKey) -> None:
 
 
 def to_text(key: SigningKey) -> str:
-    """Return the key as `whsec_…` or `whsk_…`. It is the secret; of an ed25519 key the customer gets `public_text`."""
+    """Return the key as `whsec_…` or `whsk_…`. The text is secret; for an ed25519 key the customer gets `public_text`."""
     raw = key.secret.reveal()
     if key.scheme is SignatureScheme.ED25519:
         raw += _public_key(key)  # the pair, as other implementations write it
@@ -89,14 +89,14 @@ def to_text(key: SigningKey) -> str:
 
 
 def public_text(key: SigningKey) -> str:
-    """Return the `whpk_…` text by which a customer verifies what an ed25519 key signed. It is no secret."""
+    """Return the `whpk_…` text by which a customer verifies an ed25519 signature. It is not secret."""
     return PUBLIC_PREFIX + base64.b64encode(_public_key(key)).decode()
 
 
 def from_text(text: str) -> SigningKey:
-    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError (never quoting it) when it is not one.
+    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError (never quoting it) if the text is none.
 
-    Behind `whsk_` stands the seed, with or without the public key after it: the standard names no form, and both are in use.
+    After `whsk_` comes the seed, with or without the public key: the standard defines no form, and both are in use.
     """
     prefix, underscore, encoded = text.partition("_")
     scheme = SCHEME_OF_PREFIX.get(prefix + underscore)

@@ -55,7 +55,7 @@ def batch(*events, through=None, kind=OutcomeKind.DELIVERED, attempts=None, reje
         signed=b"",
         content_headers=b"",
         events=events,
-        through=through or ["s1"] * len(events),
+        subscription_ids=through or ["s1"] * len(events),
         left_by=LeaveReason.COUNT,
     )
     outcome = Outcome(delivery, kind, attempts if attempts is not None else (attempt(),), reason)

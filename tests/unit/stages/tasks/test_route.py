@@ -30,7 +30,7 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
             base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
         ),
         shard_keys=(1, 2),
-        pass_through_s=1.0,
+        immediate_flush_s=1.0,
         rejects=rejects,
     )
     count = len(RECORDS)

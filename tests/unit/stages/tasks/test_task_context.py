@@ -35,12 +35,12 @@ class Writing:
 
 def ended(kind=OutcomeKind.DELIVERED, error_class=None):
     attempt = Attempt(number=1, started_at_ms=0, duration_ms=1500.0, status=None, error_class=error_class)
-    return background_attempts.Ended(b"name", Outcome(builders.delivery(), kind, (attempt,), error_class))
+    return background_attempts.BackgroundResult(b"name", Outcome(builders.delivery(), kind, (attempt,), error_class))
 
 
 def told(writing, *some):
     tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
-    tools.write_late(results.of_late(some), list(some), 1)
+    tools.write_background_results(results.background_results(some), list(some), 1)
     return writing.story
 
 
@@ -75,9 +75,11 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     """A shard forgets by the report what then was written nowhere: the process might be killed between the two."""
     writing = Writing()
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout").outcome
-    report = retry_messages.Report("ep1", "c1", None, turn=1, delivered=0, failed=1, hold=None, retry_after_s=None, back=[])
+    report = retry_messages.Report(
+        "ep1", "c1", None, lease=1, delivered=0, failed=1, blocked=None, retry_after_s=None, requeued=[]
+    )
     task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
-    task.write_turns(retry_lane.Ended(results.Results(outcomes=[dead]), [report]))
+    task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
     log, letter, waited, told_of = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"
@@ -85,14 +87,14 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
 
 
 def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):
-    put_aside = []
-    monkeypatch.setattr(gc_tuning.Garbage, "put_aside", lambda _: put_aside.append("once"))
+    frozen = []
+    monkeypatch.setattr(gc_tuning.GarbageCollector, "freeze", lambda _: frozen.append("once"))
     tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=Writing)
     begun = tools.begin()
-    assert put_aside == ["once"]
+    assert frozen == ["once"]
     begun.finish()
-    assert put_aside == ["once"]
+    assert frozen == ["once"]
 
 
 def test_an_endpoint_that_is_gone_is_told_of():
-    assert results.of_late([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}
+    assert results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}

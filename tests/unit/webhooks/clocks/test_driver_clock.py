@@ -15,7 +15,7 @@ def tasks(ahead_s, waits_s):
         stamp = driver.now
         driver.now += wait_s
         own.now = driver.now + ahead_s
-        clock.stamped(stamp)
+        clock.record_stamp(stamp)
     return clock, driver
 
 
@@ -41,6 +41,6 @@ def test_after_a_clock_is_set_right_the_difference_is_forgotten():
     own = clock._clock
     for _ in range(SAMPLES):
         own.now = driver.now = driver.now + 1.0
-        clock.stamped(driver.now - 0.1)
+        clock.record_stamp(driver.now - 0.1)
     assert clock.ahead_s == 0
     assert clock() == driver.now

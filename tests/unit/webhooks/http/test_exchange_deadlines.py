@@ -6,7 +6,7 @@ import pytest
 
 from delivery import errors
 from delivery.webhooks.http import exchange_deadlines
-from delivery.webhooks.http.exchange_deadlines import MAX_EXTENSION_S, TICK_S
+from delivery.webhooks.http.exchange_deadlines import CHECK_EVERY_S, MAX_EXTENSION_S
 from delivery.webhooks.scheduling import endpoint_clock
 from tests.simulation import virtual
 from tests.unit.webhooks.scheduling.test_endpoint_clock import Delay
@@ -49,7 +49,7 @@ def test_an_endpoint_that_takes_too_long_times_out():
 
     assert isinstance(exchange.failure, errors.AttemptTimedOut)
     assert "while waiting for the answer" in str(exchange.failure)
-    assert exchange.expired_at == pytest.approx(2.0, abs=2 * TICK_S)
+    assert exchange.expired_at == pytest.approx(2.0, abs=2 * CHECK_EVERY_S)
 
 
 def test_a_stop_of_ours_is_no_time_of_the_endpoints():
@@ -81,4 +81,4 @@ def test_with_too_little_cpu_for_long_the_failure_is_our_own():
     exchange = expired(Delay(1.0))
 
     assert isinstance(exchange.failure, errors.LocalFailure)
-    assert exchange.expired_at == pytest.approx(2.0 + MAX_EXTENSION_S, abs=2 * TICK_S)
+    assert exchange.expired_at == pytest.approx(2.0 + MAX_EXTENSION_S, abs=2 * CHECK_EVERY_S)

@@ -20,7 +20,7 @@ def heard(*pieces, then=None):
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
-        answer = connection.ask(b"request")
+        answer = connection.send(b"request")
         for piece in pieces:
             connection.data_received(piece)
         if then is not None:
@@ -145,7 +145,7 @@ def test_a_connection_that_was_lost_before_it_is_asked_tells_why():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
         connection.connection_lost(ConnectionResetError("by peer"))
-        await connection.ask(b"request")
+        await connection.send(b"request")
 
     with pytest.raises(ConnectionResetError, match="by peer"):
         asyncio.run(main())
@@ -157,7 +157,7 @@ def test_a_connection_that_is_lost_is_freed_at_once_and_not_by_the_collector():
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
-        answer = connection.ask(b"request")
+        answer = connection.send(b"request")
         connection.data_received(OK)
         await answer
         connection.connection_lost(None)
@@ -174,10 +174,10 @@ def test_whoever_stopped_waiting_is_not_told():
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
-        connection.ask(b"request").cancel()
+        connection.send(b"request").cancel()
         connection.data_received(OK)
         assert not connection.should_close
-        connection.ask(b"request").cancel()
+        connection.send(b"request").cancel()
         connection.connection_lost(None)
 
     asyncio.run(main())

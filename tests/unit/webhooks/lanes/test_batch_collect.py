@@ -32,9 +32,9 @@ def records(count, **fields):
 def collected(snapshot, some, **options):
     registry = registries.WholeRegistry("base", snapshot)
     collector = batch_collect.Collector(
-        registry, parsing.Layout(), **{"shards": SHARDS, "now_ms": NOW_MS, "pass_through_s": 0.5} | options
+        registry, parsing.Layout(), **{"shards": SHARDS, "now_ms": NOW_MS, "immediate_flush_s": 0.5} | options
     )
-    first, rest = asyncio.run(collector.take(some)), collector.finish()
+    first, rest = asyncio.run(collector.add(some)), collector.finish()
     return Results(outcomes=first.results.outcomes, rejections=first.results.rejections, receipts=rest.results.receipts), [
         (row.shard, one) for row in [*first.rows, *rest.rows] for one in segment.decoded(row.segment)
     ]
@@ -57,7 +57,7 @@ def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
     assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
     assert (bounds.max_events, bounds.max_bytes) == (50, 9000)
     assert 2250 <= bounds.max_wait_ms <= 2500
-    assert (one.endpoint_id, one.customer_id, set(one.through)) == ("ep1", "c1", {"s-ep1"})
+    assert (one.endpoint_id, one.customer_id, set(one.subscription_ids)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
 
@@ -67,7 +67,7 @@ def test_an_event_that_is_due_to_many_is_written_once_in_a_shard():
     collector = batch_collect.Collector(
         registries.WholeRegistry("base", snapshot(*many)), parsing.Layout(), shards=1, now_ms=NOW_MS
     )
-    asyncio.run(collector.take(records(1, padding="x" * 3000)))
+    asyncio.run(collector.add(records(1, padding="x" * 3000)))
     [row] = collector.finish().rows
     assert len(segment.decoded(row.segment)) == 60
     assert len(row.segment) < 2 * 3000 + 60 * 100
@@ -103,7 +103,7 @@ def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
         endpoint("patient", batching=Batching(max_wait_s=0.6)),
     )
     marks = {one.endpoint_id: one.mark for _, one in collected(snapshot(hasty, patient), records(1))[1]}
-    assert marks == {"hasty": segment.Mark.PASSES, "patient": segment.Mark.WAITS}
+    assert marks == {"hasty": segment.Mark.IMMEDIATE, "patient": segment.Mark.WAITS}
 
 
 @pytest.mark.parametrize(("max_wait_s", "spread_ms"), [(10, 1_000), (86_400, 10_000)])
@@ -161,8 +161,8 @@ def test_what_is_collected_of_hot_endpoints_does_not_wait_in_memory(monkeypatch)
         registries.WholeRegistry("base", snapshot(endpoint(batching=Batching(max_events=10)))), parsing.Layout(),
         shards=4, now_ms=NOW_MS,
     )  # fmt: skip
-    assert asyncio.run(collector.take(records(5))).rows == []
-    rows = asyncio.run(collector.take(records(200))).rows
+    assert asyncio.run(collector.add(records(5))).rows == []
+    rows = asyncio.run(collector.add(records(200))).rows
     assert sum(len(one.items) for row in rows for one in segment.decoded(row.segment)) == 200
 
 

@@ -58,9 +58,9 @@ class Lane:
 
     def _begin(self):
         self.begun += 1
-        door = drain.Gate(self.sender)
-        dispatcher, hand_over = fast_lane(door, asyncio.get_running_loop().time, quick_retry=retry_decision.QuickRetry())
-        return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, hand_over, parsing.Layout()), door)
+        door = drain.DrainGate(self.sender)
+        dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=retry_decision.QuickRetry())
+        return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout()), door)
 
     def feed(self, *offsets, topic="events.a"):
         value = orjson.dumps({"id": "e1", "tenant_id": "t1"})
@@ -70,7 +70,7 @@ class Lane:
         """Take what has ended until so many receipts have come; return (outcomes, receipts)."""
         outcomes, found = [], []
         while len(found) < receipts:
-            ended = self.itself.take()
+            ended = self.itself.next_results()
             outcomes += ended.results.outcomes
             found += [(one.first_offset, one.last_offset, one.records, one.due) for one in ended.receipts]
         return outcomes, found
@@ -85,7 +85,7 @@ def test_records_are_delivered_while_the_task_goes_on(loop):
     assert lane.taken(1)[1] == [(8, 9, 2, 2)]
     assert lane.begun == 2
     lane.itself.finish()
-    assert lane.itself.take() is None
+    assert lane.itself.next_results() is None
 
 
 def test_a_receipt_covers_offsets_of_which_kafka_has_no_record(loop):
@@ -112,7 +112,7 @@ def test_a_receipt_waits_for_the_answers(loop):
 def test_another_registry_ends_the_slice_at_once(loop):
     lane = Lane(loop, slice_s=1e9)
     lane.feed(7)
-    lane.itself.turn()
+    lane.itself.end_slice()
     assert lane.taken(1)[1] == [(7, 7, 1, 1)]
     lane.itself.finish()
 
@@ -124,7 +124,7 @@ def test_after_a_stop_nothing_more_is_begun(loop):
     lane.itself.stop()
     assert not lane.feed(8)
     lane.itself.finish()
-    assert lane.itself.take() is None
+    assert lane.itself.next_results() is None
 
 
 def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
@@ -145,19 +145,19 @@ def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
     lane.feed(7)
     lane.feed(8)
     lane.itself.finish()
-    assert (lane.itself.take(), lane.itself.is_over) == (None, True)
+    assert (lane.itself.next_results(), lane.itself.is_over) == (None, True)
 
 
 def test_receipts_come_in_the_order_of_their_slices(loop):
     lane = Lane(loop, slice_s=1e9, answers=False)
     lane.sender.always = {8}
     lane.feed(7)
-    lane.itself.turn()
+    lane.itself.end_slice()
     while not lane.itself._finishing:
         pass
     lane.feed(8)
-    lane.itself.turn()
-    assert [one.delivery.event.record.offset for one in lane.itself.take().results.outcomes] == [8]
+    lane.itself.end_slice()
+    assert [one.delivery.event.record.offset for one in lane.itself.next_results().results.outcomes] == [8]
     while len(lane.itself._finishing) < 2:
         pass
     lane.sender.may_answer.set()
@@ -179,10 +179,10 @@ def test_a_paused_lane_reads_on_when_it_may(loop):
 def test_a_task_that_is_given_up_tells_what_has_ended_without_a_receipt(loop):
     lane = Lane(loop, slice_s=1e9)
     lane.feed(7)
-    first = lane.itself.take()
+    first = lane.itself.next_results()
     lane.itself.close(0.1)
     assert [one.kind.value for one in first.results.outcomes] == ["delivered"]
-    assert lane.itself.take() is None
+    assert lane.itself.next_results() is None
 
 
 def test_a_fault_of_ours_ends_the_task(loop):

@@ -31,7 +31,7 @@ def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_
     [(delivery, number, timeout_s)] = sender.sent
     assert (delivery.webhook_id, delivery.body, delivery.signed) == (before.webhook_id, before.body, before.signed)
     assert (delivery.endpoint.url, number, timeout_s) == ("https://moved.example.com/", 4, 7.5)
-    assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 1, 0, None, [])
+    assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 1, 0, None, [])
 
 
 def test_an_endpoint_that_says_that_it_is_gone_is_told_to_whoever_disables_it():
@@ -53,9 +53,9 @@ def answering(**error_classes):
     lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
 
     async def micro_batch(*turns):
-        first = await lane.take(map(retry_messages.encoded, turns), known, 10)
-        assert first.results.reach == outage.NOTHING
-        last = await lane.settle(10)
+        first = await lane.start(map(retry_messages.encoded, turns), known, 10)
+        assert first.results.reach == outage.NOTHING_ASKED
+        last = await lane.finish_task(10)
         return last.results.reach.asked, last.results.reach.unreachable
 
     return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
@@ -80,7 +80,7 @@ def test_an_endpoint_to_which_there_is_still_no_way_says_nothing_of_our_network_
     probes = {
         name: replace(one, is_probe=True)
         if known_by == "the shard"
-        else replace(one, parcels=[replace(one.parcels[0], reason="timeout")])
+        else replace(one, entries=[replace(one.entries[0], reason="timeout")])
         for name, one in to.items()
     }
 
@@ -97,7 +97,7 @@ def test_in_order_means_one_after_the_other_and_none_after_one_that_fails():
     [report] = deliver(registry(), turn(*map(waiting, of), order_key="k"), sender=sender).reports
     assert (sender.ids(), sender.most) == (["e0", "e1", "e2"], {"ep1": 1})
     assert (report.order_key, report.delivered, report.failed) == ("k", 2, 1)
-    assert [(back.place, len(back.attempts)) for back in report.back] == [(2, 1), (3, 0)]
+    assert [(back.place, len(back.attempts)) for back in report.requeued] == [(2, 1), (3, 0)]
 
 
 def test_no_more_is_under_way_to_an_endpoint_than_it_takes_over_all_its_turns():
@@ -120,13 +120,13 @@ def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_
         monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), registries.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
-            await lane.take([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
-            ended.append(await lane.settle(10))
+            await lane.start([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
+            ended.append(await lane.finish_task(10))
 
     ended = []
     asyncio.run(main())
     assert [report.delivered for one in ended for report in one.reports] == [7, 6]  # one each 5 s, in 30 s
-    assert [[back.attempts for back in one.reports[0].back] for one in ended] == [[()] * 3, [()] * 4]
+    assert [[back.attempts for back in one.reports[0].requeued] for one in ended] == [[()] * 3, [()] * 4]
     assert clock.now == NOW_MS / 1000 + 60
 
 
@@ -141,8 +141,8 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     unreadable(monkeypatch, broken)
     ended = deliver(registry(*subscriptions), turn(waiting(), broken, waiting()))
     [report] = ended.reports
-    [back] = report.back
-    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    [back] = report.requeued
+    assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
     assert (report.failed, len(ended.results.outcomes)) == (0, 2)
     assert "unforeseen" in caplog.text
@@ -168,11 +168,11 @@ def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monke
     async def main():
         lane, known = lane_of(Sender()), registries.WholeRegistry("base", registry())
         monkeypatch.setattr(limits.Limits, "in_flight_to", in_flight_to)
-        ended = together(await lane.take(map(retry_messages.encoded, turns), known, 5), await lane.settle(5))
+        ended = together(await lane.start(map(retry_messages.encoded, turns), known, 5), await lane.finish_task(5))
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
-        ended = together(await lane.take([retry_messages.encoded(turns[0])], known, 5), await lane.settle(5))
-        assert [report.turn for report in ended.reports] == [5]
+        ended = together(await lane.start([retry_messages.encoded(turns[0])], known, 5), await lane.finish_task(5))
+        assert [report.lease for report in ended.reports] == [5]
 
     surprised = []
     asyncio.run(main())
@@ -182,9 +182,9 @@ def test_a_turn_that_was_reported_is_left_out_when_its_micro_batch_runs_again_an
     async def main():
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
         turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
-        ended = {completed_work.of_turn("ep1", 5, 1)}
-        told = together(await lane.take(map(retry_messages.encoded, turns), known, 5, ended), await lane.settle(5))
-        assert [report.turn for report in told.reports] == [6]
+        ended = {completed_work.key_of_lease("ep1", 5, 1)}
+        told = together(await lane.start(map(retry_messages.encoded, turns), known, 5, ended), await lane.finish_task(5))
+        assert [report.lease for report in told.reports] == [6]
         assert sender.ids() == ["left"]
 
     asyncio.run(main())
@@ -198,14 +198,14 @@ def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
     async def main():
         sender = Sender(lambda delivery: hangs if delivery.event.event_id == "e2" else None)
         lane, known = lane_of(sender), registries.WholeRegistry("base", registry())
-        first = await lane.take([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
-        assert not await lane.wait(0.01)
-        told = together(first, lane.ended())
+        first = await lane.start([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
+        assert not await lane.wait_for_leases(0.01)
+        told = together(first, lane.drain())
         assert ([one.delivery.event.event_id for one in told.results.outcomes], told.reports) == (["e0", "e1"], [])
-        assert lane.ended() is None
+        assert lane.drain() is None
         hangs.set()
-        assert await lane.wait(5)
-        last = await lane.settle(5)
+        assert await lane.wait_for_leases(5)
+        last = await lane.finish_task(5)
         assert [one.delivery.event.event_id for one in last.results.outcomes] == ["e2"]
         assert [report.delivered for report in last.reports] == [3]
 
@@ -227,9 +227,9 @@ def test_what_the_registry_learns_while_a_destination_is_looked_up_has_no_part_i
     async def main():
         lane = lane_of(Sender())
         known = LookedUp("base", registry())
-        first = await lane.take([retry_messages.encoded(turn(unknown))], known, 10)
+        first = await lane.start([retry_messages.encoded(turn(unknown))], known, 10)
         assert known.revision == 2
-        return together(first, await lane.settle(10))
+        return together(first, await lane.finish_task(10))
 
     [report] = asyncio.run(main()).reports
-    assert [back.reason for back in report.back] == [retry_decision.REGISTRY_BEHIND]
+    assert [back.reason for back in report.requeued] == [retry_decision.REGISTRY_BEHIND]

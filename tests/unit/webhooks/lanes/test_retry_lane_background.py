@@ -24,8 +24,8 @@ class Hanging:
         )
 
     async def micro_batch(self, *turns, settle_s=0.01):
-        taken = await self.lane.take(map(retry_messages.encoded, turns), self.registry, settle_s)
-        return together(taken, await self.lane.settle(settle_s))
+        taken = await self.lane.start(map(retry_messages.encoded, turns), self.registry, settle_s)
+        return together(taken, await self.lane.finish_task(settle_s))
 
 
 def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_it():
@@ -47,13 +47,13 @@ def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
     async def main():
         hanging = Hanging()
         await hanging.micro_batch(turn())
-        assert hanging.lane.ended() is None
+        assert hanging.lane.drain() is None
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
-        late = hanging.lane.ended()
+        late = hanging.lane.drain()
         assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
         assert len(late.results.outcomes) == 1
-        assert hanging.lane.ended() is None
+        assert hanging.lane.drain() is None
         assert (await hanging.micro_batch()).reports == []
 
     asyncio.run(main())
@@ -66,7 +66,7 @@ def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
         await hanging.micro_batch(turn())
         hanging.answers.set()
         ended = await hanging.micro_batch(turn(), settle_s=5)
-        assert [report.turn for report in ended.reports] == [1]
+        assert [report.lease for report in ended.reports] == [1]
         assert len(hanging.sender.sent) == 1
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_n
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         ended = await hanging.micro_batch()
-        assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
+        assert {report.lease: len(report.requeued) for report in ended.reports} == {1: 2, 2: 0}
         assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
 
     asyncio.run(main())
@@ -95,8 +95,8 @@ def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back()
         hanging.lane.stop()
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
-        [report] = hanging.lane.ended().reports
-        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
+        [report] = hanging.lane.drain().reports
+        assert (report.delivered, [(back.place, back.attempts) for back in report.requeued]) == (1, [(1, ())])
         assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
 
     asyncio.run(main())
@@ -106,19 +106,19 @@ def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
     async def main():
         known = registries.WholeRegistry("base", registry(max_per_second=0.05))
         lane = lane_of(sender := Sender())
-        await lane.take([retry_messages.encoded(turn(waiting(), waiting()))], known, 0)
-        await lane.settle(0.01)
+        await lane.start([retry_messages.encoded(turn(waiting(), waiting()))], known, 0)
+        await lane.finish_task(0.01)
         lane.stop()
         ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
         assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
-        [report] = lane.ended().reports
-        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
+        [report] = lane.drain().reports
+        assert (report.delivered, [back.place for back in report.requeued]) == (1, [1])
 
     asyncio.run(main())
 
 
 def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_others_make_some(monkeypatch):
-    monkeypatch.setattr(retry_lane, "MAX_UNDER_WAY_BYTES", 3 * retry_lane.PARCEL_BYTES)
+    monkeypatch.setattr(retry_lane, "MAX_IN_FLIGHT_BYTES", 3 * retry_lane.ENTRY_BYTES)
     others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 
     async def main():
@@ -127,8 +127,8 @@ def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_o
         assert sum(report.delivered for report in first.reports) == 20
         turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
         [report] = turned_away.reports
-        assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-        assert all(back.again.at_ms > NOW_MS for back in report.back)
+        assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
+        assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
         given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()

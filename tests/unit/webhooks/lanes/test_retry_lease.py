@@ -11,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
-from delivery.webhooks.lanes.retry_lease import TurnUnderWay
+from delivery.webhooks.lanes.retry_lease import LeaseInFlight
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
@@ -28,19 +28,19 @@ class Carried:
     """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
-        tenants = revalidation.tenants(packed for waits in of.parcels for packed in waits.packed)
+        tenants = revalidation.tenant_ids(packed for waits in of.entries for packed in waits.packed)
         known = registries.WholeRegistry("", snapshot)
         to = asyncio.run(known.destination(of.endpoint_id, tenants))
-        one = TurnUnderWay(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
+        one = LeaseInFlight(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
         one.begin(NOW_MS)
         self.sent = []
         while one.waiting and one.until >= 0.0:
-            made = one.made(one.waiting.popleft())
+            made = one.prepare(one.waiting.popleft())
             if made is not None:
                 self.sent.append(made)
                 attempt = Attempt(made.number, NOW_MS, 5.0, None, error_class, **answer)
-                one.answered(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
-        one.end(NOW_MS)
+                one.record_attempt(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
+        one.finish(NOW_MS)
         self.report, self.results = one.report(NOW_MS), one.results
         self.results.outcomes += one.accepted.outcomes
         self.results.batches += one.accepted.batches
@@ -52,33 +52,33 @@ class Carried:
         }
 
     def deliveries(self):
-        return counters.of(self.results, cpu_s=0).deliveries
+        return counters.count(self.results, cpu_s=0).deliveries
 
 
 def test_what_is_accepted_does_not_come_back():
     report = Carried(registry(), turn(waiting(), waiting())).report
-    assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 2, 0, None, [])
+    assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 2, 0, None, [])
 
 
 def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_story():
-    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, story=(FAILED,))), "server_error")
+    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, history=(FAILED,))), "server_error")
     told = carried.written()
     [entry] = told["attempts"][0]["entries"]
     assert (entry["kind"], entry["attempt"]) == ("attempt", 2)
     [letter] = told["dead"]
     assert (letter["reason"], [attempt["attempt"] for attempt in letter["attempts"]]) == ("server_error", [1, 2])
-    assert carried.report.back == []
+    assert carried.report.requeued == []
     assert carried.report.failed == 1
-    counted = counters.of(carried.results, cpu_s=0)
+    counted = counters.count(carried.results, cpu_s=0)
     assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
 
 
 def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of_now():
     known = registry(retrying=Retrying(schedule_s=(1, 100, 1000)))
     carried = Carried(known, turn(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again.retries) == (0, "unavailable", 2)
-    assert back.again.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt.retries) == (0, "unavailable", 2)
+    assert back.next_attempt.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
     assert [attempt.number for attempt in back.attempts] == [3]
     report = carried.report
     assert (report.delivered, report.failed, report.retry_after_s) == (0, 1, 500.0)
@@ -98,14 +98,14 @@ def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpo
 
 def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
     report = Carried(registry(), turn(), errors.LocalFailure.error_class).report
-    assert (report.failed, len(report.back)) == (0, 1)
+    assert (report.failed, len(report.requeued)) == (0, 1)
 
 
 def test_in_order_nothing_is_attempted_after_what_has_failed():
     carried = Carried(registry(), turn(waiting(), waiting(), waiting(), order_key="k"), "server_error")
     assert len(carried.sent) == 1
     assert (carried.report.order_key, carried.report.failed) == ("k", 1)
-    assert [(back.place, len(back.attempts)) for back in carried.report.back] == [(0, 1), (1, 0), (2, 0)]
+    assert [(back.place, len(back.attempts)) for back in carried.report.requeued] == [(0, 1), (1, 0), (2, 0)]
 
 
 ELSEWHERE = builders.subscription(endpoint_id="ep2")
@@ -132,7 +132,7 @@ def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, sna
     carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
     assert carried.sent == []
     assert carried.deliveries() == {("skipped", reason): of}
-    assert (carried.report.back, carried.report.delivered) == ([], 0)
+    assert (carried.report.requeued, carried.report.delivered) == ([], 0)
     [entry] = carried.written()["attempts"][0]["entries"]
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
@@ -164,8 +164,8 @@ def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent
 def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
     carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
     report = carried.report
-    assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
-    assert [(back.place, back.reason, back.again.retries, back.attempts) for back in report.back] == [
+    assert (report.blocked, report.delivered, report.failed) == (hold, 0, 0)
+    assert [(back.place, back.reason, back.next_attempt.retries, back.attempts) for back in report.requeued] == [
         (0, hold, 2, ()),
         (1, hold, 0, ()),
     ]
@@ -175,7 +175,7 @@ def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
 @pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
 def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
-    carried = Carried(registry(**fields), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
+    carried = Carried(registry(**fields), turn(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
     assert carried.sent == []
     told = carried.written()
     assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
@@ -185,14 +185,14 @@ def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
 def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_names_are_dead_letters():
     of = [builders.event() for _ in range(3)]
     rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
-    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, story=(FAILED,))), response=rejecting)
+    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, history=(FAILED,))), response=rejecting)
     [made] = carried.sent
     assert (made.number, [one["id"] for one in orjson.loads(made.delivery.body)]) == (2, [event.event_id for event in of])
     assert made.delivery.webhook_id.startswith("batch_")
     [letter] = carried.written()["dead"]
     assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
     assert letter["webhook_id"] == payload.webhook_id(of[1], "s1")
-    assert (carried.report.delivered, carried.report.back) == (1, [])
+    assert (carried.report.delivered, carried.report.requeued) == (1, [])
 
 
 def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
@@ -200,8 +200,8 @@ def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
     parcels = waiting(*of, through=("s1", "gone", "s1"))
     failed = Carried(batch_registry(), turn(parcels), "server_error")
     assert failed.deliveries() == {("postponed", "server_error"): 2}
-    [back] = failed.report.back
-    ended = Carried(batch_registry(), turn(parcels.returned(back)))
+    [back] = failed.report.requeued
+    ended = Carried(batch_registry(), turn(parcels.requeued(back)))
     assert ended.deliveries() == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
 
 
@@ -222,8 +222,8 @@ LATER = 2
 def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
     behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
     carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
     assert len(carried.sent) == len(snapshot.endpoints)
     assert not any(kind == "skipped" for kind, _ in carried.deliveries())
 
@@ -239,7 +239,7 @@ def test_in_order_nothing_passes_what_waits_for_the_registry():
     carried = Carried(
         registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
     )
-    assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
+    assert (len(carried.sent), [back.place for back in carried.report.requeued]) == (0, [0, 1])
 
 
 def test_what_is_given_up_does_not_wait_for_the_registry():
@@ -248,17 +248,17 @@ def test_what_is_given_up_does_not_wait_for_the_registry():
 
 
 def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
-    one = TurnUnderWay(
+    one = LeaseInFlight(
         turn(waiting(retries=2), waiting()),
         registries.Destination(None, {}),
         until=0.0,
         revision=1,
         registry_max_age_s=MAX_AGE_S,
     )
-    one.turn_away(NOW_MS)
+    one.refuse(NOW_MS)
     report = one.report(NOW_MS)
-    assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-    assert [(back.reason, *back.again) for back in report.back] == [
+    assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
+    assert [(back.reason, *back.next_attempt) for back in report.requeued] == [
         ("server_error", NOW_MS + 5000, 2),
         ("server_error", NOW_MS + 5000, 0),
     ]
@@ -269,8 +269,8 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
     paused = registry(builders.subscription(status=SubscriptionStatus.PAUSED))
     carried = Carried(paused, turn(waiting(), broken, waiting()))
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
     assert (carried.report.failed, len(carried.results.outcomes)) == (0, 2)
     assert "ZeroDivisionError" in caplog.text
@@ -287,7 +287,7 @@ def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
     assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
-    assert "unforeseen" in caplog.text
+    assert "cannot be read" in caplog.text
 
 
 def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
@@ -308,9 +308,9 @@ def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
 def ended_of(*parcels):
     """The keys of deliveries that an earlier run has written as accepted."""
     return {
-        completed_work.of_packed(segment.unpacked(packed), name)
+        completed_work.key_of_packed(segment.unpacked(packed), name)
         for one in parcels
-        for packed, name in zip(one.packed, revalidation.through(one, range(len(one.packed))), strict=True)
+        for packed, name in zip(one.packed, revalidation.subscription_ids(one, range(len(one.packed))), strict=True)
     }
 
 
@@ -322,7 +322,7 @@ def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_
     before, left = waiting(event(1)), waiting(event(2))
     carried = Carried(registry(), turn(before, left), ended=ended_of(before))
     assert [made.place for made in carried.sent] == [1]
-    assert (carried.report.delivered, carried.report.back) == (2, [])
+    assert (carried.report.delivered, carried.report.requeued) == (2, [])
     assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
 
 

@@ -9,11 +9,11 @@ from delivery.webhooks.scheduling import circuit_breaker
 OK, DOWN, HANGS = None, retry_decision.SERVER_ERROR, "timeout"
 
 
-def told(*answers, each_s=1.0):
+def recorded(*answers, each_s=1.0):
     """Return (the circuit, now) after requests that each began when the one before had ended."""
-    made, now = circuit_breaker.Circuit(), 0.0
+    made, now = circuit_breaker.CircuitBreaker(), 0.0
     for answer in answers:
-        made.told(answer, now, now + each_s)
+        made.record(answer, now, now + each_s)
         now += each_s
     return made, now
 
@@ -40,19 +40,19 @@ def told(*answers, each_s=1.0):
     ],
 )
 def test_a_circuit_opens_after_failures_in_a_row(answers, is_open):
-    made, now = told(*answers)
+    made, now = recorded(*answers)
     assert made.is_open(now) == is_open
 
 
 def test_every_class_of_error_is_a_failure_or_an_answer_or_says_nothing():
     classes = {error.error_class for error in errors.AttemptFailed.__subclasses__()}
     classes |= {retry_decision.error_class_of(status) for status in range(300, 600)} | {retry_decision.CONFIGURATION}
-    answered = classes - circuit_breaker.FAILED - circuit_breaker._NOT_ASKED
+    answered = classes - circuit_breaker.UNHEALTHY - circuit_breaker._NEUTRAL
     assert answered == {retry_decision.REFUSED, retry_decision.REDIRECT}
 
 
 def opened():
-    made, now = told(*[DOWN] * circuit_breaker.OPENS_AFTER)
+    made, now = recorded(*[DOWN] * circuit_breaker.OPENS_AFTER)
     return made, now + circuit_breaker.OPEN_S
 
 
@@ -63,29 +63,29 @@ def test_an_open_circuit_lets_requests_through_again_after_a_while_one_at_a_time
 
 def test_on_trial_one_failure_opens_it_again_for_as_long():
     made, then = opened()
-    made.told(DOWN, then, then + 1)
+    made.record(DOWN, then, then + 1)
     assert (made.is_open(then + circuit_breaker.OPEN_S), made.is_open(then + 1 + circuit_breaker.OPEN_S)) == (True, False)
 
 
 def test_on_trial_it_closes_only_after_some_answers_in_a_row():
     made, then = opened()
     for _ in range(circuit_breaker.CLOSES_AFTER - 1):
-        made.told(OK, then, then)
+        made.record(OK, then, then)
         assert made.is_suspect
-    made.told(OK, then, then)
+    made.record(OK, then, then)
     assert not made.is_suspect
-    made.told(DOWN, then, then)
+    made.record(DOWN, then, then)
     assert not made.is_open(then)
 
 
 def test_what_was_under_way_when_it_opened_says_nothing_new():
-    made, now = told(*[DOWN] * circuit_breaker.OPENS_AFTER)
+    made, now = recorded(*[DOWN] * circuit_breaker.OPENS_AFTER)
     for late in (OK, DOWN):
-        made.told(late, now - 2, now + 5)
+        made.record(late, now - 2, now + 5)
     assert (made.is_open(now + circuit_breaker.OPEN_S - 0.1), made.is_open(now + circuit_breaker.OPEN_S)) == (True, False)
 
 
 def test_an_endpoint_without_a_circuit_is_asked():
-    made, now = told(*[DOWN] * circuit_breaker.OPENS_AFTER)
+    made, now = recorded(*[DOWN] * circuit_breaker.OPENS_AFTER)
     assert circuit_breaker.is_open({"ep1": made}, "ep1", now)
     assert not circuit_breaker.is_open({"ep1": made}, "ep2", now)

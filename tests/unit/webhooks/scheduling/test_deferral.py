@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.model import EndpointStatus, NextAttempt, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
@@ -27,15 +27,15 @@ FAILING = Retrying(schedule_s=(5, 60))
 
 
 def broken():
-    opened = circuit_breaker.Circuit()
+    opened = circuit_breaker.CircuitBreaker()
     for _ in range(circuit_breaker.OPENS_AFTER):
-        opened.told(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
+        opened.record(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
     return opened
 
 
-def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_subscription):
+def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, **of_subscription):
     """Deliver an event of each value through the direct lane; return its results and how many requests were made."""
-    clock, circuits = fakes.Clock(NOW_S), {} if circuits is None else circuits
+    clock, breakers = fakes.Clock(NOW_S), {} if breakers is None else breakers
     snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
     sender = fakes.FakeSender(lambda *_: error_class, clock)
     records = [
@@ -44,11 +44,11 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_su
     ]
 
     async def main():
-        dispatcher, hand_over = fast_lane(
-            sender, clock, held=held, circuits=circuits, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
+        dispatcher, deferrals = fast_lane(
+            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
         )
-        begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, hand_over, parsing.Layout())
-        first, rest = await begun.take(records), await begun.finish()
+        begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals, parsing.Layout())
+        first, rest = await begun.submit(records), await begun.finish()
         rest.outcomes = first.outcomes + rest.outcomes
         return rest
 
@@ -57,20 +57,20 @@ def deliver(endpoint, *values, error_class=None, held=(), circuits=None, **of_su
 
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
-    told = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
 
 
 def health(results):
     """Return what else the results tell, as it stands there."""
-    return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health(results, TOPICS, now_ms=NOW_MS)]
+    return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health_hint_rows(results, TOPICS, now_ms=NOW_MS)]
 
 
 PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
 
 
 @pytest.mark.parametrize(
-    ("fields", "held", "reason"),
+    ("fields", "suppressed", "reason"),
     [
         ({"status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
         ({"status": DISABLED}, (), retry_decision.ENDPOINT_DISABLED),
@@ -82,11 +82,11 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
         ({"order_by": "n"}, ("ep1",), retry_decision.ORDERED),
     ],
 )
-def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, held, reason):
-    results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, held=held)
+def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, suppressed, reason):
+    results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, suppressed=suppressed)
     assert attempts == 0
-    assert [(o.kind, o.reason, o.again) for o in results.outcomes] == [
-        (OutcomeKind.POSTPONED, reason, Again(round(NOW_S * 1000), 0))
+    assert [(o.kind, o.reason, o.next_attempt) for o in results.outcomes] == [
+        (OutcomeKind.POSTPONED, reason, NextAttempt(round(NOW_S * 1000), 0))
     ] * 2
     [log] = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)][:1]
     assert [(entry["kind"], entry["reason"], entry["event_id"]) for entry in log["entries"]] == [
@@ -97,12 +97,12 @@ def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedul
 
 def test_an_endpoint_whose_circuit_is_open_gets_nothing_and_no_body_is_made_for_it(monkeypatch):
     monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
-    results, attempts = deliver(builders.endpoint(), {}, circuits={"ep1": broken()})
+    results, attempts = deliver(builders.endpoint(), {}, breakers={"ep1": broken()})
     assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_decision.CIRCUIT_OPEN])
 
 
 def test_a_held_endpoint_keeps_nothing_from_the_others():
-    results, attempts = deliver(builders.endpoint(), {}, {}, held=["other"], circuits={"other": broken()})
+    results, attempts = deliver(builders.endpoint(), {}, {}, suppressed=["other"], breakers={"other": broken()})
     assert (attempts, {o.kind for o in results.outcomes}) == (2, {OutcomeKind.DELIVERED})
 
 
@@ -116,7 +116,7 @@ def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
     results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
     [(key, told)] = postponed(results)
     assert (key, told.endpoint_id, told.customer_id) == (b"ep1", "ep1", "c1")
-    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.parcels] == [
+    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.entries] == [
         ("e0", "7"),
         ("e1", '"7"'),
         ("e2", "7"),
@@ -155,19 +155,19 @@ def test_who_accepts_one_event_and_fails_another_accepts_something():
 def test_a_parcel_holds_all_that_a_dead_letter_tells():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
     [outcome], [(_, told)] = results.outcomes, postponed(results)
-    [one] = told.parcels
+    [one] = told.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
         content=None, record=outcome.delivery.event.record._replace(value=None)
     )
-    assert (one.subscriptions, one.through, one.left_by, one.order_key) == (["s1"], [], None, None)
+    assert (one.subscriptions, one.subscription_places, one.left_by, one.order_key) == (["s1"], [], None, None)
     assert (one.reason, one.retries, one.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
-    assert (one.attempts, one.story) == (3, outcome.attempts)
+    assert (one.attempts, one.history) == (3, outcome.attempts)
 
 
 def test_a_parcel_says_by_which_registry_at_most_it_is_due():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS, revision=7)
-    assert [one.revision for one in retry_messages.message(row.value).parcels] == [7]
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS, revision=7)
+    assert [one.revision for one in retry_messages.message(row.value).entries] == [7]
 
 
 def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
@@ -179,10 +179,10 @@ def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
 
 def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = [row for row in topic_rows.postponed(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
+    told = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
     assert len(told) == 20  # three of them fit
     assert max(len(row.value) for row in told) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
-    parcels = [one for row in told for one in retry_messages.message(row.value).parcels]
+    parcels = [one for row in told for one in retry_messages.message(row.value).entries]
     assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
 
 
@@ -190,51 +190,54 @@ def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_wh
     """A micro-batch is bounded in records: 1,000 batches that were postponed could be 10 GB."""
     for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
-        told = list(topic_rows.postponed(results, TOPICS, now_ms=NOW_MS))
+        told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
         assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
 
 
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
     """Rows are cut by it; Kafka's bound is far above theirs."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry_decision.SERVER_ERROR)
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
-    [one] = retry_messages.message(row.value).parcels
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
+    [one] = retry_messages.message(row.value).entries
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
 
 
 @pytest.mark.parametrize(
-    ("fields", "held", "reason"),
+    ("fields", "suppressed", "reason"),
     [
         ({"status": PAUSED}, (), "endpoint_paused"),
         ({"status": DISABLED}, (), "endpoint_disabled"),
         ({}, ("ep1",), "circuit_open"),
     ],
 )
-def test_a_batch_that_leaves_is_postponed_whole(fields, held, reason):
+def test_a_batch_that_leaves_is_postponed_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
     of = batches.events(3)
-    lot = batches.lot(*of[:2], through="s1")
-    lot.extend(batches.lot(of[2], through="s2"))
-    results, posted = deliver_batches(snapshot, lot, held=held)
+    lot = batches.pending_batch(*of[:2], subscription="s1")
+    lot.extend(batches.pending_batch(of[2], subscription="s2"))
+    results, posted = deliver_batches(snapshot, lot, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
     [(_, told)] = postponed(results)
-    [one] = told.parcels
-    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.through) == ([e.event_id for e in of], [0, 0, 1])
+    [one] = told.entries
+    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.subscription_places) == (
+        [e.event_id for e in of],
+        [0, 0, 1],
+    )
     assert (one.subscriptions, one.left_by, one.reason, one.retries) == (["s1", "s2"], "count", reason, 0)
 
 
 def test_of_a_batch_that_is_postponed_what_has_nobody_is_skipped():
-    lot = batches.lot(*batches.events(2), through="s1")
-    lot.extend(batches.lot(*batches.events(3), through="gone"))
+    lot = batches.pending_batch(*batches.events(2), subscription="s1")
+    lot.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
     snapshot = builders.snapshot(batches.endpoint(status=PAUSED), builders.subscription("s1"))
     results, _ = deliver_batches(snapshot, lot)
     assert [(b.outcome.kind, len(b.outcome.delivery.events)) for b in results.batches] == [
@@ -246,9 +249,9 @@ def test_of_a_batch_that_is_postponed_what_has_nobody_is_skipped():
 def test_a_batch_that_fails_is_postponed_with_its_story_and_keeps_its_id():
     of = batches.events(3)
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
-    results, _ = deliver_batches(snapshot, batches.lot(*of), answers=(500,))
+    results, _ = deliver_batches(snapshot, batches.pending_batch(*of), answers=(500,))
     assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
     [(_, told)] = postponed(results)
-    [one] = told.parcels
-    assert (one.reason, one.retries, [attempt.status for attempt in one.story]) == ("server_error", 1, [500])
-    assert one.packed == segment.batch(batches.left(batches.lot(*of))).packed
+    [one] = told.entries
+    assert (one.reason, one.retries, [attempt.status for attempt in one.history]) == ("server_error", 1, [500])
+    assert one.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*of))).packed

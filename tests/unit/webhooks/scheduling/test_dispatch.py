@@ -50,7 +50,7 @@ def test_an_endpoints_own_bound_holds_over_all_workers():
     assert sender.most_in_flight == {"six": 3, "one": 1}
 
 
-def paced(per_second, count, *, others=0, workers=1, lane_deadline_s=1e9):
+def paced(per_second, count, *, others=0, workers=1, queue_timeout_s=1e9):
     """Return (start of each attempt, in seconds, by endpoint; outcomes)."""
     clock = fakes.PassingClock(now=0.0)
     starts = collections.defaultdict(list)
@@ -62,7 +62,7 @@ def paced(per_second, count, *, others=0, workers=1, lane_deadline_s=1e9):
 
     async def main():
         clock.install()
-        dispatcher = dispatcher_of(Sender(lambda *_: None, clock), clock, workers=workers, lane_deadline_s=lane_deadline_s)
+        dispatcher = dispatcher_of(Sender(lambda *_: None, clock), clock, workers=workers, queue_timeout_s=queue_timeout_s)
         slow = builders.endpoint("paced", max_per_second=per_second)
         for delivery in [builders.delivery(endpoint=slow) for _ in range(count)] + deliveries(others, "free"):
             dispatcher.submit(delivery)
@@ -86,7 +86,7 @@ def test_who_waits_for_a_pace_holds_up_nobody():
 
 
 def test_what_would_wait_too_long_for_its_pace_is_handed_over_with_that_reason():
-    _, outcomes = paced(1, 10, lane_deadline_s=3.5)
+    _, outcomes = paced(1, 10, queue_timeout_s=3.5)
     # One at 0, 1, 2 and 3 s; the others would begin after more than three and a half.
     assert collections.Counter((outcome.kind, outcome.reason) for outcome in outcomes) == {
         (OutcomeKind.DELIVERED, None): 4,
@@ -100,7 +100,7 @@ def test_a_pace_goes_on_over_micro_batches():
     async def main():
         clock.install()
         for _ in range(2):
-            dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, lane_deadline_s=0.5)
+            dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, queue_timeout_s=0.5)
             dispatcher.submit(*deliveries(1, max_per_second=1))
             await dispatcher.finish()
             yield [outcome.reason for outcome in dispatcher.ended()]
@@ -121,9 +121,9 @@ def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
 
     async def main():
         dispatcher = dispatcher_of(Sender(lambda *_: None, clock), clock, max_in_flight=1)
-        for number in range(dispatch.ENOUGH_IN_TURN + 5):
+        for number in range(dispatch.ENOUGH_READY + 5):
             dispatcher.submit(*deliveries(1, f"ep{number}"))
-        waiting = asyncio.create_task(dispatcher.room())
+        waiting = asyncio.create_task(dispatcher.wait_for_room())
         for _ in range(10):
             await asyncio.sleep(0)
         was_held = not waiting.done()
@@ -132,7 +132,7 @@ def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
         await dispatcher.finish()
         return was_held, len(dispatcher.ended())
 
-    assert asyncio.run(main()) == (True, dispatch.ENOUGH_IN_TURN + 5)
+    assert asyncio.run(main()) == (True, dispatch.ENOUGH_READY + 5)
 
 
 def test_what_was_abandoned_is_sent_no_more():
@@ -143,7 +143,7 @@ def test_what_was_abandoned_is_sent_no_more():
         dispatcher = dispatcher_of(sender, clock, max_in_flight=2)
         for delivery in deliveries(10):
             dispatcher.submit(delivery)
-        await dispatcher.room()
+        await dispatcher.wait_for_room()
         dispatcher.abandon()
         sent = len(sender.order)
         await asyncio.sleep(0.01)  # longer than the quick retry waits

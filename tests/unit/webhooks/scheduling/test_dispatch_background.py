@@ -5,10 +5,10 @@ import collections
 
 import pytest
 
-from delivery.model import Again, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.scheduling import background_attempts
-from delivery.webhooks.scheduling.response_times import MIN_PATIENCE_S
+from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S
 from tests.support import fakes
 from tests.support.dispatching import deliveries, dispatcher_of
 
@@ -39,8 +39,8 @@ class Worker:
         self.sender, self.clock, self.bounds = sender, clock, bounds
         self.told = []
         self._came = asyncio.Event()
-        self.late = background_attempts.Late(2.0, most, self._take)
-        self.circuits, self.answer_times = {}, {}
+        self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
+        self.breakers, self.response_times = {}, {}
 
     async def micro_batch(self, *submitted):
         """Return (seconds it took, count of outcomes by endpoint, kind and reason)."""
@@ -48,15 +48,15 @@ class Worker:
         dispatcher = dispatcher_of(
             self.sender,
             self.clock,
-            circuits=self.circuits,
+            breakers=self.breakers,
             alone=self.late,
-            answer_times=self.answer_times,
+            response_times=self.response_times,
             **self.bounds,
         )
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended, self.silent = dispatcher.ended(), dispatcher.silent()
+        self.ended, self.silent = dispatcher.ended(), dispatcher.unresponsive()
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 
@@ -64,7 +64,7 @@ class Worker:
         self.told.append(ended)
         self._came.set()
 
-    async def until_told(self, count=1):
+    async def until_reported(self, count=1):
         while len(self.told) < count:
             self._came.clear()
             await self._came.wait()
@@ -126,7 +126,7 @@ def test_who_is_known_to_take_longer_than_anybody_waits_is_not_told_of_each_time
         for _ in range(3):
             await worker.micro_batch(*deliveries(1, "slow"))
             told.append(worker.silent)
-            await worker.until_told(len(told))
+            await worker.until_reported(len(told))
         return told
 
     assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
@@ -137,12 +137,12 @@ def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying()))
         [placeholder] = worker.ended
         at_ms = round(worker.clock.now * 1000)
-        await worker.until_told()
+        await worker.until_reported()
         return placeholder, at_ms, worker.told
 
     placeholder, at_ms, [told] = playing(play, {"slow": 1.5})
-    assert (placeholder.attempts, placeholder.again) == ((), Again(at_ms + 32_000, 0))
-    assert told.name == placeholder.under_way
+    assert (placeholder.attempts, placeholder.next_attempt) == ((), NextAttempt(at_ms + 32_000, 0))
+    assert told.name == placeholder.background_attempt
     assert (told.outcome.kind, [attempt.number for attempt in told.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
     assert told.outcome.delivery == placeholder.delivery
 
@@ -164,14 +164,14 @@ def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
 def test_what_went_on_alone_and_failed_is_told_as_it_would_have_ended(error_class, schedule_s, kind, wait_s):
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying(schedule_s=schedule_s)))
-        await worker.until_told()
+        await worker.until_reported()
         return worker.told[0].outcome, worker.clock.now
 
     outcome, now = playing(play, {"slow": 1.5}, {"slow": error_class})
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (kind, error_class, 1)
-    assert (outcome.again is None) == (wait_s is None)
+    assert (outcome.next_attempt is None) == (wait_s is None)
     if wait_s is not None:
-        assert outcome.again.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
+        assert outcome.next_attempt.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
 
 
 def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_stay_in_the_story():
@@ -186,7 +186,7 @@ def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_
         clock.install()
         worker = Worker(Sender(clock, {}), clock)
         await worker.micro_batch(*deliveries(1, "slow"))
-        await worker.until_told()
+        await worker.until_reported()
         return worker.ended[0], worker.told[0].outcome
 
     placeholder, outcome = asyncio.run(main())
@@ -197,7 +197,7 @@ def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_
 def test_timeouts_of_what_went_on_alone_open_the_circuit():
     async def play(worker):
         await worker.micro_batch(*fine(), *deliveries(2, "hangs", retrying=Retrying()))
-        await worker.until_told(2)
+        await worker.until_reported(2)
         return await worker.micro_batch(*deliveries(1, "hangs"))
 
     took, kinds = playing(play, {"hangs": 2.0}, {"hangs": "timeout"})
@@ -227,7 +227,7 @@ def test_what_goes_on_alone_counts_against_what_its_endpoint_takes_at_once():
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
         _, kinds = await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
-        await worker.until_told()
+        await worker.until_reported()
         _, later = await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
         return kinds, later, worker.sender.most_under_way
 
@@ -245,7 +245,7 @@ def test_an_endpoint_is_waited_for_no_longer_than_it_usually_takes():
         return await worker.micro_batch(*fine(), *deliveries(1, "was-quick"))
 
     took, _ = playing(play, {"was-quick": 0.01})
-    assert took == MIN_PATIENCE_S
+    assert took == MIN_RESPONSE_DEADLINE_S
 
 
 def test_when_hardly_any_endpoint_answers_the_fault_may_be_ours_and_the_micro_batch_waits():
@@ -312,15 +312,15 @@ def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_
 
 def test_who_answers_meanwhile_is_not_called_slow_by_the_lane():
     """It was, as long as one of its answers took long: a count of none was taken for one."""
-    alone = fakes.under_way()
+    alone = fakes.background()
 
     async def main():
         runner = asyncio.ensure_future(asyncio.sleep(NEVER_S))
-        alone.begin(deliveries(1, "busy")[0], runner, is_silent=False)
-        hand_over = fakes.handover(fakes.Clock(), alone=alone)
-        reason = hand_over.reason(deliveries(1, "busy")[0].endpoint)
-        alone.begin(deliveries(1, "busy")[0], runner, is_silent=True)
-        return reason, hand_over.reason(deliveries(1, "busy")[0].endpoint)
+        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=False)
+        deferrals = fakes.deferrals(fakes.Clock(), alone=alone)
+        reason = deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
+        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
+        return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
     assert asyncio.run(main()) == (None, retry_decision.SLOW)
 
@@ -343,8 +343,8 @@ def test_nothing_is_counted_any_more_when_all_that_went_on_alone_has_ended():
     async def play(worker):
         await worker.micro_batch(*deliveries(3, "slow"))
         [to] = {outcome.delivery.endpoint.endpoint_id for outcome in worker.ended}
-        before = worker.late.under_way_to(to), worker.late.is_silent(to)
-        await worker.until_told(3)
-        return before, (worker.late.under_way_to(to), worker.late.is_silent(to))
+        before = worker.late.in_flight_to(to), worker.late.is_unresponsive(to)
+        await worker.until_reported(3)
+        return before, (worker.late.in_flight_to(to), worker.late.is_unresponsive(to))
 
     assert playing(play, {"slow": 1.5}) == ((3, True), (0, False))

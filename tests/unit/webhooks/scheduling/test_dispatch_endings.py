@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery import errors
-from delivery.model import Again, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import retry_decision
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
@@ -48,13 +48,13 @@ def test_what_fails_is_postponed_by_its_endpoints_schedule():
     submitted = deliveries(1, retrying=Retrying(schedule_s=(7, 60)))
     [outcome] = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), submitted, clock)
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.POSTPONED, "server_error", 3)
-    assert outcome.again == Again(round((clock.now + 7) * 1000), 1)
+    assert outcome.next_attempt == NextAttempt(round((clock.now + 7) * 1000), 1)
 
 
 def test_a_fault_of_our_own_postpones_and_uses_up_no_wait():
     clock = fakes.Clock()
     [outcome] = run(fakes.FakeSender(lambda *_: "local", clock), deliveries(1, retrying=Retrying()), clock)
-    assert (outcome.kind, outcome.reason, outcome.again.retries) == (OutcomeKind.POSTPONED, "local", 0)
+    assert (outcome.kind, outcome.reason, outcome.next_attempt.retries) == (OutcomeKind.POSTPONED, "local", 0)
 
 
 @pytest.mark.parametrize(("schedule_s", "kind"), [((5,), OutcomeKind.POSTPONED), ((), OutcomeKind.DEAD_LETTERED)])
@@ -76,8 +76,8 @@ def test_an_endpoint_that_says_that_it_is_gone_is_told_of_once(schedule_s, kind)
 
 
 def test_what_is_postponed_without_need_of_a_schedule_uses_up_none_and_may_go_at_once():
-    outcome = fakes.handover(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_decision.LANE_DEADLINE)
-    assert (outcome.kind, outcome.again) == (OutcomeKind.POSTPONED, Again(5000, 0))
+    outcome = fakes.deferrals(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_decision.LANE_DEADLINE)
+    assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
 
 
 def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_way():
@@ -102,7 +102,7 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
         for name in [*fates, "flaps"]:
             dispatcher.submit(*deliveries(1, name, url=f"https://{name}.example/"))
         await dispatcher.finish()
-        return dispatcher.reach()
+        return dispatcher.reachability()
 
     seen = asyncio.run(main())
     assert (seen.asked, seen.unreachable) == (5, 2)
@@ -112,7 +112,7 @@ def test_our_own_exhaustion_is_never_counted_against_the_endpoint():
     """Thirty attempts of a second each are far beyond the lane's deadline, and the endpoint was not asked once."""
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: errors.LocalFailure.error_class, clock, seconds_per_attempt=1.0)
-    outcomes = run(sender, deliveries(10), clock, max_in_flight_per_endpoint=1, lane_deadline_s=3.0)
+    outcomes = run(sender, deliveries(10), clock, max_in_flight_per_endpoint=1, queue_timeout_s=3.0)
     assert collections.Counter((o.reason, len(o.attempts)) for o in outcomes) == {("local", 3): 10}
 
 

@@ -41,13 +41,15 @@ def delivered(wait_s, stalls=(), delay=None, count=200):
                 loop.stall(for_s)
 
         disturbed = asyncio.create_task(stalling())
-        dispatcher = dispatching.dispatcher_of(Answering(wait_s), loop.time, judging=clock.time, max_in_flight_per_endpoint=4)
+        dispatcher = dispatching.dispatcher_of(
+            Answering(wait_s), loop.time, endpoint_time=clock.time, max_in_flight_per_endpoint=4
+        )
         for number in range(count):
             dispatcher.submit(builders.delivery(endpoint=builders.endpoint(f"ep{number % ENDPOINTS}")))
         await dispatcher.finish()
         disturbed.cancel()
         clock.stop()
-        return dispatcher.ended(), dispatcher.silent()
+        return dispatcher.ended(), dispatcher.unresponsive()
 
     return virtual.run(main())
 

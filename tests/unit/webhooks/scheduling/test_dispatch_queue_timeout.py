@@ -1,4 +1,4 @@
-"""An endpoint that fails, or is slow, is waited for but once: circuits and stragglers.
+"""An endpoint that fails, or is slow, is waited for but once: breakers and stragglers.
 
 Here a micro-batch has the patience to wait for every attempt; test_dispatch_late is of what it has none for.
 """
@@ -28,14 +28,14 @@ class SlowSender(fakes.FakeSender):
 
 def in_passing_time(sender_of, *micro_batches, **bounds):
     """Deliver one micro-batch after the other; return of each (seconds it took, count by endpoint, kind, reason, attempts)."""
-    clock, circuits, bounds = fakes.PassingClock(), {}, {"patience_s": math.inf} | bounds
+    clock, breakers, bounds = fakes.PassingClock(), {}, {"response_deadline_s": math.inf} | bounds
     sender = sender_of(clock)
 
     async def main():
         clock.install()
         told = []
         for submitted in micro_batches:
-            began, dispatcher = clock.now, dispatcher_of(sender, clock, circuits=circuits, **bounds)
+            began, dispatcher = clock.now, dispatcher_of(sender, clock, breakers=breakers, **bounds)
             for delivery in submitted:
                 dispatcher.submit(delivery)
             await dispatcher.finish()
@@ -107,7 +107,7 @@ def test_who_keeps_a_micro_batch_waiting_by_itself_is_handed_over_after_the_lane
         lambda clock: SlowSender(clock, {"slow": 2.0}),
         deliveries(100, "slow") + deliveries(50, "fine"),
         max_in_flight_per_endpoint=1,
-        lane_deadline_s=3.0,
+        queue_timeout_s=3.0,
     )
     # Attempts begin at 0 s and 2 s. At 3 s the deadline has passed; what is under way is waited for.
     assert (took, endings) == (4.0, {
@@ -127,7 +127,7 @@ def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
         for delivery in deliveries(20, "slow"):
             dispatcher.submit(delivery)
         for unsettled in range(10, 0, -1):
-            await dispatcher.down_to(unsettled)
+            await dispatcher.wait_for_unsettled(unsettled)
         return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.ended())
 
     assert asyncio.run(main()) == (3.0, {None: 1, retry_decision.LANE_DEADLINE: 18})
@@ -142,7 +142,7 @@ def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
         for number in (2, 1, 1):  # two wait at first; then one is added whenever one has ended
             for delivery in deliveries(number, "slow"):
                 dispatcher.submit(delivery)
-            await dispatcher.down_to(1)
+            await dispatcher.wait_for_unsettled(1)
         return {outcome.kind for outcome in dispatcher.ended()}
 
     assert asyncio.run(main()) == {OutcomeKind.DELIVERED}
@@ -154,7 +154,7 @@ def test_nobody_is_handed_over_for_waiting_for_a_slot_that_others_have():
         lambda clock: SlowSender(clock, dict.fromkeys(endpoints, 1.0)),
         [delivery for endpoint in endpoints for delivery in deliveries(1, endpoint)],
         max_in_flight=1,
-        lane_deadline_s=3.0,
+        queue_timeout_s=3.0,
     )
     assert (took, {kind for _, kind, _, _ in endings}) == (10.0, {OutcomeKind.DELIVERED})
 
@@ -165,6 +165,6 @@ def test_a_retry_that_would_come_after_the_stragglers_were_handed_over_is_handed
             return (await super().attempt(delivery, number))._replace(retry_after_s=2.0)
 
     [(_, endings)] = in_passing_time(
-        lambda clock: Sender(lambda *_: retry_decision.THROTTLED, clock), deliveries(1), lane_deadline_s=1.0
+        lambda clock: Sender(lambda *_: retry_decision.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
     )
     assert endings == {("ep1", OutcomeKind.POSTPONED, retry_decision.LANE_DEADLINE, 1): 1}

@@ -25,7 +25,7 @@ class Receivers:
         self.now, self.most, self.began = {}, {}, {}
 
     async def attempt(self, delivery, number, timeout_s=None):  # noqa: ARG002
-        host, loop = host_limits.name_of(delivery.endpoint.url), asyncio.get_running_loop()
+        host, loop = host_limits.host_name(delivery.endpoint.url), asyncio.get_running_loop()
         self.now[host] = self.now.get(host, 0) + 1
         self.most[host] = max(self.most.get(host, 0), self.now[host])
         self.began.setdefault(host, []).append(loop.time())
@@ -40,7 +40,7 @@ def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
 
     async def main():
         loop = asyncio.get_running_loop()
-        chosen = {"lane_deadline_s": LONG_S, "patience_s": LONG_S} | bounds
+        chosen = {"queue_timeout_s": LONG_S, "response_deadline_s": LONG_S} | bounds
         all_hosts = known or host_limits.Hosts(limits.Limits(**chosen), loop.time)
         dispatcher = dispatching.dispatcher_of(receivers, loop.time, known_hosts=all_hosts, **chosen)
         for number, url in enumerate(urls):
@@ -48,7 +48,7 @@ def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
             for _ in range(each):
                 dispatcher.submit(builders.delivery(endpoint=endpoint))
         await dispatcher.finish()
-        return dispatcher.ended(), loop.time(), all_hosts.waited()
+        return dispatcher.ended(), loop.time(), all_hosts.drain_delayed()
 
     outcomes, took_s, waited = virtual.run(main())
     return receivers, outcomes, took_s, waited
@@ -84,7 +84,7 @@ def test_a_host_that_is_meant_to_get_more_has_no_bounds():
 
 def test_what_waits_for_a_host_until_the_lanes_deadline_is_handed_over_as_limited():
     urls = [f"{VICTIM}/{n}" for n in range(50)]
-    _, outcomes, _, _ = delivered(urls, max_per_host=4, max_per_second_per_host=10.0, lane_deadline_s=1.0)
+    _, outcomes, _, _ = delivered(urls, max_per_host=4, max_per_second_per_host=10.0, queue_timeout_s=1.0)
 
     assert {outcome.reason for outcome in outcomes if outcome.kind is OutcomeKind.POSTPONED} == {retry_decision.RATE_LIMITED}
 
@@ -110,7 +110,7 @@ def test_whatever_shares_a_host_all_of_it_is_delivered_within_its_bounds(where, 
 def test_a_micro_batch_that_is_given_up_keeps_no_place_at_a_host():
     async def main():
         loop = asyncio.get_running_loop()
-        bounds = {"max_per_host": 2, "lane_deadline_s": LONG_S, "patience_s": LONG_S}
+        bounds = {"max_per_host": 2, "queue_timeout_s": LONG_S, "response_deadline_s": LONG_S}
         known = host_limits.Hosts(limits.Limits(**bounds), loop.time)
         given_up = dispatching.dispatcher_of(Receivers(LONG_S), loop.time, known_hosts=known, **bounds)
         for n in range(10):
@@ -146,7 +146,7 @@ def test_the_operator_is_told_which_host_it_is_and_what_to_do(caplog):
     ],
 )
 def test_a_host_is_known_by_its_name_alone(url, name):
-    assert host_limits.name_of(url) == name
+    assert host_limits.host_name(url) == name
 
 
 def test_each_worker_has_its_share_and_at_least_one_connection():
@@ -169,13 +169,13 @@ def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_go
         known = host_limits.Host("victim.example", 1, 1000.0, loop.time)
         known.enter()
         called = []
-        known.wait(lambda: bool(called.append("first")) or True)
-        known.wait(lambda: bool(called.append("second")) or True)
+        known.call_when_free(lambda: bool(called.append("first")) or True)
+        known.call_when_free(lambda: bool(called.append("second")) or True)
         known.leave()
         await asyncio.sleep(0.1)
         assert called == ["first"]
         assert not known.has_room
-        assert known.admits_called()  # and does not enter
+        assert known.use_reservation()  # and does not enter
         known.wake()
         await asyncio.sleep(0.1)
         return called
@@ -185,11 +185,11 @@ def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_go
 
 def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
     shared = host_limits.Hosts(limits.Limits(max_per_host=4), clock=lambda: 0.0)
-    host = shared.of(VICTIM)
+    host = shared.host_of(VICTIM)
     host.enter()
     host.enter()
-    shared.share(limits.Limits(max_per_host=4, workers=4))
-    assert (host.has_room, shared.most_connections(VICTIM)) == (False, 1)
+    shared.set_bounds(limits.Limits(max_per_host=4, workers=4))
+    assert (host.has_room, shared.max_connections_to(VICTIM)) == (False, 1)
     host.leave()
     assert not host.has_room
     host.leave()
@@ -199,12 +199,12 @@ def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
 def test_who_waits_for_a_host_is_called_when_the_share_grows():
     async def main():
         shared = host_limits.Hosts(limits.Limits(max_per_host=4, workers=4), asyncio.get_running_loop().time)
-        host, called = shared.of(VICTIM), asyncio.Event()
+        host, called = shared.host_of(VICTIM), asyncio.Event()
         host.enter()
-        host.wait(lambda: called.set() or True)
+        host.call_when_free(lambda: called.set() or True)
         await asyncio.sleep(0)
         assert not called.is_set()
-        shared.share(limits.Limits(max_per_host=4, workers=1))
+        shared.set_bounds(limits.Limits(max_per_host=4, workers=1))
         await asyncio.wait_for(called.wait(), 10)
 
     asyncio.run(main())

@@ -44,7 +44,7 @@ def test_in_no_second_does_more_go_than_the_rate_whenever_it_is_asked(per_second
     for pause in idle:
         now += pause
         now += pace.wait_s(now)
-        pace.take(now)
+        pace.consume(now)
         gone.append(now)
     for start in gone:
         assert sum(start <= other < start + 0.999 for other in gone) <= max(1, math.ceil(per_second))
@@ -54,7 +54,7 @@ def test_a_sender_that_wakes_up_late_loses_nothing_of_a_high_rate():
     pace, now, gone = limits.Pace(1000.0), 0.0, 0
     while now < 10.0:
         while pace.wait_s(now) == 0:
-            pace.take(now)
+            pace.consume(now)
             gone += 1
         now += 0.013  # thirteen requests' time
     assert gone >= 10 * 1000 * (1 - limits.BURST_SHARE)

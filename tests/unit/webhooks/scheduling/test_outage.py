@@ -16,7 +16,7 @@ from tests.support import builders, fakes
 def seen(reached=0, unreachable=0, customers=5):
     """As many destinations, of customers that have some of each kind."""
     numbers = range(reached + unreachable)
-    return outage.reach(
+    return outage.reachability(
         (
             builders.endpoint(f"ep{n}", url=f"https://host{n}.example/", customer_id=f"{n < reached}{n % customers}"),
             n < reached,
@@ -40,44 +40,44 @@ def test_the_fault_is_ours_when_most_of_enough_destinations_cannot_be_reached(re
 def test_endpoints_behind_one_gateway_are_one_destination():
     """Sixty endpoints of one customer at one closed port paused the lanes of all."""
     dead = [builders.endpoint(f"d{n}", url=f"https://one.example:8443/{n}", customer_id=f"c{n}") for n in range(60)]
-    assert not outage.reach((one, False) for one in dead).is_broken()
+    assert not outage.reachability((one, False) for one in dead).is_broken()
 
 
 def test_the_dead_hosts_of_one_customer_pause_nobody_else():
     dead = [builders.endpoint(f"d{n}", url=f"https://d{n}.example/", customer_id="acme") for n in range(60)]
     well = [builders.endpoint(f"w{n}", url=f"https://w{n}.example/", customer_id="beta") for n in range(5)]
-    assert not outage.reach((one, False) for one in dead).is_broken()
-    assert not outage.reach([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
+    assert not outage.reachability((one, False) for one in dead).is_broken()
+    assert not outage.reachability([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
 
 
 def test_a_url_with_a_user_or_in_capitals_is_the_same_destination():
     urls = ["https://a.example/x", "https://A.example/y", "https://u:p@a.example/"]
-    assert outage.reach((builders.endpoint(url=url), False) for url in urls).asked == 1
+    assert outage.reachability((builders.endpoint(url=url), False) for url in urls).asked == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5), st.booleans()), max_size=600), st.randoms())
 def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
     parts = [
-        outage.reach([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
+        outage.reachability([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
         for host, customer, was_reached in known
     ]
-    one = sum(parts, start=outage.NOTHING)
+    one = sum(parts, start=outage.NOTHING_ASKED)
     rng.shuffle(parts)
     half = len(parts) // 2
-    other = sum(parts[:half], start=outage.NOTHING) + sum(parts[half:], start=outage.NOTHING)
+    other = sum(parts[:half], start=outage.NOTHING_ASKED) + sum(parts[half:], start=outage.NOTHING_ASKED)
     assert one == other
     assert one.asked <= outage.MAX_SAMPLE
 
 
 def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwards():
-    state, pauses = outage.Egress(), []
+    state, pauses = outage.NetworkHealth(), []
     for _ in range(6):
-        state = state.told(ALL_DOWN, 1000.0)
-        pauses.append(state.until - 1000.0)
+        state = state.after(ALL_DOWN, 1000.0)
+        pauses.append(state.paused_until - 1000.0)
     assert pauses == [5, 10, 20, 40, 60, 60]
-    state = state.told(ALL_UP, 1000.0)
+    state = state.after(ALL_UP, 1000.0)
     assert not state.is_broken
-    assert state.told(ALL_DOWN, 1000.0).held_s == 5
+    assert state.after(ALL_DOWN, 1000.0).pause_s == 5
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwar
     [(0, 0, True), (0, 1, True), (4, 5, True), (5, 5, True), (1, 0, False), (5, 4, False)],
 )
 def test_a_broken_network_is_mended_when_most_of_those_asked_are_reached_however_few(reached, unreachable, is_broken):
-    assert outage.Egress().told(ALL_DOWN, 0.0).told(seen(reached, unreachable), 5.0).is_broken == is_broken
+    assert outage.NetworkHealth().after(ALL_DOWN, 0.0).after(seen(reached, unreachable), 5.0).is_broken == is_broken
 
 
 def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
     clock = fakes.Clock(0.0)
     ours = network_outage.Network(clock)
-    take = ours.holding(lambda: clock.now, threading.Event())
-    assert (take(), ours.hold_reason()) == (0.0, None)
-    ours.told(ALL_DOWN)
-    assert "own network" in ours.hold_reason()
+    take = ours.pausing(lambda: clock.now, threading.Event())
+    assert (take(), ours.pause_reason()) == (0.0, None)
+    ours.record(ALL_DOWN)
+    assert "own network" in ours.pause_reason()
     assert ours.is_broken
     clock.now = 5.0
     assert take() == 5.0
@@ -103,13 +103,13 @@ def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
 def test_a_sign_of_recovery_ends_the_pause_of_all_lanes_at_once():
     """A lane that had just been told to pause for 40 s slept them to their end, though another found the network mended."""
     ours, taken = network_outage.Network(fakes.Clock(0.0)), threading.Barrier(3)
-    ours.told(ALL_DOWN)
-    take = ours.holding(lambda: taken.wait(20), threading.Event())
+    ours.record(ALL_DOWN)
+    take = ours.pausing(lambda: taken.wait(20), threading.Event())
     lanes = [threading.Thread(target=take) for _ in range(2)]
     for lane in lanes:
         lane.start()
     assert taken.n_waiting == 0
-    ours.told(seen(reached=1))
+    ours.record(seen(reached=1))
     taken.wait(20)  # else it is broken, and raises
     for lane in lanes:
         lane.join()
@@ -117,9 +117,9 @@ def test_a_sign_of_recovery_ends_the_pause_of_all_lanes_at_once():
 
 def test_a_lane_that_is_paused_can_be_stopped():
     stop, ours = threading.Event(), network_outage.Network(fakes.Clock(0.0))
-    ours.told(ALL_DOWN)
+    ours.record(ALL_DOWN)
     stop.set()
-    assert ours.holding(lambda: "registry", stop)() is None
+    assert ours.pausing(lambda: "registry", stop)() is None
 
 
 def failing(ours, since_s, failed_s, after_s=20):
@@ -130,12 +130,12 @@ def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_fir
     """As the receivers answered again after 45 s all were disabled: one lane had told so, then the retry lane reported."""
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     clock.now = 1003.0
-    ours.told(ALL_DOWN)
+    ours.record(ALL_DOWN)
     assert not failing(ours, 1001, 1044)  # while it lasts
     clock.now = 1045.0
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     assert not failing(ours, 1001, 1044)  # told by a micro-batch that began before
     assert not failing(ours, 1001, 1050)  # an attempt that had begun before
     assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s from when all of it was over
@@ -145,10 +145,10 @@ def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_fir
 def test_an_endpoint_that_failed_before_an_outage_goes_on_failing_after_it():
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
-    ours.told(ALL_DOWN)
+    ours.record(ALL_UP)
+    ours.record(ALL_DOWN)
     clock.now = 1045.0
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     assert failing(ours, 985, 1061)  # 15 s and 6 s
 
 

@@ -37,7 +37,7 @@ def answer(**headers):
     ],
 )
 def test_our_origin_or_any_with_a_rate_permits_so_many_a_minute(question, origin, rate, per_minute):
-    assert handshake.read(question, answer(origin=origin, rate=rate)) == Reply(State.PERMITTED, per_minute)
+    assert handshake.parse_reply(question, answer(origin=origin, rate=rate)) == Reply(State.PERMITTED, per_minute)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_our_origin_or_any_with_a_rate_permits_so_many_a_minute(question, origin
 )  # fmt: skip
 @pytest.mark.parametrize("question", [ASKED, WITH_RATE, WITH_CALLBACK])
 def test_a_rate_that_makes_no_sense_permits_nothing(question, rate):
-    reply = handshake.read(question, answer(origin=b"*", rate=rate))
+    reply = handshake.parse_reply(question, answer(origin=b"*", rate=rate))
     assert reply.state is State.REFUSED
     assert reply.reason.startswith("WebHook-Allowed-Rate: is neither")
 
 
 def test_without_a_rate_it_is_permitted_only_if_none_was_asked_for():
-    assert handshake.read(ASKED, answer(origin=b"*")) == Reply(State.PERMITTED)
-    refused = handshake.read(WITH_RATE, answer(origin=b"*"))
+    assert handshake.parse_reply(ASKED, answer(origin=b"*")) == Reply(State.PERMITTED)
+    refused = handshake.parse_reply(WITH_RATE, answer(origin=b"*"))
     assert refused == Reply(State.REFUSED, reason="WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate")
 
 
@@ -65,14 +65,14 @@ def test_without_a_rate_it_is_permitted_only_if_none_was_asked_for():
 )  # fmt: skip
 @pytest.mark.parametrize("question", [ASKED, WITH_CALLBACK])
 def test_another_origin_refuses_and_is_not_quoted(question, origin):
-    reply = handshake.read(question, answer(origin=origin, rate=b"*"))
+    reply = handshake.parse_reply(question, answer(origin=origin, rate=b"*"))
     assert reply == Reply(State.REFUSED, reason="WebHook-Allowed-Origin is neither our origin, fanout.example.com, nor *")
 
 
 @pytest.mark.parametrize("headers", [[], answer(rate=b"100"), [(b"access-control-allow-origin", b"*"), (b"allow", b"POST")]])
 def test_an_answer_that_names_no_origin_is_no_consent_but_the_callback_may_follow(headers):
-    assert handshake.read(ASKED, headers) == Reply(State.REFUSED, reason="the answer has no WebHook-Allowed-Origin")
-    assert handshake.read(WITH_CALLBACK, headers).state is State.ASKED
+    assert handshake.parse_reply(ASKED, headers) == Reply(State.REFUSED, reason="the answer has no WebHook-Allowed-Origin")
+    assert handshake.parse_reply(WITH_CALLBACK, headers).state is State.ASKED
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_no_bound_is_ever_passed_and_none_is_made_up(own, permitted):
 
 @given(st.lists(st.tuples(st.sampled_from([b"webhook-allowed-origin", b"webhook-allowed-rate"]), st.binary(max_size=12))))
 def test_whatever_a_receiver_answers_is_read(headers):
-    assert handshake.read(WITH_RATE, headers).state in State
+    assert handshake.parse_reply(WITH_RATE, headers).state in State
 
 
 def test_the_question_goes_to_the_very_url_with_what_is_asked_and_nothing_else():
     endpoint = builders.endpoint(url="https://hooks.example.com/a%20b?x=%2F", headers=(("X-Team", "billing"),), origin="old")
     question = Question(origin=ORIGIN, per_minute=60, callback="https://api.example.com/1")
-    asked = request.to_ask(endpoint, question, guard.Guard())
+    asked = request.prepare_handshake(endpoint, question, guard.Guard())
     assert asked.head.decode().split("\r\n") == [
         "OPTIONS /a%20b?x=%2F HTTP/1.1",
         "host: hooks.example.com",
@@ -126,7 +126,7 @@ def test_the_question_goes_to_the_very_url_with_what_is_asked_and_nothing_else()
 
 def test_no_question_goes_where_no_delivery_may():
     with pytest.raises(errors.TargetRefused):
-        request.to_ask(builders.endpoint(url="https://169.254.169.254/"), ASKED, guard.Guard())
+        request.prepare_handshake(builders.endpoint(url="https://169.254.169.254/"), ASKED, guard.Guard())
 
 
 def test_a_delivery_says_as_whom_it_was_permitted_and_no_other_does():

@@ -167,9 +167,9 @@ def test_a_failed_token_request_is_the_answer_to_all_for_a_while(answer, detail)
             with pytest.raises(errors.TokenRefused, match=detail) as refused:
                 await of.header(GRANT, TIMEOUT_S)
             assert "s3cret" not in str(refused.value)
-            clock.now += oauth.PAUSE_S / 20
+            clock.now += oauth.RETRY_PAUSE_S / 20
         asked = len(servers.token_requests)
-        clock.now += oauth.PAUSE_S
+        clock.now += oauth.RETRY_PAUSE_S
         with pytest.raises(errors.TokenRefused):
             await of.header(GRANT, TIMEOUT_S)
         return asked, len(servers.token_requests)
