@@ -18,7 +18,7 @@ from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
 from delivery.stages.scaling import size
 from delivery.stages.tasks import task_context
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import registries
 
 LAST_TASKS_S = 3.0
@@ -46,7 +46,7 @@ class LaneContext:
         if not self.network.is_broken:
             self.suppressed.add_unresponsive(report.unresponsive)
         if report.gone:
-            self.disable(report.gone, retry_decision.GONE)
+            self.disable(report.gone, error_classes.GONE)
 
 
 def create(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:

@@ -173,7 +173,7 @@ def test_executors_that_do_not_come_are_warned_of_once(caplog):
         ),
         (
             {"conf": {"spark.executor.cores": "2", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}},
-            "spark.dynamicAllocation.shuffleTracking.enabled in spark.conf would set",
+            "spark.dynamicAllocation.shuffleTracking.enabled in spark.conf would also change",
         ),
     ],
 )
