@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol
 
 from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.scheduling import (
     background_attempts,
     circuit_breaker,
@@ -54,7 +54,7 @@ class Dispatcher(Generic[Sent]):
         self,
         sender: Sender,
         bounds: limits.Limits,
-        quick_retry: retry_decision.QuickRetry,
+        quick_retry: backoff.QuickRetry,
         deferrals: deferral.Deferrals,
         background: background_attempts.BackgroundAttempts,
         *,
@@ -190,7 +190,7 @@ class Dispatcher(Generic[Sent]):
         for queue in self._queues.values():
             is_paced = queue.must_wait(self._clock())
             until = now if self._is_over else now - self._bounds.queue_timeout_s
-            self._defer_waiting(queue, retry_decision.RATE_LIMITED if is_paced else retry_decision.LANE_DEADLINE, until)
+            self._defer_waiting(queue, retry_reasons.RATE_LIMITED if is_paced else retry_reasons.LANE_DEADLINE, until)
         self._start_timeouts()
 
     def _on_response_deadline(self) -> None:
@@ -214,7 +214,7 @@ class Dispatcher(Generic[Sent]):
                     self._bounds.response_deadline_s
                 ):  # otherwise it responds, but always takes longer than that
                     self._unresponsive.add(queue.endpoint_id)
-                self._defer_waiting(queue, retry_decision.SLOW)
+                self._defer_waiting(queue, retry_reasons.SLOW)
         self._start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
@@ -241,11 +241,11 @@ class Dispatcher(Generic[Sent]):
             queue = self._memory.queue_of(endpoint, self._bounds, self._background)
             self._queues[endpoint.endpoint_id] = queue
         if queue.breaker is not None and queue.breaker.is_open(self._clock()):
-            self._defer(pending, retry_decision.CIRCUIT_OPEN)
+            self._defer(pending, retry_reasons.CIRCUIT_OPEN)
         elif queue.is_unresponsive:
-            self._defer(pending, retry_decision.SLOW)
+            self._defer(pending, retry_reasons.SLOW)
         elif self._is_over:
-            self._defer(pending, retry_decision.LANE_DEADLINE)
+            self._defer(pending, retry_reasons.LANE_DEADLINE)
         else:
             pending.since = self._endpoint_time()
             queue.waiting.append(pending)
@@ -366,7 +366,7 @@ class Dispatcher(Generic[Sent]):
             self._finish(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
             return
         queue.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
-        if error_class == retry_decision.GONE:
+        if error_class == error_classes.GONE:
             self._gone.add(queue.endpoint_id)
         known = queue.breaker
         if known is None:
@@ -380,7 +380,7 @@ class Dispatcher(Generic[Sent]):
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
         if is_open:
-            self._defer_waiting(queue, retry_decision.CIRCUIT_OPEN)
+            self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _record(
         self, queue: Queue[Sent], known: circuit_breaker.CircuitBreaker, error_class: str | None, began_at: float

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from delivery.model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.lanes import retry_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
@@ -41,7 +41,7 @@ def test_an_endpoint_that_says_that_it_is_gone_is_told_to_whoever_disables_it():
 
 def test_what_is_given_up_is_not_sent_and_has_no_report():
     sender = Sender()
-    ended = deliver(registry(), turn(waiting(), number=0, given_up=retry_decision.EXPIRED), sender=sender)
+    ended = deliver(registry(), turn(waiting(), number=0, given_up=retry_reasons.EXPIRED), sender=sender)
     assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
 
 
@@ -151,7 +151,7 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
 def test_events_that_cannot_be_read_and_are_given_up_do_not_fail_the_task_again_and_again(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry_decision.EXPIRED), turn(number=2))
+    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry_reasons.EXPIRED), turn(number=2))
     assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
     assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
@@ -232,4 +232,4 @@ def test_what_the_registry_learns_while_a_destination_is_looked_up_has_no_part_i
         return together(first, await lane.finish_task(10))
 
     [report] = asyncio.run(main()).reports
-    assert [back.reason for back in report.requeued] == [retry_decision.REGISTRY_BEHIND]
+    assert [back.reason for back in report.requeued] == [retry_reasons.REGISTRY_BEHIND]

@@ -12,7 +12,7 @@ from delivery import errors
 from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.lanes.retry_lease import LeaseInFlight
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
 from delivery.webhooks.sending import payload
@@ -126,7 +126,7 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
         (lambda made: made(builders.subscription(fault="a filter that is none")), "quarantined"),
     ],
 )
-@pytest.mark.parametrize("given_up", [{}, {"given_up": retry_decision.EXPIRED, "number": 0}])
+@pytest.mark.parametrize("given_up", [{}, {"given_up": retry_reasons.EXPIRED, "number": 0}])
 def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, snapshot, reason, given_up):
     made = registry if of == 1 else batch_registry
     carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
@@ -155,10 +155,10 @@ def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent
 @pytest.mark.parametrize(
     ("fields", "hold"),
     [
-        ({"status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_PAUSED),
-        ({"status": EndpointStatus.DISABLED}, retry_decision.ENDPOINT_DISABLED),
-        ({"fault": "a secret that does not open"}, retry_decision.ENDPOINT_QUARANTINED),
-        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_QUARANTINED),
+        ({"status": EndpointStatus.PAUSED}, retry_reasons.ENDPOINT_PAUSED),
+        ({"status": EndpointStatus.DISABLED}, retry_reasons.ENDPOINT_DISABLED),
+        ({"fault": "a secret that does not open"}, retry_reasons.ENDPOINT_QUARANTINED),
+        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_reasons.ENDPOINT_QUARANTINED),
     ],
 )
 def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
@@ -173,7 +173,7 @@ def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
 
 
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
-@pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
+@pytest.mark.parametrize("reason", [retry_reasons.NO_ROOM, retry_reasons.EXPIRED])
 def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
     carried = Carried(registry(**fields), turn(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
     assert carried.sent == []
@@ -243,7 +243,7 @@ def test_in_order_nothing_passes_what_waits_for_the_registry():
 
 
 def test_what_is_given_up_does_not_wait_for_the_registry():
-    of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_decision.EXPIRED)
+    of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_reasons.EXPIRED)
     assert Carried(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
@@ -280,20 +280,20 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
 def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the_others_go_on(caplog, subscriptions):
     """Such a parcel failed the task of its lane for ever: its shard had forgotten it, and nothing could be told of it."""
     broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
-    given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_decision.EXPIRED)
+    given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_reasons.EXPIRED)
     carried = Carried(registry(*subscriptions), given_up)
     assert len(carried.results.outcomes) == 2
     [row] = carried.written()["rejected"]
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
-    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
+    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_reasons.EXPIRED))
     assert "cannot be read" in caplog.text
 
 
 def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
     good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
     broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
-    carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry_decision.NO_ROOM))
+    carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry_reasons.NO_ROOM))
     assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
     assert [rejection.record.value for rejection in carried.results.rejections] == [b"\xc1"]
 
@@ -339,5 +339,5 @@ def test_a_replay_is_sent_though_what_it_repeats_was_delivered_a_moment_before()
 
 def test_what_is_given_up_has_its_dead_letter_whatever_the_journal_says():
     given_up = waiting(event(1))
-    carried = Carried(registry(), turn(given_up, number=0, given_up=retry_decision.EXPIRED), ended=ended_of(given_up))
+    carried = Carried(registry(), turn(given_up, number=0, given_up=retry_reasons.EXPIRED), ended=ended_of(given_up))
     assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]

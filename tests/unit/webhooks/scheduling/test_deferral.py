@@ -10,9 +10,9 @@ from delivery.model import EndpointStatus, NextAttempt, OutcomeKind, Retrying, S
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
 from delivery.webhooks.sending import payload
@@ -29,7 +29,7 @@ FAILING = Retrying(schedule_s=(5, 60))
 def broken():
     opened = circuit_breaker.CircuitBreaker()
     for _ in range(circuit_breaker.OPENS_AFTER):
-        opened.record(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
+        opened.record(error_classes.SERVER_ERROR, NOW_S, NOW_S)
     return opened
 
 
@@ -45,7 +45,7 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
     async def main():
         dispatcher, deferrals = fast_lane(
-            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
+            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=backoff.QuickRetry(first_wait_s=0)
         )
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals, parsing.Layout())
         first, rest = await begun.submit(records), await begun.finish()
@@ -58,7 +58,7 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 def postponed(results):
     """Return what the results hand over, as it stands in the retries topic."""
     told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
+    return [(row.key, message) for row in told for message in retry_records.messages(row.value)]
 
 
 def health(results):
@@ -72,14 +72,14 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
 @pytest.mark.parametrize(
     ("fields", "suppressed", "reason"),
     [
-        ({"status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
-        ({"status": DISABLED}, (), retry_decision.ENDPOINT_DISABLED),
-        ({"order_by": "n"}, (), retry_decision.ORDERED),
-        ({"order_by": "n", "status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
-        ({"fault": "a secret that does not open"}, (), retry_decision.ENDPOINT_QUARANTINED),
-        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry_decision.ENDPOINT_QUARANTINED),
-        ({}, ("other", "ep1"), retry_decision.CIRCUIT_OPEN),
-        ({"order_by": "n"}, ("ep1",), retry_decision.ORDERED),
+        ({"status": PAUSED}, (), retry_reasons.ENDPOINT_PAUSED),
+        ({"status": DISABLED}, (), retry_reasons.ENDPOINT_DISABLED),
+        ({"order_by": "n"}, (), retry_reasons.ORDERED),
+        ({"order_by": "n", "status": PAUSED}, (), retry_reasons.ENDPOINT_PAUSED),
+        ({"fault": "a secret that does not open"}, (), retry_reasons.ENDPOINT_QUARANTINED),
+        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry_reasons.ENDPOINT_QUARANTINED),
+        ({}, ("other", "ep1"), retry_reasons.CIRCUIT_OPEN),
+        ({"order_by": "n"}, ("ep1",), retry_reasons.ORDERED),
     ],
 )
 def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, suppressed, reason):
@@ -98,7 +98,7 @@ def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedul
 def test_an_endpoint_whose_circuit_is_open_gets_nothing_and_no_body_is_made_for_it(monkeypatch):
     monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
     results, attempts = deliver(builders.endpoint(), {}, breakers={"ep1": broken()})
-    assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_decision.CIRCUIT_OPEN])
+    assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_reasons.CIRCUIT_OPEN])
 
 
 def test_a_held_endpoint_keeps_nothing_from_the_others():
@@ -133,8 +133,8 @@ def test_of_what_an_endpoint_accepts_the_lane_tells_once_at_its_end():
 @pytest.mark.parametrize(
     ("error_class", "told"),
     [
-        (retry_decision.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
-        (retry_decision.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (error_classes.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (error_classes.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (errors.LocalFailure.error_class, []),
     ],
 )
@@ -147,13 +147,13 @@ def test_of_what_is_given_up_at_once_no_parcel_tells_and_so_the_lane_does(error_
 def test_who_accepts_one_event_and_fails_another_accepts_something():
     endpoint = builders.endpoint(retrying=Retrying(schedule_s=()))
     delivered, _ = deliver(endpoint, {})
-    given_up, _ = deliver(endpoint, {}, error_class=retry_decision.REFUSED)
+    given_up, _ = deliver(endpoint, {}, error_class=error_classes.REFUSED)
     delivered.outcomes += given_up.outcomes
     assert health(delivered) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
 def test_a_parcel_holds_all_that_a_dead_letter_tells():
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=error_classes.SERVER_ERROR)
     [outcome], [(_, told)] = results.outcomes, postponed(results)
     [one] = told.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
@@ -171,7 +171,7 @@ def test_a_parcel_says_by_which_registry_at_most_it_is_due():
 
 
 def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=retry_decision.REFUSED)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=error_classes.REFUSED)
     written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
     assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
     assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
@@ -192,18 +192,18 @@ def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_wh
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
         told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
-        assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
+        assert sum(len(row.value or b"") for row in told) <= len(told) * retry_records.PADDED_BYTES == len(told) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
+    assert 0 < len(row.value) < retry_records.PADDED_BYTES
 
 
 def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
     """Rows are cut by it; Kafka's bound is far above theirs."""
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry_decision.SERVER_ERROR)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=error_classes.SERVER_ERROR)
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     [one] = retry_messages.message(row.value).entries
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000

@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import dispatch
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
@@ -90,7 +90,7 @@ def test_what_would_wait_too_long_for_its_pace_is_handed_over_with_that_reason()
     # One at 0, 1, 2 and 3 s; the others would begin after more than three and a half.
     assert collections.Counter((outcome.kind, outcome.reason) for outcome in outcomes) == {
         (OutcomeKind.DELIVERED, None): 4,
-        (OutcomeKind.POSTPONED, retry_decision.RATE_LIMITED): 6,
+        (OutcomeKind.POSTPONED, retry_reasons.RATE_LIMITED): 6,
     }
 
 
@@ -108,7 +108,7 @@ def test_a_pace_goes_on_over_micro_batches():
     async def told():
         return [reasons async for reasons in main()]
 
-    assert asyncio.run(told()) == [[None], [retry_decision.RATE_LIMITED]]
+    assert asyncio.run(told()) == [[None], [retry_reasons.RATE_LIMITED]]
 
 
 def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
@@ -137,7 +137,7 @@ def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
 
 def test_what_was_abandoned_is_sent_no_more():
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock)
+    sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
 
     async def main():
         dispatcher = dispatcher_of(sender, clock, max_in_flight=2)

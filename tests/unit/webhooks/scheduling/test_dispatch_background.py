@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery.model import NextAttempt, OutcomeKind, Retrying
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S
 from tests.support import fakes
@@ -103,10 +103,10 @@ def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not
     first, second, asked = playing(play, {"hangs": NEVER_S}, max_in_flight_per_endpoint=16)
     assert first == (
         0.5,
-        FINE | {("hangs", "postponed", retry_decision.UNDER_WAY): 16, ("hangs", "postponed", retry_decision.SLOW): 14},
+        FINE | {("hangs", "postponed", retry_reasons.UNDER_WAY): 16, ("hangs", "postponed", retry_reasons.SLOW): 14},
     )
     assert asked == 16
-    assert second == (0.0, FINE | {("hangs", "postponed", retry_decision.SLOW): 30})
+    assert second == (0.0, FINE | {("hangs", "postponed", retry_reasons.SLOW): 30})
 
 
 def test_who_kept_a_micro_batch_waiting_and_did_not_answer_is_told_of_and_who_answers_slowly_or_was_not_waited_for_is_not():
@@ -153,12 +153,12 @@ def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
         ("timeout", (7, 60), OutcomeKind.POSTPONED, 7),
         ("timeout", (), OutcomeKind.DEAD_LETTERED, None),
         (
-            retry_decision.SERVER_ERROR,
+            error_classes.SERVER_ERROR,
             (7, 60),
             OutcomeKind.POSTPONED,
             0.001,
         ),  # a quick retry was left, for which the lane has no time
-        (retry_decision.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
+        (error_classes.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
     ],
 )
 def test_what_went_on_alone_and_failed_is_told_as_it_would_have_ended(error_class, schedule_s, kind, wait_s):
@@ -179,7 +179,7 @@ def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_
         async def attempt(self, delivery, number):
             self.seconds = {"slow": 0 if number == 1 else 1.5}
             attempt = await super().attempt(delivery, number)
-            return attempt._replace(error_class=retry_decision.SERVER_ERROR if number == 1 else None)
+            return attempt._replace(error_class=error_classes.SERVER_ERROR if number == 1 else None)
 
     async def main():
         clock = fakes.PassingClock()
@@ -201,7 +201,7 @@ def test_timeouts_of_what_went_on_alone_open_the_circuit():
         return await worker.micro_batch(*deliveries(1, "hangs"))
 
     took, kinds = playing(play, {"hangs": 2.0}, {"hangs": "timeout"})
-    assert (took, kinds) == (0.0, {("hangs", "postponed", retry_decision.CIRCUIT_OPEN): 1})
+    assert (took, kinds) == (0.0, {("hangs", "postponed", retry_reasons.CIRCUIT_OPEN): 1})
 
 
 def test_an_endpoint_that_answers_meanwhile_is_asked_on_though_one_of_its_answers_takes_long():
@@ -219,7 +219,7 @@ def test_an_endpoint_that_answers_meanwhile_is_asked_on_though_one_of_its_answer
         return first, await worker.micro_batch(*deliveries(1, "busy"))
 
     (_, first), (_, second) = asyncio.run(main())
-    assert first == {("busy", "delivered", None): 5, ("busy", "postponed", retry_decision.UNDER_WAY): 1}
+    assert first == {("busy", "delivered", None): 5, ("busy", "postponed", retry_reasons.UNDER_WAY): 1}
     assert second == {("busy", "delivered", None): 1}
 
 
@@ -232,8 +232,8 @@ def test_what_goes_on_alone_counts_against_what_its_endpoint_takes_at_once():
         return kinds, later, worker.sender.most_under_way
 
     kinds, later, most = playing(play, {"slow": 1.0})
-    assert kinds == {("slow", "postponed", retry_decision.SLOW): 1}
-    assert later == {("slow", "postponed", retry_decision.UNDER_WAY): 1}
+    assert kinds == {("slow", "postponed", retry_reasons.SLOW): 1}
+    assert later == {("slow", "postponed", retry_reasons.UNDER_WAY): 1}
     assert most == 1
 
 
@@ -264,7 +264,7 @@ def test_while_many_go_on_alone_a_micro_batch_waits_for_the_rest():
         return await worker.micro_batch(*deliveries(5, "slow"))
 
     took, kinds = playing(play, {"slow": 1.5}, most=3)
-    assert (took, kinds) == (1.5, {("slow", "postponed", retry_decision.UNDER_WAY): 3, ("slow", "delivered", None): 2})
+    assert (took, kinds) == (1.5, {("slow", "postponed", retry_reasons.UNDER_WAY): 3, ("slow", "delivered", None): 2})
 
 
 def test_an_endpoint_that_has_answered_is_given_time_when_much_waits_for_it():
@@ -294,7 +294,7 @@ def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_
             self.begun += 1
             attempt = await super().attempt(delivery, number)
             return (
-                attempt._replace(error_class=retry_decision.THROTTLED, status=429, retry_after_s=0.5)
+                attempt._replace(error_class=error_classes.THROTTLED, status=429, retry_after_s=0.5)
                 if is_throttled
                 else attempt
             )
@@ -307,7 +307,7 @@ def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_
         return await Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2).micro_batch(*deliveries(2, "busy"))
 
     took, kinds = asyncio.run(main())
-    assert (took, kinds) == (1.01, {("busy", "postponed", retry_decision.UNDER_WAY): 1, ("busy", "delivered", None): 1})
+    assert (took, kinds) == (1.01, {("busy", "postponed", retry_reasons.UNDER_WAY): 1, ("busy", "delivered", None): 1})
 
 
 def test_who_answers_meanwhile_is_not_called_slow_by_the_lane():
@@ -322,7 +322,7 @@ def test_who_answers_meanwhile_is_not_called_slow_by_the_lane():
         alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
         return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
-    assert asyncio.run(main()) == (None, retry_decision.SLOW)
+    assert asyncio.run(main()) == (None, retry_reasons.SLOW)
 
 
 def test_endpoints_that_fall_silent_one_after_another_are_judged_together():

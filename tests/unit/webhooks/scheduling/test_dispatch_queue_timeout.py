@@ -8,7 +8,7 @@ import collections
 import math
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
 
@@ -58,11 +58,11 @@ def test_an_endpoint_that_hangs_costs_one_micro_batch_the_time_of_an_attempt_and
     assert first == (2.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 100,
         ("hangs", OutcomeKind.DEAD_LETTERED, "timeout", 1): 16,
-        ("hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 84,
+        ("hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 84,
     })  # fmt: skip
     assert second == (0.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 100,
-        ("hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 100,
+        ("hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 100,
     })  # fmt: skip
 
 
@@ -71,12 +71,12 @@ def test_few_deliveries_that_time_out_are_waited_for_at_once_too():
     [(took, endings)] = in_passing_time(
         lambda clock: SlowSender(clock, {"hangs": 2.0}, hangs=["hangs"]), deliveries(3, "hangs"), max_in_flight_per_endpoint=2
     )
-    assert (took, endings["hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0]) == (2.0, 1)
+    assert (took, endings["hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0]) == (2.0, 1)
 
 
 def test_after_a_failure_the_endpoint_is_asked_by_one_request_at_a_time_until_it_answers():
     clock = fakes.Clock()
-    fates = iter([retry_decision.REFUSED, retry_decision.SERVER_ERROR] + [None] * 100)
+    fates = iter([error_classes.REFUSED, error_classes.SERVER_ERROR] + [None] * 100)
     under_way = []
 
     class Sender(fakes.FakeSender):
@@ -92,13 +92,13 @@ def test_after_a_failure_the_endpoint_is_asked_by_one_request_at_a_time_until_it
 
 def test_a_delivery_whose_quick_retry_comes_when_the_circuit_is_open_is_handed_over_with_its_attempts():
     clock = fakes.Clock()
-    outcomes = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
+    outcomes = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
     told = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
     # Five first attempts open it. The fifth is not tried again; the four before it come back to an open circuit.
     assert told == {
-        (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 1): 4,
+        (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 1): 4,
         (OutcomeKind.DEAD_LETTERED, "server_error", 1): 1,
-        (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 1,
+        (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 1,
     }
 
 
@@ -113,7 +113,7 @@ def test_who_keeps_a_micro_batch_waiting_by_itself_is_handed_over_after_the_lane
     assert (took, endings) == (4.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 50,
         ("slow", OutcomeKind.DELIVERED, None, 1): 2,
-        ("slow", OutcomeKind.POSTPONED, retry_decision.LANE_DEADLINE, 0): 98,
+        ("slow", OutcomeKind.POSTPONED, retry_reasons.LANE_DEADLINE, 0): 98,
     })  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
             await dispatcher.wait_for_unsettled(unsettled)
         return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.ended())
 
-    assert asyncio.run(main()) == (3.0, {None: 1, retry_decision.LANE_DEADLINE: 18})
+    assert asyncio.run(main()) == (3.0, {None: 1, retry_reasons.LANE_DEADLINE: 18})
 
 
 def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
@@ -165,6 +165,6 @@ def test_a_retry_that_would_come_after_the_stragglers_were_handed_over_is_handed
             return (await super().attempt(delivery, number))._replace(retry_after_s=2.0)
 
     [(_, endings)] = in_passing_time(
-        lambda clock: Sender(lambda *_: retry_decision.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
+        lambda clock: Sender(lambda *_: error_classes.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
     )
-    assert endings == {("ep1", OutcomeKind.POSTPONED, retry_decision.LANE_DEADLINE, 1): 1}
+    assert endings == {("ep1", OutcomeKind.POSTPONED, retry_reasons.LANE_DEADLINE, 1): 1}
