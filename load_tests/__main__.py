@@ -25,6 +25,7 @@ from load_tests.scenarios import mission as mission_scenario
 from load_tests.scenarios import overload as overload_scenario
 from load_tests.scenarios import pending as pending_scenario
 from load_tests.scenarios import retries as retries_scenario
+from load_tests.scenarios import rival as rival_scenario
 from load_tests.scenarios.at_scale import command as at_scale_command
 
 S = TypeVar("S")
@@ -46,6 +47,7 @@ _ISOLATION = isolation_scenario.Scenario()
 _LATENCY = latency_scenario.Scenario()
 _MISSION = mission_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
+_RIVAL = rival_scenario.Scenario()
 _OVERLOAD = overload_scenario.Scenario()
 _PENDING = pending_scenario.Scenario()
 _SCALING = scaling_scenario.Scenario()
@@ -228,6 +230,25 @@ def mission(
         topics=topics, tenants=tenants, endpoints=endpoints, per_s=tuple(per_s or _MISSION.per_s), seconds=seconds
     )
     _run(mission_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def rival(
+    json_file: JsonFile = None,
+    events: Annotated[int, typer.Option(min=1000, help="Events at full speed that are measured.")] = _RIVAL.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _RIVAL.warm_up,
+    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _RIVAL.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="Seconds at that pace.")] = _RIVAL.steady_s,
+    burst: Annotated[int, typer.Option(min=1000, help="Events of the burst in which SIGKILL comes.")] = _RIVAL.burst,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each side, of about two minutes each.")] = _RIVAL.rounds,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Compare the platform with a plain asyncio consumer on the same work: what does Spark cost, and what does it bring?"""
+    scenario = rival_scenario.Scenario(
+        events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s, burst=burst, rounds=rounds
+    )
+    _run(rival_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()
