@@ -77,6 +77,6 @@ def run(
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.ended()
+        return dispatcher.drain()
 
     return asyncio.run(main())

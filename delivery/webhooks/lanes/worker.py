@@ -24,7 +24,16 @@ from delivery import errors
 from delivery.model import Record, Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
 from delivery.webhooks.http import transport
-from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, gc_tuning, realtime_lane, retry_lane, worker_plan
+from delivery.webhooks.lanes import (
+    batch_collect,
+    batch_lane,
+    direct_lane,
+    drain_gate,
+    gc_tuning,
+    realtime_lane,
+    retry_lane,
+    worker_plan,
+)
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import health_hints
@@ -33,7 +42,6 @@ from delivery.webhooks.scheduling import (
     background_attempts,
     deferral,
     dispatch,
-    drain,
     endpoint_clock,
     endpoint_queue,
     host_limits,
@@ -104,7 +112,7 @@ class Worker:
             endpoint_time=self._endpoint_clock.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
-        self._gate = drain.DrainGate(self._sender)
+        self._gate = drain_gate.DrainGate(self._sender)
         """The gate of the current task."""
         self._is_orphan = False
         self._retry: retry_lane.RetryLane | None = None
@@ -385,7 +393,7 @@ class Worker:
         return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._loop.time, now_s=self.now_s)
 
     def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
-        self._gate = drain.DrainGate(self._sender)
+        self._gate = drain_gate.DrainGate(self._sender)
         return dispatch.Dispatcher(
             self._gate,
             self._limits,

@@ -45,12 +45,13 @@ class Results:
 
 def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
     """Return the last results of a task, with what its dispatcher tells of the whole of it."""
+    report = dispatcher.report()
     return Results(
-        most_in_flight=dispatcher.most_in_flight,
-        reach=dispatcher.reachability(),
-        gone=dispatcher.gone(),
-        silent=dispatcher.unresponsive(),
-        accepting=dispatcher.accepting(),
+        most_in_flight=report.most_in_flight,
+        reach=report.reachability,
+        gone=report.gone,
+        silent=report.unresponsive,
+        accepting=report.accepting,
         **fields,
     )
 

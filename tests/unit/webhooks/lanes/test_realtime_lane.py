@@ -8,10 +8,9 @@ import orjson
 import pytest
 
 from delivery.webhooks.events import parsing
-from delivery.webhooks.lanes import direct_lane, realtime_lane
+from delivery.webhooks.lanes import direct_lane, drain_gate, realtime_lane
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import drain
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
 
@@ -58,7 +57,7 @@ class Lane:
 
     def _begin(self):
         self.begun += 1
-        door = drain.DrainGate(self.sender)
+        door = drain_gate.DrainGate(self.sender)
         dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=retry_decision.QuickRetry())
         return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout()), door)
 

@@ -27,7 +27,7 @@ def test_the_most_that_was_under_way_is_told():
         for delivery in deliveries(3, "a") + deliveries(4, "b"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.most_in_flight
+        return dispatcher.report().most_in_flight
 
     assert asyncio.run(main()) == sum(sender.most_in_flight.values()) == 7
 
@@ -67,7 +67,7 @@ def paced(per_second, count, *, others=0, workers=1, queue_timeout_s=1e9):
         for delivery in [builders.delivery(endpoint=slow) for _ in range(count)] + deliveries(others, "free"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.ended()
+        return dispatcher.drain()
 
     return starts, asyncio.run(main())
 
@@ -103,7 +103,7 @@ def test_a_pace_goes_on_over_micro_batches():
             dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, queue_timeout_s=0.5)
             dispatcher.submit(*deliveries(1, max_per_second=1))
             await dispatcher.finish()
-            yield [outcome.reason for outcome in dispatcher.ended()]
+            yield [outcome.reason for outcome in dispatcher.drain()]
 
     async def told():
         return [reasons async for reasons in main()]
@@ -130,7 +130,7 @@ def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
         gate.set()
         await waiting
         await dispatcher.finish()
-        return was_held, len(dispatcher.ended())
+        return was_held, len(dispatcher.drain())
 
     assert asyncio.run(main()) == (True, dispatch.ENOUGH_READY + 5)
 

@@ -56,7 +56,7 @@ class Worker:
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended, self.silent = dispatcher.ended(), dispatcher.unresponsive()
+        self.ended, self.silent = dispatcher.drain(), dispatcher.report().unresponsive
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 

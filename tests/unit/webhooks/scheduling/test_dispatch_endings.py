@@ -69,10 +69,10 @@ def test_an_endpoint_that_says_that_it_is_gone_is_told_of_once(schedule_s, kind)
         for delivery in deliveries(2, "gone", retrying=Retrying(schedule_s=schedule_s)) + deliveries(2, "here"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        kinds = {o.kind for o in dispatcher.ended() if o.delivery.endpoint.endpoint_id == "gone"}
-        return kinds, dispatcher.gone(), dispatcher.gone()
+        kinds = {o.kind for o in dispatcher.drain() if o.delivery.endpoint.endpoint_id == "gone"}
+        return kinds, dispatcher.report().gone
 
-    assert asyncio.run(main()) == ({kind}, {"gone"}, frozenset())
+    assert asyncio.run(main()) == ({kind}, {"gone"})
 
 
 def test_what_is_postponed_without_need_of_a_schedule_uses_up_none_and_may_go_at_once():
@@ -102,7 +102,7 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
         for name in [*fates, "flaps"]:
             dispatcher.submit(*deliveries(1, name, url=f"https://{name}.example/"))
         await dispatcher.finish()
-        return dispatcher.reachability()
+        return dispatcher.report().reachability
 
     seen = asyncio.run(main())
     assert (seen.asked, seen.unreachable) == (5, 2)

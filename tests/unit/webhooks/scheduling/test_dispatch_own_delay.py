@@ -49,7 +49,7 @@ def delivered(wait_s, stalls=(), delay=None, count=200):
         await dispatcher.finish()
         disturbed.cancel()
         clock.stop()
-        return dispatcher.ended(), dispatcher.unresponsive()
+        return dispatcher.drain(), dispatcher.report().unresponsive
 
     return virtual.run(main())
 

@@ -39,7 +39,7 @@ def in_passing_time(sender_of, *micro_batches, **bounds):
             for delivery in submitted:
                 dispatcher.submit(delivery)
             await dispatcher.finish()
-            ended = dispatcher.ended()
+            ended = dispatcher.drain()
             endings = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind, o.reason, len(o.attempts)) for o in ended)
             told.append((clock.now - began, endings))
         return told
@@ -128,7 +128,7 @@ def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
             dispatcher.submit(delivery)
         for unsettled in range(10, 0, -1):
             await dispatcher.wait_for_unsettled(unsettled)
-        return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.ended())
+        return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.drain())
 
     assert asyncio.run(main()) == (3.0, {None: 1, retry_decision.LANE_DEADLINE: 18})
 
@@ -143,7 +143,7 @@ def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
             for delivery in deliveries(number, "slow"):
                 dispatcher.submit(delivery)
             await dispatcher.wait_for_unsettled(1)
-        return {outcome.kind for outcome in dispatcher.ended()}
+        return {outcome.kind for outcome in dispatcher.drain()}
 
     assert asyncio.run(main()) == {OutcomeKind.DELIVERED}
 

@@ -48,7 +48,7 @@ def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
             for _ in range(each):
                 dispatcher.submit(builders.delivery(endpoint=endpoint))
         await dispatcher.finish()
-        return dispatcher.ended(), loop.time(), all_hosts.drain_delayed()
+        return dispatcher.drain(), loop.time(), all_hosts.drain_delayed()
 
     outcomes, took_s, waited = virtual.run(main())
     return receivers, outcomes, took_s, waited
@@ -122,7 +122,7 @@ def test_a_micro_batch_that_is_given_up_keeps_no_place_at_a_host():
         for n in range(10):
             following.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
         await following.finish()
-        return len(following.ended()), loop.time()
+        return len(following.drain()), loop.time()
 
     count, took_s = virtual.run(main())
     assert count == 10
