@@ -1,4 +1,4 @@
-"""Deliveries through a dispatcher, with bounds of one's own."""
+"""Deliveries through a dispatcher with the test's own limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import builders, fakes
 
 
 def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Delivery]:
-    """As many to one endpoint."""
+    """`count` deliveries to one endpoint."""
     endpoint = builders.endpoint(endpoint_id, **fields)
     return [builders.delivery(endpoint=endpoint) for _ in range(count)]
 
@@ -41,7 +41,7 @@ def fast_lane(
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
-    """What a fast lane has for one task: who delivers, and by what is handed over instead."""
+    """The dispatcher and the deferrals of a fast lane for one task."""
     kept, alone = {} if breakers is None else breakers, alone or fakes.background()
     deferrals = fakes.deferrals(clock, suppressed, kept, alone)
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
@@ -63,7 +63,7 @@ def fast_lane(
 
 
 def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **told: Any) -> dispatch.Dispatcher[Delivery]:
-    """The first of the two."""
+    """The dispatcher of `fast_lane`."""
     return fast_lane(sender, clock, **told)[0]
 
 

@@ -1,4 +1,4 @@
-"""A retry lane whose sender is of the test's own, and its turns delivered in one micro-batch."""
+"""A retry lane with the test's own sender, and leases delivered in one micro-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.turns import NOW_MS
 
 
 class Sender:
-    """Answers as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
+    """Ends each attempt as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
 
     def __init__(self, answer: Callable[[Any], Any] = lambda _: None) -> None:
         self.sent: list[tuple[Any, int, float | None]] = []
@@ -53,7 +53,7 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
 
 
 def deliver(registry: Snapshot, *turns: retry_messages.Turn, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
-    """Deliver turns in one micro-batch; return what has ended."""
+    """Deliver leases in one micro-batch; return their results."""
 
     async def main() -> retry_lane.LeaseResults:
         lane = lane_of(sender, **bounds)
@@ -65,7 +65,7 @@ def deliver(registry: Snapshot, *turns: retry_messages.Turn, sender: Any = None,
 
 
 def together(*ended: retry_lane.LeaseResults) -> retry_lane.LeaseResults:
-    """Return what has ended at several moments."""
+    """Return the sum of several results."""
     results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for one in ended:
         results.outcomes += one.results.outcomes

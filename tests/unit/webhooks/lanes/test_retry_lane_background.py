@@ -1,4 +1,4 @@
-"""No micro-batch of the retry lane waits for an answer that is late, or for the end of the process: a later one reports it."""
+"""No micro-batch of the retry lane waits for a late response, nor does the end of the process: a later one reports it."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.turns import NOW_MS, registry, turn, waiting
 
 
 class Hanging:
-    """A lane with an endpoint that does not answer before it is told to."""
+    """A lane with an endpoint that responds when the test says so."""
 
     def __init__(self, **bounds):
         self.answers = asyncio.Event()
@@ -28,7 +28,7 @@ class Hanging:
         return together(taken, await self.lane.finish_task(settle_s))
 
 
-def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_it():
+def test_a_later_micro_batch_reports_a_late_response():
     async def main():
         hanging = Hanging()
         first = await hanging.micro_batch(turn(), turn(waiting(through=("s2",)), endpoint="ep2"))
@@ -43,7 +43,7 @@ def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_i
     asyncio.run(main())
 
 
-def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
+def test_a_late_result_is_returned_once():
     async def main():
         hanging = Hanging()
         await hanging.micro_batch(turn())
@@ -59,7 +59,7 @@ def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
     asyncio.run(main())
 
 
-def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
+def test_a_lease_in_flight_is_not_started_twice():
     async def main():
         hanging = Hanging()
         await hanging.micro_batch(turn())
@@ -72,7 +72,7 @@ def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
     asyncio.run(main())
 
 
-def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_not_begun():
+def test_a_lease_takes_over_from_an_expired_one():
     of = [waiting(builders.event(event_id=f"e{n}")) for n in range(3)]
 
     async def main():
@@ -88,7 +88,7 @@ def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_n
     asyncio.run(main())
 
 
-def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back():
+def test_a_stopping_lane_requeues_unattempted_entries():
     async def main():
         hanging = Hanging(max_in_flight_per_endpoint=1)
         await hanging.micro_batch(turn(waiting(), waiting()))
@@ -102,7 +102,7 @@ def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back()
     asyncio.run(main())
 
 
-def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
+def test_a_stopping_lane_waits_for_no_rate():
     async def main():
         known = registries.WholeRegistry("base", registry(max_per_second=0.05))
         lane = lane_of(sender := Sender())
@@ -117,7 +117,7 @@ def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
     asyncio.run(main())
 
 
-def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_others_make_some(monkeypatch):
+def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
     monkeypatch.setattr(retry_lane, "MAX_IN_FLIGHT_BYTES", 3 * retry_lane.ENTRY_BYTES)
     others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 

@@ -1,4 +1,4 @@
-"""What the registry says now, and the answers, decide what becomes of each parcel of a turn; the report says it all."""
+"""The current registry and the responses decide what happens to each entry of a lease; the report has all of it."""
 
 import asyncio
 import base64
@@ -25,7 +25,8 @@ FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_c
 
 
 class Carried:
-    """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
+    """A lease that was delivered to its end, one entry after the other. Each attempt got `error_class`, and the fields in
+    `answer`."""
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
         tenants = revalidation.tenants(packed for waits in of.parcels for packed in waits.packed)
@@ -55,12 +56,12 @@ class Carried:
         return counters.of(self.results, cpu_s=0).deliveries
 
 
-def test_what_is_accepted_does_not_come_back():
+def test_an_accepted_entry_is_not_requeued():
     report = Carried(registry(), turn(waiting(), waiting())).report
     assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 2, 0, None, [])
 
 
-def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_story():
+def test_a_dead_letter_has_the_whole_attempt_history():
     carried = Carried(registry(), turn(waiting(attempts=1, retries=7, story=(FAILED,))), "server_error")
     told = carried.written()
     [entry] = told["attempts"][0]["entries"]
@@ -73,7 +74,7 @@ def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_
     assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
 
 
-def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of_now():
+def test_a_failed_entry_is_requeued_by_the_current_schedule():
     known = registry(retrying=Retrying(schedule_s=(1, 100, 1000)))
     carried = Carried(known, turn(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
     [back] = carried.report.back
@@ -85,23 +86,23 @@ def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of
     assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.POSTPONED]
 
 
-def test_what_would_come_back_after_it_expires_is_a_dead_letter_now():
+def test_a_retry_after_the_expiry_is_a_dead_letter_now():
     carried = Carried(registry(), turn(waiting(expires_ms=NOW_MS + 10)), "timeout")
     assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
 
 
 @pytest.mark.parametrize("error_class", ["refused", "redirect"])
-def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpoint_that_is_ill(error_class):
+def test_only_unhealthy_error_classes_count_as_failed(error_class):
     report = Carried(registry(), turn(), error_class).report
     assert (report.delivered, report.failed, report.refused) == (0, 0, 1)
 
 
-def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
+def test_our_own_fault_is_no_failure_of_the_endpoint():
     report = Carried(registry(), turn(), errors.LocalFailure.error_class).report
     assert (report.failed, len(report.back)) == (0, 1)
 
 
-def test_in_order_nothing_is_attempted_after_what_has_failed():
+def test_ordered_entries_are_not_attempted_after_a_failure():
     carried = Carried(registry(), turn(waiting(), waiting(), waiting(), order_key="k"), "server_error")
     assert len(carried.sent) == 1
     assert (carried.report.order_key, carried.report.failed) == ("k", 1)
@@ -127,7 +128,7 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
     ],
 )
 @pytest.mark.parametrize("given_up", [{}, {"given_up": retry_decision.EXPIRED, "number": 0}])
-def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, snapshot, reason, given_up):
+def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reason, given_up):
     made = registry if of == 1 else batch_registry
     carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
     assert carried.sent == []
@@ -141,7 +142,7 @@ def of_tenants(*tenants):
     return [builders.event(tenant_id=tenant) for tenant in tenants]
 
 
-def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
+def test_events_of_a_deleted_tenant_are_skipped_alone():
     alone = turn(*(waiting(event) for event in of_tenants("t1", "deleted", PLATFORM)))
     carried = Carried(registry(), alone)
     assert [made.delivery.event.tenant_id for made in carried.sent] == ["t1", PLATFORM]
@@ -161,7 +162,7 @@ def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent
         ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_QUARANTINED),
     ],
 )
-def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
+def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
     carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
     report = carried.report
     assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
@@ -174,7 +175,7 @@ def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
 
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
 @pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
-def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
+def test_an_entry_given_up_is_a_dead_letter_with_its_history(fields, reason):
     carried = Carried(registry(**fields), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
     assert carried.sent == []
     told = carried.written()
@@ -182,7 +183,7 @@ def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
     assert [entry["kind"] for entry in told["attempts"][0]["entries"]] == ["dead_lettered"]
 
 
-def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_names_are_dead_letters():
+def test_a_retried_batch_is_sent_as_by_the_batch_lane():
     of = [builders.event() for _ in range(3)]
     rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
     carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, story=(FAILED,))), response=rejecting)
@@ -195,7 +196,7 @@ def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_n
     assert (carried.report.delivered, carried.report.back) == (1, [])
 
 
-def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
+def test_skipped_events_of_a_batch_are_recorded_at_its_end():
     of = [builders.event() for _ in range(3)]
     parcels = waiting(*of, through=("s1", "gone", "s1"))
     failed = Carried(batch_registry(), turn(parcels), "server_error")
@@ -219,7 +220,7 @@ LATER = 2
     ids=["endpoint", "subscription", "tenant"],
 )
 @pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (3_599_999, 300_000)])
-def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
+def test_an_entry_of_a_newer_registry_waits_for_it(snapshot, of, waited_ms, wait_ms):
     behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
     carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
     [back] = carried.report.back
@@ -228,13 +229,13 @@ def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_
     assert not any(kind == "skipped" for kind, _ in carried.deliveries())
 
 
-def test_what_is_not_there_in_the_registry_that_made_it_due_or_a_later_one_is_skipped():
+def test_an_entry_missing_in_its_own_registry_is_skipped():
     for fields in ({"revision": 0}, {"revision": 1}, {"revision": LATER, "since_ms": NOW_MS - 3_600_000}):
         carried = Carried(registry(), turn(waiting(subscriptions=["s-old"], **{"since_ms": NOW_MS} | fields)))
         assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
-def test_in_order_nothing_passes_what_waits_for_the_registry():
+def test_ordered_entries_wait_behind_one_for_the_registry():
     key = {"order_key": "a"}
     carried = Carried(
         registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
@@ -242,12 +243,12 @@ def test_in_order_nothing_passes_what_waits_for_the_registry():
     assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
 
 
-def test_what_is_given_up_does_not_wait_for_the_registry():
+def test_an_entry_given_up_does_not_wait_for_the_registry():
     of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_decision.EXPIRED)
     assert Carried(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
-def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
+def test_a_refused_lease_is_requeued_unchanged():
     one = LeaseInFlight(
         turn(waiting(retries=2), waiting()),
         registries.Destination(None, {}),
@@ -264,7 +265,7 @@ def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
     ]
 
 
-def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeypatch, caplog):
+def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog):
     broken, unpack = waiting(retries=3), segment.unpacked
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
     paused = registry(builders.subscription(status=SubscriptionStatus.PAUSED))
@@ -277,8 +278,8 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
 
 
 @pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
-def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the_others_go_on(caplog, subscriptions):
-    """Such a parcel failed the task of its lane for ever: its shard had forgotten it, and nothing could be told of it."""
+def test_unreadable_entries_given_up_are_quarantined(caplog, subscriptions):
+    """Such an entry failed the task of its lane for ever: its shard had deleted it, and it could have no dead letter."""
     broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
     given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_decision.EXPIRED)
     carried = Carried(registry(*subscriptions), given_up)
@@ -290,7 +291,7 @@ def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the
     assert "cannot be read" in caplog.text
 
 
-def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
+def test_unreadable_events_of_a_batch_are_quarantined():
     good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
     broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
     carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry_decision.NO_ROOM))
@@ -298,7 +299,7 @@ def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unre
     assert [rejection.record.value for rejection in carried.results.rejections] == [b"\xc1"]
 
 
-def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
+def test_content_that_cannot_be_built_is_a_dead_letter(monkeypatch, caplog):
     monkeypatch.setattr(payload, "content", lambda *_: 1 / 0)
     carried = Carried(registry(), turn(waiting(expires_ms=LATER_MS)))
     assert carried.deliveries() == {("dead_lettered", "unforeseen"): 1}
@@ -318,7 +319,7 @@ def event(number):
     return builders.event(event_id=f"e{number}", record=builders.record(offset=number))
 
 
-def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_and_its_shard_forgets_it():
+def test_an_entry_accepted_in_an_earlier_run_is_not_sent():
     before, left = waiting(event(1)), waiting(event(2))
     carried = Carried(registry(), turn(before, left), ended=ended_of(before))
     assert [made.place for made in carried.sent] == [1]
@@ -326,18 +327,18 @@ def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_
     assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
 
 
-def test_a_batch_of_which_a_part_was_accepted_leaves_whole():
+def test_a_partly_accepted_batch_is_sent_whole():
     batch, part = waiting(event(1), event(2)), waiting(event(1))
     assert len(Carried(batch_registry(), turn(batch), ended=ended_of(part)).sent) == 1
     assert Carried(batch_registry(), turn(batch), ended=ended_of(batch)).sent == []
 
 
-def test_a_replay_is_sent_though_what_it_repeats_was_delivered_a_moment_before():
+def test_a_replay_is_sent_despite_an_earlier_delivery():
     replayed = waiting(event(1), replay="rpl_1")
     assert len(Carried(registry(), turn(replayed), ended=ended_of(replayed)).sent) == 1
 
 
-def test_what_is_given_up_has_its_dead_letter_whatever_the_journal_says():
+def test_an_entry_given_up_always_has_a_dead_letter():
     given_up = waiting(event(1))
     carried = Carried(registry(), turn(given_up, number=0, given_up=retry_decision.EXPIRED), ended=ended_of(given_up))
     assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
