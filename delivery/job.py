@@ -24,8 +24,8 @@ from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry", realtime_lane.NAME)
-HANDLED = "all that was in Kafka at the start is handled"
-COMMITTED = "every micro-batch that had begun is committed, and the next start goes on behind it"
+HANDLED = "all records that were in Kafka at the start are handled"
+COMMITTED = "every micro-batch that had started is committed, and the next start continues after it"
 
 
 def run(
@@ -36,25 +36,25 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Deliver events in the lanes named until `stop` is set, or with `once` until all that is in Kafka now has been handled."""
+    """Deliver events in the named lanes until `stop` is set, or with `once` until all records in Kafka now are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
-    mine = lock.Lock(config.spark, names)
+    mine, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)
-    registry, network = sources.source(config, stop), Network()
-    watches = watching.begin(config, names, (mine.hold_reason, network.hold_reason, registry.hold_reason), stop)
+    registry = sources.source(config, stop)
+    watches = watching.begin(config, names, (mine.pause_reason, network.pause_reason, registry.pause_reason), stop)
     topics.ensure_all(config)
-    with mine.held(stop) as is_held:
-        if not is_held:  # asked to stop while it waited
+    with mine.acquired(stop) as is_held:
+        if not is_held:
             return
         with (
             session.running(config.spark, libraries, executors.conf(policy)) as spark,
             endpoint_disabler.running(config, stop) as disabler,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
-            hold = lanes.holds(names, registry, network, spark.sparkContext, stop)
-            common = lanes.common(config, network, disabler.disable, sizing)
-            made = lanes.made(config, spark, hold, stop, common)
-            fast = realtime_lane.made(config, spark, registry, common, stop=stop, names=names)
-            lanes.run(made | fast, watches, stop, once=once)
-            lanes.rest(config, spark, made)
-    log.info("stopped in order: %s", HANDLED if once else COMMITTED)
+            shared = lanes.context(config, network, disabler.disable, sizing)
+            built = lanes.build(config, spark, lanes.acquirers(names, registry, network, spark, stop), stop, shared)
+            fast = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
+            lanes.run(built | fast, watches, stop, once=once)
+            ending = HANDLED if once and not stop.is_set() else COMMITTED
+            lanes.drain_workers(config, spark, built)
+    log.info("stopped in order: %s", ending)

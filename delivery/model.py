@@ -1,7 +1,7 @@
-"""The values that flow: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
+"""The values of the domain: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
-Runs on the driver and in the executors. Imports the standard library only, so that shipping these values costs nothing.
-What is made for every event is a NamedTuple: a frozen dataclass takes two to three times as long to make (1.3 to 2.7 µs).
+Runs on the driver and in the executors. Imports the standard library only, so that a process loads nothing else to unpickle
+them. Values that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to 2.7 µs).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
 PLATFORM = TenantId("fanout")
-"""The tenant of operational events, whose sub-tenants are the customers: each event is about an endpoint of one. It is known
-and active without a row, so that no `fanout apply --prune` ends them; the registry refuses a tenant of this name."""
+"""Tenant of operational events. Its sub-tenants are the customers: each event is about an endpoint of a customer. It is active
+without a row, so that `fanout apply --prune` cannot remove it. The registry refuses a tenant of this name."""
 
 KEPT_RESPONSE_BYTES = 1024
-"""How much of a response goes into the dead letter."""
+"""Bytes of a response that a dead letter keeps."""
 
 
 Attribute: TypeAlias = str | bool | int
-"""A value in the types that CloudEvents has for JSON."""
+"""Value of an attribute, in the types that CloudEvents has for JSON."""
 Attributes: TypeAlias = tuple[tuple[str, Attribute], ...]
 """Names and values, each name once."""
 
@@ -42,7 +42,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     appended_at_ms: int
-    """When Kafka appended it, milliseconds since the epoch: where an event's latency begins."""
+    """When Kafka appended it, milliseconds since the epoch. An event's latency counts from here."""
     value: bytes | None
     """None is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()
@@ -57,14 +57,14 @@ class Event(NamedTuple):
     tenant_id: TenantId
     sub_tenant_id: SubTenantId | None
     time: str
-    """When it happened, RFC 3339, as the producer said it; else when Kafka appended it."""
+    """When it happened, RFC 3339, as its producer wrote it; else when Kafka appended it."""
     data: bytes
     """The payload, JSON, byte for byte as it came."""
     content: Any
     """The payload, parsed once, for the filters."""
     record: Record
     attributes: Attributes = ()
-    """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer said them."""
+    """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer wrote them."""
 
 
 class TenantStatus(enum.StrEnum):
@@ -118,39 +118,40 @@ class SignatureScheme(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    """What an endpoint wants to see beside the signature."""
+    """Authentication that an endpoint asks for in addition to the signature."""
 
     kind: AuthKind = AuthKind.NONE
     username: str | None = None
     """For `basic`."""
     header: str | None = None
-    """For `api_key`: the name of the header that carries it."""
+    """For `api_key`: name of the header with the key."""
     secret: Secret | None = None
     """Password, token or key; for `oauth2` the client secret."""
     client_id: str | None = None
-    """For `oauth2`, as the two below: who asks for a token, by the client credentials grant (RFC 6749, section 4.4)."""
+    """For `oauth2`: the client of the client credentials grant (RFC 6749, section 4.4)."""
     token_url: str | None = None
+    """For `oauth2`: URL of the token server."""
     token_scope: str | None = None
-    """Scopes to ask for, parted by spaces."""
+    """For `oauth2`: scopes to ask for, separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
-    """A key that signs what an endpoint receives. Several at once while a rotation lasts."""
+    """A key that signs the requests to an endpoint. During a rotation an endpoint has several."""
 
     secret: Secret
     """For `v1` the raw HMAC key, for `v1a` the 32 bytes of the ed25519 seed."""
     scheme: SignatureScheme = SignatureScheme.HMAC
     expires_at_s: float | None = None
-    """Seconds since the epoch from which on it signs no more; None: until it is taken away."""
+    """Seconds since the epoch at which it stops signing. None: it signs until it is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What differs from the system's defaults in connections to one endpoint. PEM texts."""
+    """TLS settings of one endpoint that differ from the system's defaults. PEM texts."""
 
     authorities: str | None = None
-    """Certificates to trust instead of the system's; verification itself is never turned off."""
+    """Certificates to trust instead of the system's. Verification itself is always on."""
     certificate: str | None = None
     """Client certificate, its chain after it, for mutual TLS; with `key`."""
     key: Secret | None = None
@@ -158,27 +159,27 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How an endpoint in batch mode takes its events: a batch leaves by whichever bound is reached first."""
+    """Bounds of an endpoint's batches. A batch is sent when it reaches the first of them."""
 
     max_events: int = 1000
     max_wait_s: float = 1.0
-    """Counted from the batch's first event, when Kafka appended it."""
+    """Longest wait, from when Kafka appended the batch's first event."""
     max_bytes: int = 1024 * 1024
-    """Of the body, before it is compressed. An event that alone is larger leaves alone."""
+    """Bytes of the body, before it is compressed. A larger event is sent alone."""
     is_gzipped: bool = False
     """Whether the body is sent with `content-encoding: gzip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrying:
-    """How long, and how often, the retry lane goes on for one endpoint."""
+    """Retry policy of one endpoint in the retry lane."""
 
     schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    """The waits before each further attempt, seconds, each spread by ±20 %. Empty: what fails in its lane is given up there."""
+    """Seconds before each further attempt, randomised by ±20 %. Empty: the retry lane makes no attempts."""
     max_age_s: float = 259_200.0
-    """How long a delivery may wait in the retry lane, whatever for; then it becomes a dead letter."""
+    """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter."""
     timeout_s: float = 15.0
-    """Total time of one attempt in the retry lane."""
+    """Seconds of one attempt in the retry lane, in total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,34 +197,34 @@ class Endpoint:
     auth: Auth = field(default_factory=Auth)
     content_mode: ContentMode = ContentMode.STANDARD
     headers: tuple[tuple[str, str], ...] = ()
-    """Names and values that the customer wants in each request; not for secrets, those are `auth`'s."""
+    """Names and values that the customer wants in each request. Secrets belong in `auth`."""
     tls: Tls | None = None
     max_in_flight: int | None = None
-    """At most so many requests under way to it at once, over all workers; None: the operator's bound for each worker."""
+    """Requests in flight to it, over all workers. None: the operator's bound for each worker."""
     max_per_second: float | None = None
-    """At most so many requests a second, over all workers; None: no bound."""
+    """Requests a second, over all workers. None: no bound."""
     batching: Batching | None = None
     """Set in batch mode, and only there."""
     retrying: Retrying = field(default_factory=Retrying)
     order_by: str | None = None
-    """Dotted path of a field of the payload: events with the same value in it are delivered one after the other, in the order
-    of their arrival. Direct mode only; None: no order."""
+    """Dotted path of a field of the payload. Events with the same value there are delivered one after the other, in the order
+    of their arrival. Direct mode only. None: no order."""
     origin: str | None = None
-    """As whom its receiver has permitted us to send, after it was asked; each request says it. None: it was not asked."""
+    """Origin that its receiver permitted in a handshake. Each request names it. None: there was no handshake."""
     fault: str | None = None
-    """Why the row cannot be used (a secret that does not open, a refused URL); quarantines this endpoint alone."""
+    """Why the row is unusable, such as a secret that does not open or a refused URL. Quarantines this endpoint only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whose events a subscription is about. An exclusion always wins.
+    """The tenants and sub-tenants whose events a subscription gets. An exclusion always wins.
 
-    What is included may be much, and is indexed before it is asked for; so it is in tuples, which take a tenth of the memory of
-    sets. They are sorted, so that equal scopes are equal.
+    Inclusions may be many, and are indexed before use. So they are tuples, which take a tenth of the memory of sets. They are
+    sorted, so that equal scopes compare equal.
     """
 
     everything: bool = False
-    """All tenants, known and to come, but not the platform itself; the includes are then empty."""
+    """All tenants, also future ones, except the platform itself. The inclusions are empty then."""
     tenants: tuple[TenantId, ...] = ()
     sub_tenants: tuple[tuple[TenantId, SubTenantId], ...] = ()
     without_tenants: frozenset[TenantId] = frozenset()
@@ -232,7 +233,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """Which events go to one endpoint."""
+    """The events that one endpoint gets."""
 
     subscription_id: SubscriptionId
     endpoint_id: EndpointId
@@ -243,25 +244,25 @@ class Subscription:
     """An event pattern (see delivery.webhooks.filters.event_pattern), or None for no filter."""
     status: SubscriptionStatus = SubscriptionStatus.ACTIVE
     fault: str | None = None
-    """Why the row cannot be used; its events end as skipped with reason `quarantined`."""
+    """Why the row is unusable. Its events end as skipped with reason `quarantined`."""
 
 
 class Sendable(Protocol):
-    """What is posted in one request: a delivery, or a batch of them."""
+    """A delivery, or a batch: the content of one request."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     @property
     def webhook_id(self) -> str:
-        """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+        """The `webhook-id` of every attempt, by which the receiver recognises a repeat."""
 
     @property
     def body(self) -> bytes:
-        """What is sent."""
+        """The body as sent."""
 
     @property
     def signed(self) -> bytes:
-        """What is signed: the body, before it was compressed."""
+        """The bytes that are signed: the body before compression."""
 
     @property
     def content_headers(self) -> bytes:
@@ -269,7 +270,7 @@ class Sendable(Protocol):
 
     @property
     def kept_response_bytes(self) -> int:
-        """How much of the response is worth keeping."""
+        """Bytes of the response to keep."""
 
 
 Sent = TypeVar("Sent", bound=Sendable)
@@ -282,22 +283,22 @@ class Delivery(NamedTuple):
     subscription: Subscription
     endpoint: Endpoint
     webhook_id: str
-    """The `webhook-id` that every attempt carries; the receiver's key to recognise a repeat."""
+    """The `webhook-id` of every attempt, by which the receiver recognises a repeat."""
     body: bytes
-    """What is signed and sent; deliveries of one event in one content mode share it."""
+    """The body, signed and sent. Deliveries of one event in one content mode share it."""
     content_headers: bytes = b""
-    """The header lines that describe the body, each ended by CRLF; shared like it."""
+    """The header lines that describe the body, each ended by CRLF. Shared like the body."""
     order_key: str | None = None
-    """What it must stay in order with at its endpoint; None: nothing."""
+    """Order key. Deliveries of the same key to an endpoint stay in order. None: no order."""
 
     @property
     def signed(self) -> bytes:
-        """The body: a single event's is never compressed."""
+        """The body. That of a single event is never compressed."""
         return self.body
 
     @property
     def kept_response_bytes(self) -> int:
-        """Enough for a person to see, in the dead letter, what was wrong."""
+        """As much as a dead letter keeps."""
         return KEPT_RESPONSE_BYTES
 
 
@@ -307,19 +308,19 @@ class SkipReason(enum.StrEnum):
     SUBSCRIPTION_PAUSED = "subscription_paused"
     QUARANTINED = "quarantined"
     ENDPOINT_DELETED = "endpoint_deleted"
-    """While the event waited for its batch; as the next."""
+    """The endpoint was deleted while the event waited. Likewise the next two."""
     SUBSCRIPTION_DELETED = "subscription_deleted"
     TENANT_DELETED = "tenant_deleted"
 
 
 class LeaveReason(enum.StrEnum):
-    """Why a batch left. A closed set: it labels metrics."""
+    """Why a batch was sent. A closed set: it labels metrics."""
 
     COUNT = "count"
     BYTES = "bytes"
     TIME = "time"
     REDRIVE = "redrive"
-    """Its events had been given up, and somebody asked for them again."""
+    """Its events were dead letters, and a redrive asked for them."""
 
 
 class Attempt(NamedTuple):
@@ -348,11 +349,11 @@ class OutcomeKind(enum.StrEnum):
     DEAD_LETTERED = "dead_lettered"
     SKIPPED = "skipped"
     POSTPONED = "postponed"
-    """Handed to the retry lane, where it waits for its next attempt."""
+    """Deferred to the retry lane, where it waits for its next attempt."""
 
 
-class Again(NamedTuple):
-    """When a delivery is attempted again."""
+class NextAttempt(NamedTuple):
+    """When the next attempt of a delivery is."""
 
     at_ms: int
     """Earliest time of the next attempt."""
@@ -361,19 +362,19 @@ class Again(NamedTuple):
 
 
 class Outcome(NamedTuple, Generic[Sent]):
-    """How a delivery ended in this lane, or a batch of them. A failed delivery is data, not an exception."""
+    """How a delivery, or a batch, ended in this lane. A failed delivery is data, not an exception."""
 
     delivery: Sent
     kind: OutcomeKind
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None
-    """For `skipped` a SkipReason; for `dead_lettered` and `postponed` the error class of the last attempt, or what kept it from
-    being attempted (delivery.webhooks.policy.retry_decision); else None."""
-    again: Again | None = None
-    """For `postponed`, and only there."""
+    """Skipped: a SkipReason. Dead-lettered or postponed: the error class of the last attempt, or why there was none (a word of
+    delivery.webhooks.policy.retry_decision). Else None."""
+    next_attempt: NextAttempt | None = None
+    """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()
-    """Attempts before these, in other lanes or turns. They were logged then, and are told once more in the dead letter."""
+    """Attempts in other lanes or leases. The attempts topic has them already; the dead letter lists them too."""
     replay: str | None = None
-    """Set: it was asked for again, by this replay, and is on no lane's account of what was due."""
-    under_way: bytes | None = None
-    """Set, for some of what is `postponed`: an attempt of it goes on, and what comes of it is told by this name."""
+    """The replay that asked for the delivery. None: it was due. No lane's receipts account for a replay."""
+    background_attempt: bytes | None = None
+    """Name of the background attempt that is in flight. Set for some postponed deliveries. Its result will have this name."""

@@ -1,4 +1,4 @@
-"""Hold a secret so that it cannot be printed by accident.
+"""Wrap a secret so that it is not printed by accident.
 
 Runs on the driver and in the executors. Imports the standard library only.
 """
@@ -9,7 +9,7 @@ import hmac
 
 
 class Secret:
-    """Wrap secret bytes; `reveal()` is the only way to them, so that each use is found by a search for it."""
+    """Secret bytes. Only `reveal` returns them, so that a search for `reveal` finds each use."""
 
     __slots__ = ("_value",)
 
@@ -17,7 +17,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> bytes:
-        """Return the secret itself. Never log, format or raise what this returns."""
+        """Return the secret bytes. Never log or format them, nor put them into an error."""
         return self._value
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import health_hints, shard_scheduler
+from delivery.webhooks.retries import health_hints, window
 from delivery.webhooks.scheduling import limits
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def of(config: settings.Settings) -> worker_plan.Plan:
         max_retry_after_s=lane.max_retry_after_s,
         max_connections=lane.max_connections,
         registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
-        report_accepting_every_s=health_hints.told_every_s(config.retry.disable_after_s),
+        report_accepting_every_s=health_hints.report_interval_s(config.retry.disable_after_s),
     )
 
 
@@ -80,12 +80,12 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
     )
 
 
-def retry_policy(config: settings.Retry) -> shard_scheduler.Policy:
+def retry_policy(config: settings.Retry) -> window.ShardPolicy:
     """Return what the shards of the retry lane decide by."""
-    return shard_scheduler.Policy(
+    return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
         max_probe_interval_s=config.max_probe_interval_s,
-        max_turn=config.max_turn,
+        max_lease_entries=config.max_turn,
         max_pending=config.max_pending,
         disable_after_s=config.disable_after_s,
     )

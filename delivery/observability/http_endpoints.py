@@ -1,6 +1,6 @@
 """Serve `/metrics`, `/healthz` and `/readyz`, when `metrics.port` is set.
 
-Runs on the driver, in `fanout archive` and in `fanout serve`, on threads of its own: whatever happens here, their work goes on.
+Runs on the driver, in `fanout archive` and in `fanout serve`, on threads of its own: a failure here does not stop their work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
-    """Begin to serve; ends with the process. A port that is taken is found before anything else starts."""
+    """Start serving until the process ends. Raise SettingsError if the port is taken, before anything else starts."""
     metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:
         return
@@ -32,7 +32,8 @@ def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None
         server = _Server((config.host, config.port), _Handler)
     except OSError as exc:
         raise errors.SettingsError(
-            f"setting metrics.port: cannot serve on {config.host}:{config.port} ({exc.strerror}); choose another"
+            f"setting metrics.port: {config.host}:{config.port} cannot be opened ({exc.strerror}), so nothing was started. "
+            "Choose another port"
         ) from exc
     server.config, server.watches = config, watches
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -43,13 +44,13 @@ class _Server(http.server.ThreadingHTTPServer):
     watches: Mapping[str, health.Watch]
 
     def handle_error(self, *_: Any) -> None:
-        log.debug("a scrape or probe broke off", exc_info=True)  # noqa: LOG014  # called while it is being handled
+        log.debug("the client closed a scrape or probe", exc_info=True)  # noqa: LOG014  # called in the exception handler
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
     timeout = 10
-    """Seconds; a client that says nothing keeps no thread."""
+    """Seconds after which a client that sends nothing is disconnected."""
 
     def do_GET(self) -> None:
         match self.path.partition("?")[0]:
@@ -67,12 +68,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer_verdict(self, judge: Callable[[health.Facts], health.Verdict]) -> None:
         lanes = {lane: watch.facts() for lane, watch in self.server.watches.items()}
         verdicts = {lane: judge(facts) for lane, facts in lanes.items()}
-        verdict = health.of_lanes(verdicts)
-        told = {
+        verdict = health.worst_of(verdicts)
+        by_lane = {
             lane: {"ok": verdicts[lane].ok, "reason": verdicts[lane].reason, "phase": facts.phase, "lag": facts.lag}
             for lane, facts in lanes.items()
         }
-        document = {"ok": verdict.ok, "reason": verdict.reason, "lanes": told}
+        document = {"ok": verdict.ok, "reason": verdict.reason, "lanes": by_lane}
         status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, "application/json", orjson.dumps(document) + b"\n")
 

@@ -1,7 +1,7 @@
 """Set up logging: lines for people or JSON for machines, on standard error.
 
-Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow
-the text. Foreign text in them has no control character left: no line can be forged, and no terminal moved.
+Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow the
+text. Control characters in foreign text are escaped, so it cannot forge a line or control a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, times in UTC."""
+    """Format a record as one JSON object on one line, with the time in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line for a person, with the fields behind it."""
+    """Format a record as one line for a person, followed by its fields."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
@@ -50,7 +50,7 @@ class TextFormatter(logging.Formatter):
 def _json(entry: dict[str, Any]) -> str:
     try:
         return orjson.dumps(entry, default=str).decode()
-    except TypeError:  # text with a lone surrogate, which has no UTF-8
+    except TypeError:  # text with a lone surrogate has no UTF-8 form
         return orjson.dumps({key: safe_text.text(str(value)) for key, value in entry.items()}).decode()
 
 
@@ -59,7 +59,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure(level: str, form: str) -> None:
-    """Send the logs from `level` on to standard error; `form` is `text` or `json`."""
+    """Write log records of `level` and above to standard error; `form` is `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,6 +1,6 @@
-"""Every metric, with its meaning. Labels come from closed sets only, and from the operator's topics: never from tenants.
+"""Declare every metric with its meaning. Labels come from closed sets and from the operator's topics, never from tenants.
 
-Runs on the driver, for all workers: theirs arrive as tallies (docs/adr/0008); and in `fanout archive` and `fanout serve`.
+Runs on the driver, in `fanout archive` and in `fanout serve`. The numbers of the workers arrive as counters (docs/adr/0008).
 docs/metrics.md is generated from this file.
 """
 
@@ -17,11 +17,11 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Tally
+from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Counters
 
 
 class _MergedHistogram(Collector):
-    """A histogram that is fed with counts of buckets; prometheus_client's own takes one observation at a time."""
+    """A histogram that adds whole bucket counts; the one of prometheus_client adds one observation at a time."""
 
     def __init__(self, name: str, meaning: str) -> None:
         self._name, self._meaning = name, meaning
@@ -30,7 +30,7 @@ class _MergedHistogram(Collector):
 
     def add(self, lane: str, counts: Count[float], sum_: float) -> None:
         before, sum_before = self._by_lane.get(lane, (Count(), 0.0))
-        # A new mapping, so that a scrape on another thread sees all of it or nothing.
+        # A new mapping, so that a scrape on another thread sees either all new counts or none.
         self._by_lane = {**self._by_lane, lane: (before + counts, sum_before + sum_)}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -47,27 +47,27 @@ class _MergedHistogram(Collector):
 
 RECORDS = Counter(
     "fanout_records",
-    "Records handled in committed micro-batches: events and rejected ones; in the batch lane with its ticks, in the retry lane "
-    "what came to wait, reports and ticks; there a large one counts once for each 4 KiB.",
+    "Records handled in committed micro-batches: events and rejected records. The batch lane includes its wake-ups. The retry "
+    "lane counts deferred deliveries, reports and wake-ups, a large record once for each 4 KiB.",
     ["lane"],
 )
 REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
 DELIVERIES = Counter(
     "fanout_deliveries",
-    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: handed over to the retry lane) and reason.",
+    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: deferred to the retry lane) and reason.",
     ["lane", "outcome", "reason"],
 )
-BATCHES = Counter("fanout_batches", "Batches that were sent, by why they left: count, bytes or time.", ["lane", "reason"])
-ATTEMPTS = Counter(
-    "fanout_attempts", "Requests to endpoints by error class, `none` for those accepted.", ["lane", "error_class"]
+BATCHES = Counter(
+    "fanout_batches", "Batches that were sent, by the bound that they reached: count, bytes or time.", ["lane", "reason"]
 )
+ATTEMPTS = Counter("fanout_attempts", "Requests to endpoints by error class; `none`: accepted.", ["lane", "error_class"])
 RETRIES = Counter("fanout_retries", "Attempts that were not a delivery's first.", ["lane"])
 LATENCY_SECONDS = _MergedHistogram(
-    "fanout_latency_seconds", "Of accepted deliveries: from Kafka's append of the event to the endpoint's response."
+    "fanout_latency_seconds", "Time from Kafka's append of an event to the endpoint's response, for accepted deliveries."
 )
 IN_FLIGHT_PEAK = Gauge(
     "fanout_in_flight_peak",
-    "Most requests under way at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
+    "Most requests in flight at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
     ["lane"],
 )
 PENDING_EVENTS = Gauge(
@@ -76,21 +76,19 @@ PENDING_EVENTS = Gauge(
     ["lane"],
 )
 PENDING_BYTES = Gauge(
-    "fanout_pending_bytes", "Bytes of the events that wait, in the batch lane as they count for a batch's bound.", ["lane"]
+    "fanout_pending_bytes", "Bytes of the waiting events; in the batch lane, as they count towards a batch's bound.", ["lane"]
 )
 PENDING_OLDEST = Gauge(
     "fanout_pending_oldest_timestamp_seconds",
-    "When the first of the events that wait came to the lane; 0: none waits.",
+    "When the oldest waiting event came to the lane; 0: none waits.",
     ["lane"],
 )
 HELD_ENDPOINTS = Gauge(
     "fanout_held_endpoints",
-    "Endpoints that the retry lane holds back or lets come back slowly: all that is due to them waits there.",
+    "Suppressed endpoints: the retry lane probes them or lets them recover slowly, and all their deliveries wait there.",
 )
-FAILING_ENDPOINTS = Gauge(
-    "fanout_failing_endpoints", "Endpoints that have accepted nothing of what was sent to them for retry.disable_after_s."
-)
-STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory that a lane's state takes on the JVM's side.", ["lane"])
+FAILING_ENDPOINTS = Gauge("fanout_failing_endpoints", "Endpoints that have accepted no delivery for retry.disable_after_s.")
+STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory of a lane's state in the JVM.", ["lane"])
 STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
@@ -100,9 +98,10 @@ MICRO_BATCH_SECONDS = Histogram(
 )
 LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
 EXECUTORS = Gauge(
-    "fanout_executors", "Executors that are registered and get tasks. With scaling.max_executors only, as the next ones."
+    "fanout_executors",
+    "Executors that are registered and get tasks. This and the next five metrics exist only with scaling.max_executors.",
 )
-EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants by what waits.")
+EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants for the current lag.")
 SCALING_REASON = Gauge(
     "fanout_scaling_reason",
     "1 for the reason of that number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, kafka_away.",
@@ -110,15 +109,15 @@ SCALING_REASON = Gauge(
 )
 DRAIN_SECONDS = Gauge(
     "fanout_drain_seconds",
-    "Seconds until the lag of the lane that needs most has drained with the executors of now; +Inf: never.",
+    "Seconds until the present executors have drained the lag of the neediest lane; +Inf: never.",
 )
-ARRIVAL = Gauge("fanout_arrival_per_second", "Records a second that come for a lane, over 15 s.", ["lane"])
+ARRIVAL = Gauge("fanout_arrival_per_second", "Records a second that arrive for a lane, averaged over 15 s.", ["lane"])
 THROUGHPUT_OF_EXECUTOR = Gauge(
     "fanout_executor_throughput_per_second",
-    "Records a second that one executor handled when the lane was behind; 0: not measured, or longer than 6 hours ago.",
+    "Records a second that one executor handled while the lane was behind; 0: not measured within 6 hours.",
     ["lane"],
 )
-SOURCE_UP = Gauge("fanout_source_up", "1 when Kafka answered the last time it was asked, else 0.")
+SOURCE_UP = Gauge("fanout_source_up", "1 if Kafka answered the last request for the lag, else 0.")
 CPU_SECONDS = Counter(
     "fanout_cpu_seconds",
     "CPU time of all worker processes (workers), the driver's JVM (jvm) and the driver's Python (driver).",
@@ -126,84 +125,88 @@ CPU_SECONDS = Counter(
 )
 OWN_DELAY_SECONDS = Counter(
     "fanout_own_delay_seconds",
-    "Time in which worker processes waited for their own machine (CPU, memory, a stall). No endpoint is judged by it.",
+    "Time in which worker processes waited for their own machine (CPU, memory, a stall). It does not count against endpoints.",
     ["lane"],
 )
 WAITED_FOR_HOSTS = Counter(
     "fanout_waited_for_hosts",
-    "How often a request has waited because of delivery.max_connections_per_host or max_per_second_per_host.",
+    "Requests that waited because of delivery.max_connections_per_host or delivery.max_per_second_per_host.",
     ["lane"],
 )
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
-    "Of the worker whose clock differs most from the driver's: by how much it is ahead, or behind; 0 for what waits explain.",
+    "Difference of the worker clock that differs most from the driver's clock, positive if ahead; 0 if waits explain it.",
     ["lane"],
 )
-REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that is being routed by.")
+REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that the job routes by.")
 REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
 )
 REGISTRY_ROWS = Gauge(
-    "fanout_registry_rows", "Size of the snapshot that is being routed by: tenants, endpoints, subscriptions.", ["kind"]
+    "fanout_registry_rows", "Rows of the snapshot that the job routes by: tenants, endpoints, subscriptions.", ["kind"]
 )
-REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Rows of the registry that cannot be used.")
+REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Quarantined rows of the registry: they cannot be used.")
 EGRESS_BROKEN = Gauge(
-    "fanout_egress_broken", "1 while hardly any endpoint can be reached, and so all lanes hold; nobody is disabled meanwhile."
+    "fanout_egress_broken",
+    "1 while hardly any endpoint can be reached. All lanes are paused then, and no endpoint is disabled.",
 )
 ENDPOINTS_DISABLED = Counter(
     "fanout_endpoints_disabled",
-    "Endpoints that the job disabled in the registry, because they are gone or failing.",
+    "Endpoints that the job disabled in the registry, by reason: gone or failing.",
     ["reason"],
 )
 ARCHIVED = Counter(
-    "fanout_archived", "Rows that `fanout archive` has written: dead_letters, attempts (and what was not attempted).", ["kind"]
+    "fanout_archived",
+    "Rows that `fanout archive` has written: dead_letters, attempts (deliveries that were not attempted included).",
+    ["kind"],
 )
 ARCHIVE_LEFT_OUT = Counter(
     "fanout_archive_left_out",
-    "What is not in the archive: records that cannot be read (unreadable), that Postgres does not take (refused), or that "
-    "Kafka had dropped before they were read (lost), and attempts of days that are not kept (expired).",
+    "Records that are not in the archive: malformed (unreadable), refused by Postgres (refused), dropped by Kafka before they "
+    "were read (lost), or attempts of days that are not kept (expired).",
     ["reason"],
 )
-ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were handed to the retry lane again.")
+ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were enqueued for redelivery.")
 ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
 ARCHIVE_REACHED = Gauge(
     "fanout_archive_reached_timestamp_seconds",
-    "When Kafka appended the record that was archived last; while records wait, its age is how far behind the archive is.",
+    "When Kafka appended the last archived record. While records wait, its age is the archive's delay.",
     ["topic"],
 )
 API_REQUESTS = Counter(
     "fanout_api_requests",
-    "Requests to the HTTP API by path, method and class of the status (2xx, …); `none` where there is no such path or method.",
+    "Requests to the HTTP API by path, method and class of the status (2xx, …); `none`: unknown path or method.",
     ["route", "method", "status"],
 )
 API_SECONDS = Histogram(
     "fanout_api_request_seconds",
-    "How long a request to the HTTP API took until its answer; of a poll, with its wait.",
+    "Time from a request to the HTTP API to its answer; the wait of a long poll included.",
     ["route"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
 )
 API_POLLS_WAITING = Gauge("fanout_api_polls_waiting", "Polls that wait for a dead letter; at most api.max_polls.")
 API_CONNECTIONS = Gauge(
-    "fanout_api_connections_in_use", "Connections to Postgres that requests to the HTTP API have; at most api.max_connections."
+    "fanout_api_connections_in_use", "Postgres connections in use by the HTTP API; at most api.max_connections."
 )
 ARCHIVE_REPLAYED = Counter(
-    "fanout_archive_replayed", "Deliveries that were handed to the retry lane again by replays, one or all of a time."
+    "fanout_archive_replayed", "Deliveries that replays have enqueued in the retry lane, single ones or all of a time range."
 )
-READY = Gauge("fanout_ready", "1 when /readyz says ready, else 0.")
+READY = Gauge("fanout_ready", "1 if /readyz says ready, else 0.")
 
 
 REALTIME_CATCHING_UP = Gauge(
-    "fanout_realtime_catching_up", "Whether the real-time lane delivers in micro-batches: it fell behind, or has too few slots."
+    "fanout_realtime_catching_up",
+    "1 while the real-time lane delivers in micro-batches, because it fell behind or has too few slots; else 0.",
 )
 REALTIME_RESTARTS = Counter(
-    "fanout_realtime_restarts", "Starts of the real-time lane's query after a task that failed, was lost or did not report."
+    "fanout_realtime_restarts", "Restarts of the real-time lane's query after a task failed, was lost or did not report."
 )
 
 
-def account(lane: str, tally: Tally) -> None:
-    """Add what the workers told."""
+def add_counters(lane: str, tally: Counters) -> None:
+    """Add the workers' counters to the metrics."""
     for kind in OutcomeKind:
-        DELIVERIES.labels(lane, kind.value, NONE)  # zero from the start, so that the first one counts as an increase
+        DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase
     for (outcome, reason), count in tally.deliveries.items():
         DELIVERIES.labels(lane, outcome, reason).inc(count)
     for reason, count in tally.rejected.items():
@@ -222,7 +225,7 @@ def account(lane: str, tally: Tally) -> None:
 
 
 def declared() -> dict[str, str]:
-    """Return each metric of ours, by the name under which it is scraped, with its meaning."""
+    """Return the meaning of each metric of the platform by its scraped name."""
     return {
         family.name + ("_total" if family.type == "counter" else ""): family.documentation
         for family in prometheus_client.REGISTRY.collect()

@@ -1,10 +1,10 @@
-"""Show foreign text without what it would do to a terminal or a log: answers of receivers, payloads, names.
+"""Escape control characters in foreign text, such as answers of receivers, payloads and names.
 
 Runs everywhere. Must not import pyspark or psycopg. Pure.
 
-A control character that reaches a terminal moves the cursor, hides lines or answers for the person who looks. A bidirectional
-control shows another text than is there. Each appears as a visible escape. Source: Unicode Technical Report 36, section 2.10;
-ECMA-48 for the control characters.
+A control character can move a terminal's cursor, hide lines, or type input for the person at the terminal. A bidirectional
+control makes text look different from its content. Each appears as a visible escape. Source: Unicode Technical Report 36,
+section 2.10; ECMA-48 for the control characters.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 
 _INVISIBLE = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and newline
     "\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
-    "\ud800-\udfff"  # surrogates: no encoding takes them
+    "\ud800-\udfff"  # surrogates: no encoding accepts them
     "\U000e0000-\U000e007f"  # tags
 )
 _IN_LINES = re.compile(f"[{_INVISIBLE}]")
@@ -22,17 +22,17 @@ _IN_A_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def text(foreign: str) -> str:
-    """Return text of several lines in which every control is a visible escape, but tabs and newlines."""
+    """Return text of several lines with every control character escaped, except tabs and newlines."""
     return _IN_LINES.sub(_escaped, foreign)
 
 
 def line(foreign: str) -> str:
-    """Return text in one line: tabs and newlines are escapes, too."""
+    """Return text in one line: every control character is escaped, tabs and newlines included."""
     return _IN_A_LINE.sub(_escaped, foreign)
 
 
 def json(document: str) -> str:
-    """Return a JSON document that says the same: what would be a control stands in its strings as JSON's own escape."""
+    """Return an equal JSON document whose strings contain control characters only as JSON escapes."""
     return _IN_LINES.sub(_json_escaped, document)
 
 

@@ -35,7 +35,7 @@ class Accepted(NamedTuple):
 class _Move(NamedTuple):
     checkpoint: losses.Checkpoint
     positions: losses.Positions
-    held: dict[tuple[str, int], losses.Held]
+    held: dict[tuple[str, int], losses.OffsetRange]
 
 
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
@@ -44,7 +44,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     A checkpoint moves only after its audit entry. After a crash between the two, the next run finds and audits the loss again.
     """
     own_lock = lock.Lock(config.spark, lanes)
-    with own_lock.held(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
+    with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translating():
@@ -60,7 +60,9 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
         for lane in lanes:
             checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
             extents = scanner.extents({*checkpoint.positions, *_event_topics(config, scanner, lane)})
-            held: dict[tuple[str, int], losses.Held] = {one.place: losses.Held(one.low, one.end) for one in extents}
+            held: dict[tuple[str, int], losses.OffsetRange] = {
+                one.place: losses.OffsetRange(one.low, one.end) for one in extents
+            }
             positions, lost = losses.moved(checkpoint.positions, held)
             found += [Accepted(lane, loss) for loss in lost]
             if lost:

@@ -80,7 +80,7 @@ class Archiver:
     """Copy the topics to the archive, and count the copied records."""
 
     def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
-        self.watch = health.Watch(hold=self._current_pause_reason, stop=stop)
+        self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
         self._config = config
         self._stop = stop
         self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
@@ -105,7 +105,7 @@ class Archiver:
             with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
-                self.watch.entered(Phase.RUNNING)
+                self.watch.enter(Phase.RUNNING)
                 self._loop(connection, self._source, once=once)
 
     def stopped(self) -> None:
@@ -132,7 +132,7 @@ class Archiver:
                     *place,
                 )
                 metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
-        self.watch.reached(source.positions)
+        self.watch.reach(source.positions)
 
     def _loop(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
         partitions_at = disabled_check_at = report_at = 0.0
@@ -144,7 +144,7 @@ class Archiver:
                 outbox.look(connection, self._policy, now=_now())
                 disabled_check_at = time.monotonic() + DISABLED_CHECK_S
             messages = source.poll(WAIT_S)
-            for together in chunking.of(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+            for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, together)
             progressed = self._run_steps(connection, once=once)
             self._pause_reason, self._failures = None, 0
@@ -160,7 +160,7 @@ class Archiver:
         written = writer.write(connection, taken, self._kept, now=now, policy=self._policy)
         for message in messages:
             source.reached(message)
-        self.watch.reached(source.positions)
+        self.watch.reach(source.positions)
         for topic, at_ms in {str(message.topic()): message.timestamp()[1] for message in messages}.items():
             metrics.ARCHIVE_REACHED.labels(topic).set(at_ms / 1000)
         metrics.ARCHIVED.labels("dead_letters").inc(written.letters)

@@ -53,7 +53,7 @@ def try_(
     except errors.EventRejected as exc:
         raise errors.RegistrationError("--event", f"the job would reject this event ({exc.reason}: {exc.detail})") from None
     is_match = compiled.matches(document)
-    detail = "the filter matches the event" if is_match else explain.what_differs(wanted, document)
+    detail = "the filter matches the event" if is_match else explain.differing_fields(wanted, document)
     warnings = [str(warning) for warning in lint.filter_roots(wanted)]
     if as_json:
         commands.print_json({"matches": is_match, "detail": detail, "warnings": warnings})

@@ -28,10 +28,9 @@ AREAS = (
         "delivery/webhooks",
         "The delivery core. Runs in the executors, without Spark and without Postgres.",
         (
-            "delivery.errors delivery.secret",
+            "delivery.errors delivery.secret delivery.webhooks.clocks",
             "delivery.model",
-            "delivery.webhooks.policy delivery.webhooks.state delivery.webhooks.clocks",
-            "delivery.webhooks.events delivery.webhooks.filters",
+            "delivery.webhooks.events delivery.webhooks.filters delivery.webhooks.policy delivery.webhooks.state",
             "delivery.webhooks.routing delivery.webhooks.scheduling delivery.webhooks.batching",
             "delivery.webhooks.http",
             "delivery.webhooks.sending",

@@ -71,10 +71,10 @@ GROUPS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
         (
             retry_messages.Postponed,
             retry_messages.Report,
-            retry_messages.Parcel,
-            retry_messages.Back,
+            retry_messages.RetryEntry,
+            retry_messages.Requeue,
             model.Attempt,
-            model.Again,
+            model.NextAttempt,
             segment.Packed,
         ),
     ),

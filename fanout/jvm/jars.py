@@ -38,7 +38,7 @@ class Jars:
 
     def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
         """Return what Spark is given. The jars for an S3-compatible store only where the checkpoint is there."""
-        return (*self.connector, *(self.store if object_store.is_meant(checkpoint) else ()))
+        return (*self.connector, *(self.store if object_store.is_s3a(checkpoint) else ()))
 
 
 def _say(text: str) -> None:

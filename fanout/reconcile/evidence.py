@@ -156,14 +156,14 @@ class Evidence:
         """
         if isinstance(message, retry_messages.Report):
             return
-        for one in message.parcels:
+        for one in message.entries:
             if one.replay is not None:
                 continue
             lane = DeliveryMode.DIRECT if one.left_by is None else DeliveryMode.BATCH
             quarter = min(max(one.expires_ms // _QUARTER_MS - _FIRST_QUARTER, 0), ENQUEUED - 1)
             for number, packed in enumerate(one.packed):
                 event = segment.unpacked(packed)
-                name = one.subscriptions[one.through[number] if one.through else 0]
+                name = one.subscriptions[one.subscription_places[number] if one.subscription_places else 0]
                 recipient = self._number(lane.value, message.endpoint_id, name)
                 place = _place_of(event.topic, event.partition)
                 self._add(place, event.offset, recipient, ENQUEUED | quarter)
@@ -182,7 +182,7 @@ class Evidence:
         """Add a rejected record."""
         if record.reason == intake.UNREADABLE:
             return  # an unreadable retry entry: its event record is unknown
-        state = REJECTED_BY_A_LANE if record.reason in intake.BY_THE_LANE else REJECTED
+        state = REJECTED_BY_A_LANE if record.reason in intake.LANE_SPECIFIC else REJECTED
         self._add(_place_of(record.topic, record.partition), record.offset, 0, state)
 
     def places(self) -> list[Place]:

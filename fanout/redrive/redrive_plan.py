@@ -104,7 +104,7 @@ class Plan:
         return {(one.place, one.offset): one for one in newest}
 
 
-def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.Parcel:
+def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
     """Return letters that go in one request as a parcel: one of a single delivery, or some of one batch, in their order.
 
     What was sent in a batch goes in a batch again, because its endpoint takes nothing else; with those of the same batch that
@@ -112,10 +112,10 @@ def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.
     """
     first = together[0]
     names = {name: number for number, name in enumerate(dict.fromkeys(letter.subscription_id for letter in together))}
-    return retry_messages.Parcel(
+    return retry_messages.RetryEntry(
         packed=[segment.item(letter.event(), now_ms).packed for letter in together],
         subscriptions=list(names),
-        through=[names[letter.subscription_id] for letter in together] if len(names) > 1 else [],
+        subscription_places=[names[letter.subscription_id] for letter in together] if len(names) > 1 else [],
         left_by=LeaveReason.REDRIVE if first.is_of_batch else None,
         again_at_ms=now_ms,
         since_ms=now_ms,
@@ -123,7 +123,7 @@ def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.
         reason=retry_decision.REDRIVEN,
         retries=0,
         attempts=max(letter.last_attempt for letter in together),
-        story=first.history()[-retry_messages.MAX_STORY :],
+        history=first.history()[-retry_messages.MAX_HISTORY :],
         replay=first.replay or None,
     )
 
@@ -140,7 +140,7 @@ class Record(NamedTuple):
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
     """Yield the records for dead letters of one endpoint, grouped by request."""
-    for chunk in chunking.of(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
+    for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
         parcels = [parcel_of(together, now_ms=now_ms) for together in chunk]
@@ -156,12 +156,12 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
     """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES."""
-    return chunking.of(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
+    return chunking.chunks(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
 
 
 def _size(together: Sequence[DeadLetter]) -> int:
     """Return an upper bound of the bytes of a request in a record, including attempt history and note."""
-    return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_STORY * ATTEMPT_BYTES
+    return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 
 
 def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:

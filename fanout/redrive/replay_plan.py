@@ -49,7 +49,7 @@ class Routes:
         accepted = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared)
         found: list[Due] = []
         for record in records:
-            found += await accepted.take(record, []) or ()
+            found += await accepted.accept(record, []) or ()
         if event_types is None:
             return found
         return [due for due in found if any(matching.takes_type(wanted, due.event.event_type) for wanted in event_types)]
@@ -61,20 +61,20 @@ def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
         yield from ([delivery] for delivery in due)
         return
     max_bytes = min(endpoint.batching.max_bytes, MAX_REQUEST_BYTES)
-    for together in chunking.of(due, _count, endpoint.batching.max_events):
-        yield from chunking.of(together, lambda one: segment.item(one.event, 0).size, max_bytes)
+    for together in chunking.chunks(due, _count, endpoint.batching.max_events):
+        yield from chunking.chunks(together, lambda one: segment.item(one.event, 0).size, max_bytes)
 
 
 def parcel_of(
     together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision
-) -> retry_messages.Parcel:
+) -> retry_messages.RetryEntry:
     """Return what goes in one request as a parcel. `revision` is that of the registry by which it is due."""
     names = {name: number for number, name in enumerate(dict.fromkeys(one.subscription_id for one in together))}
     order_by, first = endpoint.order_by, together[0].event
-    return retry_messages.Parcel(
+    return retry_messages.RetryEntry(
         packed=[segment.item(one.event, now_ms).packed for one in together],
         subscriptions=list(names),
-        through=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
+        subscription_places=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
         left_by=None if endpoint.batching is None else LeaveReason.REDRIVE,
         again_at_ms=now_ms,
         since_ms=now_ms,
@@ -92,7 +92,7 @@ def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) 
     parcels = (
         parcel_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
     )
-    for chunk in chunking.of(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
+    for chunk in chunking.chunks(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
         yield retry_messages.encoded(retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
 
 

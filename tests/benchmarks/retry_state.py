@@ -37,7 +37,7 @@ def fill(shard: retries.Shard, parcels: int, endpoints: int, event: bytes) -> in
             wait_ms = 0 if is_held else rng.randrange(300_000, TEN_HOURS_MS)
             reason = retry_decision.CIRCUIT_OPEN if is_held else retry_decision.SERVER_ERROR
             made = [
-                retries.waiting(since_ms=now_ms, again_at_ms=now_ms + wait_ms, reason=reason, packed=[event], story=STORY)
+                retries.entry(since_ms=now_ms, again_at_ms=now_ms + wait_ms, reason=reason, packed=[event], history=STORY)
                 for _ in range(PARCELS_EACH)
             ]
             arrived.append(retries.postponed(*made, endpoint=f"endpoint-{number // PARCELS_EACH % endpoints:05}"))
@@ -57,7 +57,7 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
         if is_busy:
             arrived += [
                 retries.postponed(
-                    *(retries.waiting(since_ms=now_ms, packed=[event], story=STORY) for _ in range(PARCELS_EACH)),
+                    *(retries.entry(since_ms=now_ms, packed=[event], history=STORY) for _ in range(PARCELS_EACH)),
                     endpoint=f"busy-{number:05}",
                 )
                 for number in range(BUSY_ENDPOINTS)
@@ -69,15 +69,15 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
             shard.segments.__getitem__,
             shard.policy,
             now_ms=now_ms,
-            horizon_ms=0,
+            look_ahead_ms=0,
         )
-        shard_scheduler.told(decided, now_ms)
+        shard_scheduler.backlog_of(decided, now_ms)
         shard.index_bytes = shard_scheduler.encoded(decided.index)
         spent.append((time.process_time() - began) * 1000)
         for number in decided.drop:
             del shard.segments[number]
         shard.segments |= decided.append
-        arrived = [retries.accepted(turn) for turn in map(retry_messages.turn, decided.turns) if turn.number]
+        arrived = [retries.accepted(turn) for turn in map(retry_messages.lease, decided.leases) if turn.number]
     return statistics.median(spent), statistics.mean(spent)
 
 

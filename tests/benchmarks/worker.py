@@ -122,16 +122,16 @@ def measure(
     plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
     worker.shared_worker(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
-    told: list[counters.Tally] = []
+    told: list[counters.Counters] = []
     tools = task_context.Tools(
-        plan=plan, observe=lambda results: told.append(counters.of(results, cpu_s=0.0)), sink=sinks.Nowhere()
+        plan=plan, observe=lambda results: told.append(counters.count(results, cpu_s=0.0)), sink=sinks.Nowhere()
     )
     partition = deliver_events.DeliverPartition(tools=tools, source=registry)
     before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
     partition(given)
     after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
     count = sum(batch.num_rows for batch in given)
-    if sum(told, counters.Tally()).deliveries["delivered", counters.NONE] != count:
+    if sum(told, counters.Counters()).deliveries["delivered", counters.NONE] != count:
         raise RuntimeError(f"not all were delivered: {told}")
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     spent_s = {

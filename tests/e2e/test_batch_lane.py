@@ -145,7 +145,7 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     assert_eventually(platform.accepted, lambda got: len(got) == 40, within_s=60)
     assert_eventually(lambda: events(platform, "ep2"), lambda got: len(got) == 40, within_s=60)
     assert sorted(platform.accepted()) == sorted(events(platform, "ep2")) == sorted(ids)
-    assert "lane batch is planned anew" in platform.log(whole=True)
+    assert "lane batch restarts with a new plan" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
     # It looked like a crash: py4j logged a traceback where a lane handed a micro-batch back.
     assert not re.findall("Traceback| ERROR |AQE is not supported|has not been configured", platform.log(whole=True))

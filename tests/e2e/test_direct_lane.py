@@ -86,7 +86,7 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     waits = collections.defaultdict(collections.Counter)
     for value in platform.read(platform.config.delivery.retries_topic):
         told = retry_messages.message(value)
-        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.parcels)
+        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.entries)
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
     assert {reason for reason, _ in waits["failing"]} <= {"server_error", "circuit_open"}

@@ -180,7 +180,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     # A micro-batch must begin for the job to hold it, so events keep coming.
     assert_eventually(
         lambda: platform.publish(1, first=next(numbers)) and platform.log(),
-        lambda log: "holding: the registry was last confirmed" in log,
+        lambda log: "delivery is paused: the registry was last confirmed" in log,
     )
     last = platform.publish(1, first=next(numbers))[0]
     assert last not in platform.accepted()

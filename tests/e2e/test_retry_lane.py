@@ -311,7 +311,7 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
 
     def came_back():
         told = (retry_messages.message(value) for value in platform.read(platform.config.delivery.retries_topic) if value)
-        return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.back]
+        return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.requeued]
 
     assert_eventually(came_back, lambda reasons: retry_decision.REGISTRY_BEHIND in reasons, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()

@@ -69,8 +69,8 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         snapshot={"max_age_s": 6, "poll_interval_s": 0.2},
         logs={"format": "json", "attempt_sample": 1.0},
     )
-    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (503, "holding: the registry was not read yet"))
-    assert outside.probe("/healthz") == (200, "holding: the registry was not read yet")
+    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (503, "paused: the registry has not been read yet"))
+    assert outside.probe("/healthz") == (200, "paused: the registry has not been read yet")
 
     platform.migrate()
     platform.statuses |= {"ep2": 500, "ep3": 500}
@@ -106,12 +106,12 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
 
     own_postgres.kill()
     assert_eventually(
-        lambda: outside.probe("/readyz"), lambda got: got[1].startswith("holding: the registry was last confirmed")
+        lambda: outside.probe("/readyz"), lambda got: got[1].startswith("paused: the registry was last confirmed")
     )
     platform.publish(3, first=100)
     assert_eventually(lambda: outside.sum("fanout_lag_records", lane="direct"), lambda lag: lag == 3)
     status, reason = outside.probe("/healthz")
-    assert (status, reason.partition(":")[0]) == (200, "holding")
+    assert (status, reason.partition(":")[0]) == (200, "paused")
     assert outside.sum("fanout_ready") == 0
 
     own_postgres.start()

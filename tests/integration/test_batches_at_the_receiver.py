@@ -38,10 +38,10 @@ def bring(count, *endpoints):
             shard.decide([row.segment for each in collected for row in each.rows if row.shard == number], now_ms=2**60)
             left += shard.last.batches
             assert shard.is_empty()
-        told = counters.Tally()
+        told = counters.Counters()
         for results in here.deliver_batches(iter(left), source):
-            told += counters.of(results, cpu_s=0)
-    return told, [segment.batch(one) for one in left]
+            told += counters.count(results, cpu_s=0)
+    return told, [segment.decoded_batch(one) for one in left]
 
 
 def test_every_event_reaches_every_endpoint_once_in_verified_batches_of_its_own():
@@ -85,7 +85,7 @@ def test_small_batches_are_read_in_one_piece_and_large_ones_hardly_ahead_of_what
         for number in range(100):
             read.append(number)
             event = builders.event(event_id=f"e{number}", data=orjson.dumps({"note": "x" * event_bytes}))
-            yield batches.left(batches.lot(event, endpoint="ep1"))
+            yield batches.sent(batches.pending_batch(event, endpoint="ep1"))
 
     with Keeping() as customers, working() as here:
         source = Source(builders.snapshot(endpoint(url=f"{customers.url}/a"), builders.subscription("s1", event_type="*")))

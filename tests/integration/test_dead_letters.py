@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import Again, DeliveryMode, Outcome, OutcomeKind, Revision
+from delivery.model import DeliveryMode, NextAttempt, Outcome, OutcomeKind, Revision
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import topic_rows
@@ -142,7 +142,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
     [record] = platform.read(platform.topics.retries)
     postponed = retry_messages.message(record.value())
     assert (record.key(), postponed.endpoint_id) == (b"ep1", "ep1")
-    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.parcels]
+    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.entries]
     assert [payload.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
     assert [payload.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
 
@@ -170,7 +170,7 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])
     assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
     [record] = platform.read(platform.topics.retries)
-    [waiting] = retry_messages.message(record.value()).parcels
+    [waiting] = retry_messages.message(record.value()).entries
     assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
     assert waiting.left_by == "redrive"
 
@@ -209,9 +209,9 @@ def test_a_key_has_the_partition_that_the_job_gives_it(platform, key, murmur2):
 def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(platform):
     platform.publish_events(4)
     platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
-    waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", again=Again(2**41, 1))
+    waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", next_attempt=NextAttempt(2**41, 1))
     platform.write(waits, receipts=[platform.receipt(3, due=4)])
-    postponed = topic_rows.postponed(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
+    postponed = topic_rows.deferral_rows(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
     only_counts = topic_rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
 
     [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]

@@ -47,7 +47,7 @@ def test_it_is_what_was_written_since(connection, names):
     producer.flush()
 
     found = completed_reader.read(
-        completed_reader.Journal(client=kafka_clients.for_librdkafka(connection), topics=names, since_ms=now_ms)
+        completed_reader.CompletedWork(client=kafka_clients.for_librdkafka(connection), topics=names, since_ms=now_ms)
     )
 
     expected = {decided.key("s1", decided.Place("t", 0, offset)) for offset in range(30, 100)}
@@ -57,5 +57,5 @@ def test_it_is_what_was_written_since(connection, names):
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.5)
     away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
-    assert completed_reader.read(completed_reader.Journal(client=away, topics=names, since_ms=0)) == frozenset()
+    assert completed_reader.read(completed_reader.CompletedWork(client=away, topics=names, since_ms=0)) == frozenset()
     assert "is made again" in caplog.text

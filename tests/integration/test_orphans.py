@@ -115,7 +115,7 @@ async def orphaned(url, folder, endpoint):
 
 def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
     async def main():
-        endpoint, known = Holding(), completed_work.OfFastLane()
+        endpoint, known = Holding(), completed_work.FastLaneLog()
         async with serving.serve(endpoint) as server:
             child = await orphaned(server.url(), str(tmp_path), endpoint)
             endpoint.answers.set()

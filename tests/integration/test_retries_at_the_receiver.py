@@ -60,7 +60,7 @@ def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here)
         late = {}
         while not late:
             late = micro_batch(here, known, of_hangs)
-    [back] = late["hangs"].back
+    [back] = late["hangs"].requeued
     [attempt] = back.attempts
     assert attempt.error_class == "timeout"
     assert attempt.duration_ms >= 3000

@@ -25,7 +25,7 @@ class Served:
     def __init__(self):
         self.port = local_kafka.free_port()
         self.config = settings.Metrics(port=self.port)
-        self.watch = health.Watch(hold=lambda: self.hold, stop=threading.Event())
+        self.watch = health.Watch(pause_reason=lambda: self.hold, stop=threading.Event())
         self.hold = None
         http_endpoints.serve(self.config, {"direct": self.watch})
 
@@ -44,21 +44,21 @@ def served():
 
 
 def test_a_probe_answers_in_json_with_the_reason(served):
-    served.watch.entered(Phase.RUNNING)
-    served.watch.observed(health.Backlog(lag=7))
+    served.watch.enter(Phase.RUNNING)
+    served.watch.observe(health.Backlog(lag=7))
     assert served.get("/readyz")[0] == 200
     served.hold = "Postgres"
     status, body = served.get("/readyz")
-    verdict = {"ok": False, "reason": "holding: Postgres"}
+    verdict = {"ok": False, "reason": "paused: Postgres"}
     lanes = {"direct": {**verdict, "phase": "running", "lag": 7}}
     assert (status, orjson.loads(body)) == (503, {**verdict, "lanes": lanes})
     assert served.get("/healthz")[0] == 200
-    served.watch.entered(Phase.ENDED)
+    served.watch.enter(Phase.ENDED)
     assert served.get("/healthz")[0] == 503
 
 
 def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
-    served.watch.entered(Phase.RUNNING)
+    served.watch.enter(Phase.RUNNING)
     paths = {
         path for block in blocks("docs/operations.md", "sh") for path in re.findall(r"curl http://127.0.0.1:9108(/\S+)", block)
     }
@@ -68,7 +68,7 @@ def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
 
 
 def test_a_port_in_use_is_named_together_with_the_way_out(served):
-    with pytest.raises(errors.SettingsError, match=f"metrics.port: cannot serve on 127.0.0.1:{served.port} .*choose another"):
+    with pytest.raises(errors.SettingsError, match=f"metrics.port: 127.0.0.1:{served.port} cannot be opened .*Choose another"):
         http_endpoints.serve(served.config, {"direct": served.watch})
 
 
@@ -83,10 +83,10 @@ def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
 
 
 @pytest.mark.parametrize(
-    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "not ready: holding: Postgres", False)]
+    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "not ready: paused: Postgres", False)]
 )
 def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
-    served.watch.entered(Phase.RUNNING)
+    served.watch.enter(Phase.RUNNING)
     served.hold = hold
     config = settings.Settings(metrics=served.config)
     [finding] = diagnosis._findings(config, {"job": diagnosis._job})

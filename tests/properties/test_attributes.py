@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
-from delivery.model import Again, ContentMode, LeaveReason, Outcome, OutcomeKind
+from delivery.model import ContentMode, LeaveReason, NextAttempt, Outcome, OutcomeKind
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import attributes, parsing
 from delivery.webhooks.results import dead_letter_records, topic_rows
@@ -92,8 +92,8 @@ def test_filters_see_attributes_under_their_names_and_they_hide_none_of_ours(fou
 @given(typed, typed)
 def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
     events = [structured(first), structured(second)]
-    [lot] = segment.decoded(next(segment.encoded([batches.lot(*events)]))[0])
-    left = segment.batch(segment.batch_of(lot, LeaveReason.COUNT))
+    [lot] = segment.decoded(next(segment.encoded([batches.pending_batch(*events)]))[0])
+    left = segment.decoded_batch(segment.encoded_batch(lot, LeaveReason.COUNT))
     packed = [segment.unpacked(one) for one in left.packed]
     assert [one.attributes for one in packed] == [one.attributes for one in events]
     for mode in (ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED):
@@ -105,11 +105,11 @@ def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
 @given(typed)
 def test_through_the_retry_lane_and_back_into_it_as_a_turn(found):
     event = structured(found)
-    postponed = Outcome(builders.delivery(event=event), OutcomeKind.POSTPONED, (), "slow", Again(NOW_MS, 0))
-    [row, *_] = topic_rows.postponed(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)
+    postponed = Outcome(builders.delivery(event=event), OutcomeKind.POSTPONED, (), "slow", NextAttempt(NOW_MS, 0))
+    [row, *_] = topic_rows.deferral_rows(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)
     told = retry_messages.message(row.value)
-    turn = retry_messages.Turn(told.endpoint_id, told.customer_id, None, 1, None, told.parcels)
-    [waits] = retry_messages.turn(retry_messages.encoded(turn)).parcels
+    turn = retry_messages.Lease(told.endpoint_id, told.customer_id, None, 1, None, told.entries)
+    [waits] = retry_messages.lease(retry_messages.encoded(turn)).entries
     read = segment.unpacked(waits.packed[0])
     seen_by_receivers(read.event(), found)
     assert segment.unpacked(segment.packed(read)) == read  # as a batch that is postponed packs it again

@@ -9,10 +9,10 @@ from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
 from delivery.webhooks.state import compaction
 from tests.support import builders
-from tests.support.batches import lot
+from tests.support.batches import pending_batch
 from tests.support.shards import Shard
 
-HORIZON_MS = 300
+LOOK_AHEAD_MS = 300
 NOW = builders.record().appended_at_ms
 endpoints = st.sampled_from(["ep1", "ep2", "ep3", "ep4"])
 sizes = st.sampled_from([2, 2, 2, 60, 900])
@@ -20,23 +20,23 @@ arrivals = st.fixed_dictionaries(
     {
         "endpoint": endpoints,
         "customer": st.sampled_from(["c1", "c1", "c1", "c2"]),
-        "through": st.sampled_from(["s1", "s2"]),
+        "subscription": st.sampled_from(["s1", "s2"]),
         "payloads": st.lists(sizes, min_size=1, max_size=7),
         "max_events": st.sampled_from([1, 3, 5, 1000]),
         "max_wait_ms": st.sampled_from([1, 400, 1000, 5000, 60_000]),
         "max_bytes": st.sampled_from([700, 2500, 1_000_000]),
-        "mark": st.sampled_from([segment.Mark.WAITS] * 4 + [segment.Mark.PASSES]),
+        "mark": st.sampled_from([segment.Mark.WAITS] * 4 + [segment.Mark.IMMEDIATE]),
         "age_ms": st.integers(0, 2000),
     }
 )
-steps = st.lists(st.tuples(st.integers(0, HORIZON_MS), st.lists(arrivals, max_size=3)), max_size=30)
+steps = st.lists(st.tuples(st.integers(0, LOOK_AHEAD_MS), st.lists(arrivals, max_size=3)), max_size=30)
 
 
 class Run:
     """Feed a shard, and hold every batch that leaves against what arrived."""
 
     def __init__(self):
-        self.shard = Shard(HORIZON_MS)
+        self.shard = Shard(LOOK_AHEAD_MS)
         self.now_ms = NOW
         self.arrived = collections.defaultdict(list)
         self.left = collections.defaultdict(list)
@@ -46,7 +46,7 @@ class Run:
 
     def step(self, after_ms, given_lots):
         self.now_ms += after_ms
-        lots = [self.lot(**one) for one in given_lots]
+        lots = [self.pending_batch(**one) for one in given_lots]
         taken = [self.take(batch) for batch in self.shard.step(lots, now_ms=self.now_ms)]
         waiting = self.shard.index.endpoints
         for key, one in waiting.items():
@@ -58,33 +58,33 @@ class Run:
             stayed = sum(waiting[key].size for key in {key for key, _ in taken} & waiting.keys())
             size = sum(size for _, size in taken) + stayed
             assert taken
-            assert size + waiting[first].size > batcher.MAX_LEAVING_BYTES, "there was room for it"
-            assert batcher.backlog_of(self.shard.last).due_ms <= self.now_ms + HORIZON_MS, "nothing will wake it"
+            assert size + waiting[first].size > batcher.MAX_SENT_BYTES, "there was room for it"
+            assert batcher.backlog_of(self.shard.last).due_ms <= self.now_ms + LOOK_AHEAD_MS, "nothing will wake it"
         if not lots and len({key for key, _ in taken}) > 1:
-            assert sum(size for _, size in taken) <= batcher.MAX_LEAVING_BYTES
+            assert sum(size for _, size in taken) <= batcher.MAX_SENT_BYTES
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
 
     def is_late(self, key, one):
         times = [at_ms for _, at_ms, _ in self.arrived[key][len(self.left[key]) :]]
-        is_due = min(times) + self.bounds[key].max_wait_ms <= self.now_ms + HORIZON_MS
+        is_due = min(times) + self.bounds[key].max_wait_ms <= self.now_ms + LOOK_AHEAD_MS
         return is_due or one.events >= one.bounds.max_events or one.size >= one.bounds.max_bytes
 
-    def lot(self, payloads, age_ms, **fields):
+    def pending_batch(self, payloads, age_ms, **fields):
         events = []
         for size in payloads:
             self.number += 1
             record = builders.record(offset=self.number, appended_at_ms=self.now_ms - age_ms)
             events.append(builders.event(event_id=f"{self.number:06}", data=b"1" * size, record=record))
-        made = lot(*events, **fields)
+        made = pending_batch(*events, **fields)
         # Two lots of an endpoint in one step would come in either order; one task's come in one.
-        self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["through"]) for event in events]
+        self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["subscription"]) for event in events]
         self.bounds[made.key] = made.bounds
         return made
 
     def take(self, batch):
         key = f"{batch.customer_id}/{batch.endpoint_id}"
         events = [segment.unpacked(packed) for packed in batch.packed]
-        through = [batch.subscriptions[n] for n in batch.through] or batch.subscriptions * len(events)
+        through = [batch.subscriptions[n] for n in batch.subscription_places] or batch.subscriptions * len(events)
         self.left[key] += [(e.event_id, e.appended_at_ms, name) for e, name in zip(events, through, strict=True)]
         assert self.left[key] == self.arrived[key][: len(self.left[key])], "lost, repeated or reordered"
         bounds = self.bounds[key]
@@ -134,25 +134,25 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
-    before = batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
-    batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
+    before = batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
+    batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
     try:
         run = Run()
         for after_ms, lots in history:
             run.step(after_ms, one_a_key(lots))
         run.drain()
     finally:
-        batcher.MAX_LEAVING_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
+        batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(arrivals, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_in_which_segments_arrive_changes_no_batch(lots, rng):
     run = Run()
-    written = [one for each in lots for one, _ in segment.encoded([run.lot(**each)])]
+    written = [one for each in lots for one, _ in segment.encoded([run.pending_batch(**each)])]
     shuffled = rng.sample(written, len(written))
     first, second = (
-        batcher.decide(batcher.Index(), some, {}.__getitem__, now_ms=NOW + 5000, horizon_ms=0).batches
+        batcher.decide(batcher.Index(), some, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches
         for some in (written, shuffled)
     )
     assert first == second

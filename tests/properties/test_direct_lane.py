@@ -124,10 +124,10 @@ def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(ba
 
 
 ENDINGS = {
-    OutcomeKind.DELIVERED: lambda o: o.attempts[-1].error_class is None and o.again is None,
-    OutcomeKind.DEAD_LETTERED: lambda o: o.attempts[-1].error_class == o.reason and o.again is None,
-    OutcomeKind.SKIPPED: lambda o: not o.attempts and o.again is None,
-    OutcomeKind.POSTPONED: lambda o: o.reason and o.again is not None,
+    OutcomeKind.DELIVERED: lambda o: o.attempts[-1].error_class is None and o.next_attempt is None,
+    OutcomeKind.DEAD_LETTERED: lambda o: o.attempts[-1].error_class == o.reason and o.next_attempt is None,
+    OutcomeKind.SKIPPED: lambda o: not o.attempts and o.next_attempt is None,
+    OutcomeKind.POSTPONED: lambda o: o.reason and o.next_attempt is not None,
 }
 NAMES = [f"ep{n}" for n in range(5)]
 endpoints = st.fixed_dictionaries(
@@ -181,16 +181,16 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
         read = [
             retry_messages.message(row.value)
-            for row in topic_rows.postponed(results, TOPICS, now_ms=1_700_000_000_000)
+            for row in topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
             if row.value
         ]
-        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.parcels]
+        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.entries]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed
         )
 
 
-def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
     healthy, broken = builders.record(value=b'{"tenant_id":"t1"}'), builders.record(offset=8, value=b'{"tenant_id":"t1","n":1}')
     parse = parsing.parse
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from delivery.stages.checkpoint import losses
 
 OFFSETS = st.integers(0, 20)
-HELD = st.tuples(OFFSETS, OFFSETS).map(lambda two: losses.Held(min(two), max(two)))
+HELD = st.tuples(OFFSETS, OFFSETS).map(lambda two: losses.OffsetRange(min(two), max(two)))
 PLACES = st.tuples(st.sampled_from(["orders", "invoices"]), st.integers(0, 2))
 
 
@@ -22,7 +22,7 @@ def test_nothing_that_is_held_is_passed_over_and_nothing_is_read_again_unless_th
     now, lost = losses.moved(positions(at), held)
     why = {(loss.topic, loss.partition): loss for loss in lost}
     ends = {place: at.get(place, 0) + count for place, count in more.items()}
-    until = losses.fitted(positions(ends), held)
+    until = losses.clamped(positions(ends), held)
     for place, before in at.items():
         topic, number = place[0], str(place[1])
         if place not in held:

@@ -68,28 +68,32 @@ class Run:
         records = [self.arrives(**one) for one in arrived]
         records += [answer for one in given for answer in self.answered(**one)]
         for key, (_, left_ms) in list(self.away.items()):
-            if left_ms + self.shard.policy.away_s * 1000 <= self.now_ms:
+            if left_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
                 del self.away[key]
         again = self.shard.decided(records, now_ms=self.now_ms)
         turns = self.shard.step(*records, now_ms=self.now_ms)
         assert shard_scheduler.encoded(again.index) == shard_scheduler.encoded(self.shard.last.index), "it would not replay"
-        assert (again.turns, again.append, again.drop) == (self.shard.last.turns, self.shard.last.append, self.shard.last.drop)
+        assert (again.leases, again.append, again.drop) == (
+            self.shard.last.leases,
+            self.shard.last.append,
+            self.shard.last.drop,
+        )
         for turn in turns:
             self.leaves(turn)
-        sizes = [sum(each.size for each in turn.parcels) for turn in turns if turn.given_up != retry_decision.NO_ROOM]
+        sizes = [sum(each.size for each in turn.entries) for turn in turns if turn.given_up != retry_decision.NO_ROOM]
         # The last one always may, and what expires is taken by the segment.
-        assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEAVING_BYTES + segment_store.MAX_SEGMENT_BYTES
+        assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEASED_BYTES + segment_store.MAX_SEGMENT_BYTES
         self.check()
 
     def check(self):
-        told, index = self.shard.told, self.shard.index
+        told, index = self.shard.backlog, self.shard.index
         assert told.events == sum(len(each.packed) for some in self.waiting.values() for each in some.values())
         assert told.size == sum(each.size for some in self.waiting.values() for each in some.values())
         assert (told.due_ms is None) == (told.events == 0), "nothing would wake it"
-        kept = sum(one.live for one in index.stock.segments.values())
+        kept = sum(one.live for one in index.segments.segments.values())
         assert kept or not told.events
         if self.away:
-            assert told.due_ms - self.shard.horizon_ms <= self.now_ms + shard_scheduler.AWAY_POLL_MS
+            assert told.due_ms - self.shard.look_ahead_ms <= self.now_ms + shard_scheduler.LEASED_POLL_MS
 
     def arrives(self, endpoint, customer, count, **fields):
         made = [self.made(**fields) for _ in range(count)]
@@ -99,7 +103,7 @@ class Run:
         return retries.postponed(*made, endpoint=endpoint, customer=customer)
 
     def made(self, events, size, wait_ms, lasts_ms, **fields):
-        return retries.waiting(
+        return retries.entry(
             events,
             payload=b"1" * size,
             since_ms=self.now_ms,
@@ -115,15 +119,15 @@ class Run:
         key = min(self.away, key=lambda each: self.away[each][1])
         turn, _ = self.away.pop(key)
         if kind == "held":
-            return [retries.held(turn)]
+            return [retries.blocked(turn)]
         returned = {}
-        for place, each in enumerate(turn.parcels):
+        for place, each in enumerate(turn.entries):
             is_stopped = turn.order_key is not None and returned
             if is_stopped:
-                returned[place] = retries.back(place, self.now_ms, retries=each.retries, reason=each.reason)
+                returned[place] = retries.requeue(place, self.now_ms, retries=each.retries, reason=each.reason)
             elif (kind in {"failed", "local"} or (kind == "mixed" and place % 2)) and not (is_used_up and place == 0):
                 attempts = () if kind == "local" else (retries.failed_attempt(each.attempts + 1),)
-                returned[place] = retries.back(place, self.now_ms + wait_ms, *attempts)
+                returned[place] = retries.requeue(place, self.now_ms + wait_ms, *attempts)
         failed = {"failed": 0} if kind == "local" else {}
         report = retries.reported(turn, *returned.values(), retry_after_s=retry_after_s, **failed)
         self.settled(key, turn, returned)
@@ -131,9 +135,9 @@ class Run:
         return [report, *self.past[-3:]] if kind == "repeated" else [report]
 
     def settled(self, key, turn, returned):
-        for place, each in enumerate(turn.parcels):
+        for place, each in enumerate(turn.entries):
             if place in returned:
-                self.waiting[key][name(each)] = each.returned(returned[place])
+                self.waiting[key][name(each)] = each.requeued(returned[place])
             else:
                 del self.waiting[key][name(each)]
                 self.ended[name(each)] += 1
@@ -145,20 +149,20 @@ class Run:
             return
         assert key not in self.away, "one turn at a time"
         known = self.waiting[key]
-        for each in turn.parcels:
+        for each in turn.entries:
             assert known[name(each)] == each, "as it was"
             assert each.again_at_ms <= self.now_ms, "too early"
             assert each.expires_ms > self.now_ms, "it has expired"
-        assert len(turn.parcels) <= self.shard.policy.max_turn
-        assert len(turn.parcels) == 1 or sum(each.size for each in turn.parcels) <= fifo.MAX_TURN_BYTES
+        assert len(turn.entries) <= self.shard.policy.max_lease_entries
+        assert len(turn.entries) == 1 or sum(each.size for each in turn.entries) <= fifo.MAX_LEASE_BYTES
         if turn.order_key is not None:
-            first = list(known)[: len(turn.parcels)]
-            assert [name(each) for each in turn.parcels] == first, "a later one before an earlier one"
+            first = list(known)[: len(turn.entries)]
+            assert [name(each) for each in turn.entries] == first, "a later one before an earlier one"
         self.away[key] = turn, self.now_ms
 
     def given_up(self, turn):
         assert turn.number == 0
-        for each in turn.parcels:
+        for each in turn.entries:
             [key] = [key for key, some in self.waiting.items() if name(each) in some]
             assert key[:2] == (turn.endpoint_id, turn.customer_id)
             if turn.given_up == retry_decision.EXPIRED:
@@ -172,14 +176,14 @@ class Run:
     def drain(self):
         """Accept everything, at the times for which the shard asks: it must end."""
         for _ in range(3000):
-            if self.shard.told.due_ms is None:
+            if self.shard.backlog.due_ms is None:
                 break
             if self.away:
                 self.step(
                     1, given=[{"kind": "accepted", "wait_ms": 0, "retry_after_s": None, "is_used_up": False}] * len(self.away)
                 )
             else:
-                self.step(max(0, self.shard.told.due_ms - self.now_ms))
+                self.step(max(0, self.shard.backlog.due_ms - self.now_ms))
         assert self.shard.is_empty()
         assert set(self.ended.values()) <= {1}
         assert self.ended.total() == self.came
@@ -205,8 +209,8 @@ def test_every_history_keeps_every_promise(history):
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(1, 8), st.sampled_from([3, 20]), st.sampled_from([0, 500]))
-def test_every_setting_keeps_them_too(history, max_turn, max_pending, horizon_ms):
-    run_through(history, max_turn=max_turn, max_pending=max_pending, horizon_ms=horizon_ms)
+def test_every_setting_keeps_them_too(history, max_lease_entries, max_pending, look_ahead_ms):
+    run_through(history, max_lease_entries=max_lease_entries, max_pending=max_pending, look_ahead_ms=look_ahead_ms)
 
 
 @settings(max_examples=60, deadline=None)
@@ -224,9 +228,9 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
 def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
     with pytest.MonkeyPatch.context() as patched:
         for module, bound in (
-            (shard_scheduler, "MAX_LEAVING_BYTES"),
-            (fifo, "MAX_TURN_BYTES"),
-            (timer_wheel, "MAX_SORTED_BYTES"),
+            (shard_scheduler, "MAX_LEASED_BYTES"),
+            (fifo, "MAX_LEASE_BYTES"),
+            (timer_wheel, "MAX_DUE_BYTES"),
             (compaction, "MAX_MERGED_SIZE"),
         ):
             patched.setattr(module, bound, size)

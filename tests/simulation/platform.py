@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from delivery.model import EndpointId, Record
-from delivery.stages.lanes import held_endpoints
+from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
@@ -63,7 +63,7 @@ class Platform:
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._held = held_endpoints.Held(worker.ATTEMPT_S, asyncio.get_running_loop().time)
+        self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
@@ -98,7 +98,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, completed_work.OfFastLane())
+                before = self._ended_since(begun, completed_work.FastLaneLog())
             self._committed["direct"] = end
 
     async def run_batch(self) -> None:
@@ -120,7 +120,7 @@ class Platform:
                     break
                 lane.abandon()
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
-                before = self._ended_since(begun, completed_work.OfFastLane())
+                before = self._ended_since(begun, completed_work.FastLaneLog())
             self._committed["batch"] = end
             for shard, one in zip(self.batches, decided, strict=True):
                 shard.commit(one)
@@ -137,19 +137,19 @@ class Platform:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
-            turns = [turn for one in decided for turn in one.turns]
+            turns = [turn for one in decided for turn in one.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
             while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
-                # The same records at the same time: the same leases leave again.
-                before = self._ended_since(begun, completed_work.OfRetryLane())
+                # The same records, at the same time: the same turns leave again.
+                before = self._ended_since(begun, completed_work.RetryLaneLog())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
                 shard.commit(one, at_ms)
-            self._held.told(frozenset().union(*(shard.told.held for shard in self.shards)))
-            failing = frozenset().union(*(shard.told.failing for shard in self.shards))
+            self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
+            failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
                 one.endpoint_id
                 for one in failing
@@ -163,7 +163,7 @@ class Platform:
         """Whether nothing waits anywhere."""
         came = len(self.events)
         handled = self._committed == {"direct": came, "batch": came, "retry": len(self.topics["retries"])}
-        waits = any(shard.told.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
+        waits = any(shard.backlog.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
         return handled and not waits
 
     def dead_letters(self) -> list[tuple[str, str, str]]:
@@ -193,8 +193,8 @@ class Platform:
         if self._committed["retry"] < len(self.topics["retries"]):
             return
         self._handed_over.clear()
-        due = min((shard.told.due_ms for shard in self.shards if shard.told.due_ms is not None), default=None)
-        wait_s = None if due is None else max(0.0, (due - shards.HORIZON_MS - virtual.now_ms()) / 1000)
+        due = min((shard.backlog.due_ms for shard in self.shards if shard.backlog.due_ms is not None), default=None)
+        wait_s = None if due is None else max(0.0, (due - shards.LOOK_AHEAD_MS - virtual.now_ms()) / 1000)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
@@ -215,7 +215,7 @@ class Platform:
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
     def _held_now(self) -> deferral.SuppressedEndpoints:
-        return self._held.now()
+        return self._suppressed.current()
 
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
@@ -240,7 +240,7 @@ class Platform:
         for some in given:
             yield process.rows_of(await lane.submit(some))
         last = await lane.finish()
-        last.accepting = process.acceptances.news(last.accepting, asyncio.get_running_loop().time())
+        last.accepting = process.acceptances.to_report(last.accepting, asyncio.get_running_loop().time())
         yield process.rows_of(last)
         self._told(process, last)
 
@@ -256,24 +256,24 @@ class Platform:
         if last.reach.is_broken():
             process.memory.breakers.clear()
         if not self.network_health.is_broken:
-            self._held.silent(last.silent)
+            self._suppressed.add_unresponsive(last.unresponsive)
         if last.gone:
             self._disable(last.gone, retry_decision.GONE)
 
-    def _ended_since(self, begun: dict[str, int], found: completed_work.Journal) -> completed_work.Ended:
-        """Return the completed-work log of a micro-batch."""
+    def _ended_since(self, begun: dict[str, int], found: completed_work.CompletedWorkLog) -> completed_work.CompletedKeys:
+        """Read back what a micro-batch has written."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
-                found.take(written, reader)
-        return found.ended
+                found.add(written, reader)
+        return found.completed
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.Ended
+        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.CompletedKeys
     ) -> AsyncIterator[list[topic_rows.Row]]:
         for ended in (await retries.start(turns, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
-            await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
-            yield list(topic_rows.reports(ended.reports, worker.TOPICS))
+            await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
+            yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:
                 self._disable(ended.results.gone, retry_decision.GONE)
 
@@ -294,14 +294,14 @@ class Platform:
                 self._note_ended(some)
 
     def _note_ended(self, some: list[topic_rows.Row]) -> None:
-        """Record the deliveries that a fast lane has accepted, given up or deferred: it must not end one of them again."""
-        found = completed_work.OfFastLane()
+        """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
+        found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
         for row in some:
             if row.value is not None and row.topic in readers:
-                found.take(row.value, readers[row.topic])
-        self.repeated |= found.ended & self.ended_by_fast
-        self.ended_by_fast |= found.ended
+                found.add(row.value, readers[row.topic])
+        self.repeated |= found.completed & self.ended_by_fast
+        self.ended_by_fast |= found.completed
 
     def _append(self, some: list[topic_rows.Row]) -> None:
         for row in some:

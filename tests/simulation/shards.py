@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delivery.webhooks.batching import batcher
-from delivery.webhooks.retries import shard_scheduler
+from delivery.webhooks.retries import shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COUNT = 2
-"""Shards of each lane."""
-POLICY = shard_scheduler.Policy(max_pending=100_000, disable_after_s=120.0)
-HORIZON_MS = 500
+"""Of each lane."""
+POLICY = window.ShardPolicy(max_pending=100_000, disable_after_s=120.0)
+LOOK_AHEAD_MS = 500
 PASS_THROUGH_S = 1.0
 
 
@@ -30,7 +30,7 @@ class BatchShard:
             arrived,
             self.segments.__getitem__,
             now_ms=at_ms,
-            horizon_ms=round(PASS_THROUGH_S * 1000),
+            look_ahead_ms=round(PASS_THROUGH_S * 1000),
         )
 
     def commit(self, decided: batcher.Decision) -> None:
@@ -47,7 +47,7 @@ class Shard:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.segments: dict[int, bytes] = {}
-        self.told = backlog.Pending()
+        self.backlog = backlog.Pending()
 
     def decide(self, arrived: Iterable[bytes], at_ms: int) -> shard_scheduler.Decision:
         return shard_scheduler.decide(
@@ -56,7 +56,7 @@ class Shard:
             self.segments.__getitem__,
             POLICY,
             now_ms=at_ms,
-            horizon_ms=HORIZON_MS,
+            look_ahead_ms=LOOK_AHEAD_MS,
         )
 
     def commit(self, decided: shard_scheduler.Decision, now_ms: int) -> None:
@@ -64,4 +64,4 @@ class Shard:
         for number in decided.drop:
             del self.segments[number]
         self.index = shard_scheduler.encoded(decided.index)
-        self.told = shard_scheduler.told(decided, now_ms)
+        self.backlog = shard_scheduler.backlog_of(decided, now_ms)

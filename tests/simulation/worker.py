@@ -14,7 +14,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.results import completed_work, topic_rows
-from delivery.webhooks.results.results import Results, of_late
+from delivery.webhooks.results.results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_queue, host_limits, limits
@@ -41,7 +41,7 @@ class Worker:
         self.memory = endpoint_queue.EndpointMemory(
             paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), breakers={}, response_times={}
         )
-        self.acceptances = health_hints.Acceptances(health_hints.told_every_s(POLICY.disable_after_s), rng)
+        self.acceptances = health_hints.Acceptances(health_hints.report_interval_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
         self.late = background_attempts.BackgroundAttempts(ATTEMPT_S, LIMITS.max_in_flight, self._told)
@@ -60,25 +60,28 @@ class Worker:
     def _told(self, ended: background_attempts.BackgroundResult) -> None:
         """Write the result of a background attempt, as the worker does, with or without a task."""
         if not self.is_dead:
-            self._write([*self.rows_of(of_late([ended])), *topic_rows.settled([ended], TOPICS)])
+            self._write([*self.rows_of(background_results([ended])), *topic_rows.completion_rows([ended], TOPICS)])
 
     def begin_task(self) -> None:
         self.now_s.record_stamp(now_s())
 
     def rows_of(self, results: Results) -> list[topic_rows.Row]:
         at_ms = round(self.now_s() * 1000)
-        told = (topic_rows.postponed(results, TOPICS, now_ms=at_ms), topic_rows.health(results, TOPICS, now_ms=at_ms))
+        told = (
+            topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),
+            topic_rows.health_hint_rows(results, TOPICS, now_ms=at_ms),
+        )
         return [*topic_rows.rows(results, TOPICS), *itertools.chain(*told)]
 
     def direct(
-        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.Ended
+        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         self.begin_task()
         deferrals = self._deferrals_of(suppressed)
         return direct_lane.DirectLane(registry, self._dispatcher(deferrals), deferrals, parsing.Layout(), ended)
 
     def batches(
-        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.Ended
+        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         self.begin_task()
         deferrals = self._deferrals_of(suppressed)

@@ -40,7 +40,7 @@ def lane(spark, source, waits, folder, **bounds):
         base_id=source, base=builders.snapshot(*endpoints, *subscriptions), changes=None, confirmed_at=0.0
     )
     known = registry_follower.Broadcaster(spark.sparkContext).source(published, "batch")
-    carrier = task_delta.Carrier(spark.sparkContext, known)
+    delta = task_delta.TaskDelta(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     tools = task_context.Tools(
         plan=worker_plans.of(settings.Settings()),
@@ -50,13 +50,13 @@ def lane(spark, source, waits, folder, **bounds):
     routed = route.route(
         records.selectExpr(*COLUMNS),
         tools,
-        carrier.source,
+        delta.source,
         2,
         shard_keys=shards.keys(spark, SHARDS),
         immediate_flush_s=0,
         rejects=True,
     )
-    return batch_shard.batch(routed, 500, waits, tools), lambda: carrier.carry(known)
+    return batch_shard.batch(routed, 500, waits, tools), lambda: delta.publish(known)
 
 
 def run(frame, begin, folder, micro_batches, waits):
@@ -65,7 +65,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        batches = [segment.batch(one) for row in rows.collect() for one in shard_state.those_in(row.value)]
+        batches = [segment.decoded_batch(one) for row in rows.collect() for one in shard_state.items_in_row(row.value)]
         left.append((batches, waits.value))
         waits.value = Pending()
 
@@ -80,7 +80,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
 
 def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(spark, tmp_path):
-    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "full", waits, sinks.Folder(tmp_path / "rows"), max_events=15, max_wait_s=3600)
     first = run(frame, begin, tmp_path / "checkpoint", 3, waits)
@@ -99,7 +99,7 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
 
 
 def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(spark, tmp_path):
-    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
     folder = sinks.Folder(tmp_path / "rows")
     folder.path.mkdir()
     frame, begin = lane(spark, "receipts", waits, folder, max_events=1000, max_wait_s=3600)
@@ -113,7 +113,7 @@ def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(sp
 
 def test_no_code_is_compiled_for_a_micro_batch(spark, tmp_path):
     """But for the state, once: it is served by threads that know no settings."""
-    waits = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "compiled", waits, sinks.Folder(tmp_path / "rows"), max_events=1000, max_wait_s=3600)
     compilations, counted = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME(), []

@@ -33,8 +33,8 @@ def published(revision=None, base_id="carried"):
 
 def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_path):
     broadcaster = registry_follower.Broadcaster(spark.sparkContext)
-    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
-    source = carrier.source
+    delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
+    source = delta.source
     begun = []
 
     # Pickled by value: a class of this module would bring its imports, the driver's, into workers that other tests look into.
@@ -44,7 +44,7 @@ def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_p
             yield pa.RecordBatch.from_arrays([arrow.numbers([revision])], ["revision"])
 
     def handle(rows, number):
-        carrier.carry(broadcaster.source(published(number + 2), "batch"))
+        delta.publish(broadcaster.source(published(number + 2), "batch"))
         begun.append((number + 2, {row["revision"] for row in rows.collect()}))
 
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=4, numPartitions=2).load()
@@ -67,22 +67,22 @@ class _Stopping:
 
 def test_a_new_base_cannot_be_carried(spark):
     broadcaster = registry_follower.Broadcaster(spark.sparkContext)
-    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
-    assert carrier.can_carry(broadcaster.source(published(2), "batch"))
-    assert not carrier.can_carry(broadcaster.source(published(base_id="another"), "batch"))
+    delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
+    assert delta.fits(broadcaster.source(published(2), "batch"))
+    assert not delta.fits(broadcaster.source(published(base_id="another"), "batch"))
 
 
 def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):
     """Spark writes local properties into its event logs as they are."""
     broadcaster = registry_follower.Broadcaster(spark.sparkContext)
-    carrier = task_delta.Carrier(spark.sparkContext, broadcaster.source(published(), "batch"))
+    delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
     changes = SnapshotChanges(since=Revision(1), revision=Revision(2), endpoints={"ep1": builders.endpoint()})
     news = registry_follower.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
-    carrier.carry(broadcaster.source(news, "batch"))
+    delta.publish(broadcaster.source(news, "batch"))
     written = spark.sparkContext.getLocalProperty(task_delta.PROPERTY)
-    assert task_delta._opened(carrier.source.key, written) == changes
-    assert repr(carrier.source.key) not in repr(carrier.source)
-    another = task_delta.Carrier(spark.sparkContext, broadcaster.source(news, "batch"))
+    assert task_delta._opened(delta.source.key, written) == changes
+    assert repr(delta.source.key) not in repr(delta.source)
+    another = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(news, "batch"))
     with pytest.raises(InvalidTag):
         task_delta._opened(another.source.key, written)
 

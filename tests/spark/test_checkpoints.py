@@ -86,11 +86,11 @@ class Topic:
 
     def run(self, checkpoint, beside=None):
         stop = threading.Event()
-        watch = health.Watch(hold=lambda: None, stop=stop)
+        watch = health.Watch(pause_reason=lambda: None, stop=stop)
         pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
         config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
         lane = streaming_lane.Lane(
-            "direct", hold=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
+            "direct", acquire=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
         )
         spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
@@ -107,7 +107,7 @@ class Topic:
     def accept_loss(self, checkpoint):
         found = losses.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
         with contextlib.closing(topic_scanner.Scanner(self.kafka)) as scanner:
-            held = {one.place: losses.Held(one.low, one.end) for one in scanner.extents(found.positions)}
+            held = {one.place: losses.OffsetRange(one.low, one.end) for one in scanner.extents(found.positions)}
         positions, lost = losses.moved(found.positions, held)
         found.move(positions, held)
         return lost

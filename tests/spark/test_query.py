@@ -17,11 +17,11 @@ class Watch(health.Watch):
     """Tells when the lane has entered a phase."""
 
     def __init__(self, stop):
-        super().__init__(hold=lambda: None, stop=stop)
+        super().__init__(pause_reason=lambda: None, stop=stop)
         self.has_entered = threading.Event()
 
-    def entered(self, phase):
-        super().entered(phase)
+    def enter(self, phase):
+        super().enter(phase)
         self.has_entered.set()
 
 
@@ -33,7 +33,7 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
         phases.append((watch.facts().phase, watch.has_entered.wait(1)))
 
     lane = streaming_lane.Lane(
-        "batch", hold=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True
+        "batch", acquire=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True
     )
     topic.publish(b"tick")
     wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")

@@ -1,4 +1,4 @@
-"""What Spark does for the real-time lane: a filler behind each record, nothing below the floors, positions that move."""
+"""What Spark does for the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
 
 import threading
 import types
@@ -11,8 +11,17 @@ from delivery.config import settings
 from delivery.observability import health, metrics
 from delivery.stages.checkpoint import completed_reader, losses
 from delivery.stages.kafka import topics
-from delivery.stages.realtime import channel, floors, hub, lane, messages, moving, pace, records
-from delivery.webhooks.results.counters import Tally
+from delivery.stages.realtime import (
+    channel,
+    lane,
+    messages,
+    mode_switch,
+    realtime_source,
+    start_offsets,
+    task_server,
+    topic_moves,
+)
+from delivery.webhooks.results.counters import Counters
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -28,7 +37,7 @@ def config_of(topic, **source):
 def test_records_below_the_floor_are_left_out(spark, kafka, tmp_path, trigger, fillers):
     topic = Topic(spark, kafka, tmp_path)
     topic.publish(b"a", b"b", b"c")
-    made = records.one_by_one if trigger == "realtime" else records.in_micro_batches
+    made = realtime_source.read_one_by_one if trigger == "realtime" else realtime_source.read_in_micro_batches
     rows = made(spark, config_of(topic), {(topic.name, 0): 1})
     query = (
         rows.writeStream.format("memory")
@@ -56,15 +65,15 @@ def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
         source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
         spark=settings.Spark(checkpoint=str(tmp_path)),
     )
-    moving.move(spark, config, names)
+    topic_moves.move_topics(spark, config, names)
 
 
 def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark, tmp_path):
     committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     moved(spark, tmp_path, "fast")
     assert losses.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
-    begin = floors.read(spark, settings.Settings(), f"{tmp_path}/realtime")
-    assert (begin.next_offsets, begin.is_first) == ({("fast", 0): 5}, True)
+    start = start_offsets.read(spark, settings.Settings(), f"{tmp_path}/realtime")
+    assert (start.next_offsets, start.is_first) == ({("fast", 0): 5}, True)
 
 
 def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tmp_path):
@@ -113,23 +122,23 @@ def lane_of(spark, tmp_path):
             spark=settings.Spark(checkpoint=str(tmp_path)),
             delivery=settings.Delivery(retries_topic=f"retries-{uuid.uuid4().hex}"),  # others have made that of the default
         )
-        registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, hold_reason=lambda: None)
-        common = types.SimpleNamespace(told=lambda _: None, network=types.SimpleNamespace(is_paused=False))
-        return lane.Realtime(config, spark, registry, threading.Event(), common, shares=False)
+        registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, pause_reason=lambda: None)
+        context = types.SimpleNamespace(record=lambda _: None, network=types.SimpleNamespace(is_paused=False))
+        return lane.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
 
     return make
 
 
 @pytest.fixture
 def watch():
-    return health.Watch(hold=lambda: None, stop=threading.Event())
+    return health.Watch(pause_reason=lambda: None, stop=threading.Event())
 
 
 def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
     """It would deliver again all since its last commit."""
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
-    monkeypatch.setattr(floors, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)
     assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.Outcome.KAFKA_AWAY
 
 
@@ -146,38 +155,38 @@ def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, 
 
 
 @pytest.fixture
-def running():
+def query():
     """A query whose tasks the test plays."""
-    listening = hub.Hub(lambda _: messages.News(), {}, bind="127.0.0.1", host="127.0.0.1")
-    yield lane._Query(None, listening, pace.Mode.REALTIME, 1, once=False)
+    listening = task_server.TaskServer(lambda _: messages.DriverUpdate(), {}, bind="127.0.0.1", host="127.0.0.1")
+    yield lane._Query(None, listening, mode_switch.Mode.REALTIME, 1, once=False)
     listening.close()
 
 
-def report(running, **told):
-    link = channel.connect(running.hub.address)
+def report(query, **told):
+    link = channel.connect(query.server.address)
     link.send(messages.Report(task=0, **told))
     link.receive()
     link.close()
 
 
-def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, running):
+def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, query):
     made = lane_of("127.0.0.1:1")
-    report(running, tally=Tally(most_in_flight=7))
-    made._take(running, watch)
-    made._take(running, watch)
+    report(query, tally=Counters(most_in_flight=7))
+    made._collect(query, watch)
+    made._collect(query, watch)
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7
 
 
 @pytest.mark.parametrize(("told", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])
-def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, running, told, starts):
+def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, query, told, starts):
     made = lane_of("127.0.0.1:1")
-    made._starts = 3
-    report(running, **told)
-    made._take(running, watch)
-    assert made._starts == starts
+    made._restarts = 3
+    report(query, **told)
+    made._collect(query, watch)
+    assert made._restarts == starts
 
 
-@pytest.mark.parametrize(("mode", "workers"), [(pace.Mode.REALTIME, 3), (pace.Mode.CATCHING_UP, 4)])
+@pytest.mark.parametrize(("mode", "workers"), [(mode_switch.Mode.REALTIME, 3), (mode_switch.Mode.CATCHING_UP, 4)])
 def test_all_workers_share_an_endpoints_limits(lane_of, mode, workers):
     made = lane_of("127.0.0.1:1")
     made._found = {"a": 2, "b": 1}

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from delivery.model import Again, Attempt, CustomerId, EndpointId
+from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt
 from delivery.stages.checkpoint import shards
 from delivery.stages.tasks import observer, retry_shard, shard_state
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages, shard_scheduler
+from delivery.webhooks.retries import retry_messages, window
 from delivery.webhooks.state.backlog import Pending
 from tests.support import builders
 from tests.support.turns import waiting
@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(self, spark, folder):
         self._spark, self._folder = shards.session(spark, SHARDS), folder
-        self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
         self._offset, self._files = 0, 0
         self.breaks = False
         self.tasks = folder / "tasks"
@@ -70,14 +70,14 @@ class Lane:
 
         def handle(frame, _):
             self._pending.value = Pending()
-            left.extend(turn for row in frame.collect() for turn in shard_state.those_in(row.value))
+            left.extend(turn for row in frame.collect() for turn in shard_state.items_in_row(row.value))
             if self.breaks:
                 raise RuntimeError("killed before the commit")
 
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
         keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
-        kept = retry_shard.retries(records, shard_scheduler.Policy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
+        kept = retry_shard.take_leases(records, window.ShardPolicy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
             kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()
@@ -101,12 +101,12 @@ def postponed(*names, endpoint="ep1", data=b"{}"):
 
 def reported(turn, *back):
     return retry_messages.Report(
-        turn.endpoint_id, turn.customer_id, None, turn.number, len(turn.parcels) - len(back), 0, None, None, [*back]
+        turn.endpoint_id, turn.customer_id, None, turn.number, len(turn.entries) - len(back), 0, None, None, [*back]
     )
 
 
 def ids(turn):
-    return [event_id for waits in turn.parcels for event_id in [waits.packed[0]]]
+    return [event_id for waits in turn.entries for event_id in [waits.packed[0]]]
 
 
 def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
@@ -114,14 +114,14 @@ def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
     first, second, other = postponed("a", "b"), postponed("c"), postponed("x", endpoint="ep2")
     lane.write(first, second, other)
     left, waits = lane.run()
-    turns = {turn.endpoint_id: turn for turn in map(retry_messages.turn, left)}
-    assert ids(turns["ep1"]) == [waits.packed[0] for of in (first, second) for waits in of.parcels]
-    assert ids(turns["ep2"]) == [other.parcels[0].packed[0]]
+    turns = {turn.endpoint_id: turn for turn in map(retry_messages.lease, left)}
+    assert ids(turns["ep1"]) == [waits.packed[0] for of in (first, second) for waits in of.entries]
+    assert ids(turns["ep2"]) == [other.entries[0].packed[0]]
     assert (waits.shards, waits.events) == (SHARDS, 4)
     assert waits.due_ms is not None  # the turns are away: their reports are waited for
 
     at_ms = int(time.time() * 1000) + HOUR_MS // 2
-    again = retry_messages.Back(1, Again(at_ms, 2), "server_error", (Attempt(1, 0, 1.0, 500, "server_error"),))
+    again = retry_messages.Requeue(1, NextAttempt(at_ms, 2), "server_error", (Attempt(1, 0, 1.0, 500, "server_error"),))
     lane.write(reported(turns["ep1"], again), reported(turns["ep2"]))
     left, waits = lane.run()
     assert (left, waits.events) == ([], 1)
@@ -138,7 +138,7 @@ def test_a_large_record_that_counts_as_many_is_taken_once(spark, tmp_path):
     large = postponed("a", data=b'"%s"' % (b"x" * 3 * topic_rows.COUNTED_BYTES))
     lane.write(large, postponed("b"))
     [left], waits = lane.run()
-    assert ids(retry_messages.turn(left))[0] == large.parcels[0].packed[0]
+    assert ids(retry_messages.lease(left))[0] == large.entries[0].packed[0]
     assert waits.events == 2
 
 
@@ -165,7 +165,7 @@ def test_a_micro_batch_that_is_removed_from_a_damaged_checkpoint_runs_again_and_
         for name in ("1", ".1.crc"):
             (folder / name).unlink(missing_ok=True)
     after, waits = lane.run()
-    assert list(map(ids, map(retry_messages.turn, before))) == list(map(ids, map(retry_messages.turn, after)))
+    assert list(map(ids, map(retry_messages.lease, before))) == list(map(ids, map(retry_messages.lease, after)))
     assert (len(after), waits.events) == (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Lots, and the batches that leave of them."""
+"""Pending batches, and the batches that a shard sends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from tests.support import builders
 LATER_MS = 2**60
 
 
-def lot(*events: Event, endpoint: str = "ep1", customer: str = "c1", through: str = "s1", **fields: Any) -> segment.Lot:
+def pending_batch(
+    *events: Event, endpoint: str = "ep1", customer: str = "c1", subscription: str = "s1", **fields: Any
+) -> segment.PendingBatch:
     bounds = segment.Bounds(fields.pop("max_events", 1000), fields.pop("max_wait_ms", 1000), fields.pop("max_bytes", 1_000_000))
-    made = segment.Lot(endpoint_id=EndpointId(endpoint), customer_id=CustomerId(customer), bounds=bounds, **fields)
+    made = segment.PendingBatch(endpoint_id=EndpointId(endpoint), customer_id=CustomerId(customer), bounds=bounds, **fields)
     for event in events:
-        made.add(segment.item(event, LATER_MS), SubscriptionId(through))
+        made.add(segment.item(event, LATER_MS), SubscriptionId(subscription))
     return made
 
 
@@ -27,8 +29,8 @@ def endpoint(endpoint_id: str = "ep1", **fields: Any) -> Endpoint:
     return builders.endpoint(endpoint_id, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
 
 
-def left(made: segment.Lot) -> bytes:
-    return segment.batch_of(made, LeaveReason.COUNT)
+def sent(pending: segment.PendingBatch) -> bytes:
+    return segment.encoded_batch(pending, LeaveReason.COUNT)
 
 
 def ids(batch: segment.Batch) -> list[str]:

@@ -1,4 +1,4 @@
-"""A shard of the retry lane in memory, and what arrives for it: everything that is kept is bytes between two decisions."""
+"""A shard of the retry lane in memory, and messages for it. Between two decisions all of its state is bytes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from delivery.model import Again, Attempt, CustomerId, EndpointId, SubscriptionId
+from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.retries import retry_messages, shard_scheduler
+from delivery.webhooks.retries import retry_messages, shard_scheduler, window
 from delivery.webhooks.state import backlog
 from tests.support import builders
 
@@ -19,39 +19,39 @@ _events = itertools.count()
 
 
 def packed(payload: bytes = b"{}") -> bytes:
-    """An event of its own, as it waits."""
+    """Return a packed event with an id of its own."""
     event = builders.event(event_id=f"r{next(_events):06}", data=payload)
     return segment.item(event, NOW).packed
 
 
-def waiting(events: int = 1, *, payload: bytes = b"{}", **fields: Any) -> retry_messages.Parcel:
-    """A parcel that may be attempted at once."""
+def entry(events: int = 1, *, payload: bytes = b"{}", **fields: Any) -> retry_messages.RetryEntry:
+    """Return an entry that may be attempted at once."""
     since_ms = fields.get("since_ms", NOW)
     defaults: dict[str, Any] = {
         "packed": [packed(payload) for _ in range(events)],
         "subscriptions": [SubscriptionId("s1")],
-        "through": [],
+        "subscription_places": [],
         "left_by": None,
         "again_at_ms": since_ms,
         "since_ms": since_ms,
         "expires_ms": since_ms + 3 * DAY_MS,
         "reason": retry_decision.SERVER_ERROR,
     }
-    return retry_messages.Parcel(**defaults | fields)
+    return retry_messages.RetryEntry(**defaults | fields)
 
 
-def ids(*turns: retry_messages.Turn) -> list[str]:
-    """The ids of the events of some turns, in order."""
-    return [event_id for turn in turns for event_id in events_of(turn.parcels)]
+def ids(*leases: retry_messages.Lease) -> list[str]:
+    """Return the ids of the events of some leases, in order."""
+    return [event_id for lease in leases for event_id in events_of(lease.entries)]
 
 
-def events_of(parcels: Iterable[retry_messages.Parcel]) -> list[str]:
-    """The ids of the events of some parcels, in order."""
-    return [segment.unpacked(one).event_id for each in parcels for one in each.packed]
+def events_of(entries: Iterable[retry_messages.RetryEntry]) -> list[str]:
+    """Return the ids of the events of some entries, in order."""
+    return [segment.unpacked(event).event_id for each in entries for event in each.packed]
 
 
-def postponed(*parcels: retry_messages.Parcel, endpoint: str = "ep1", customer: str = "c1") -> bytes:
-    return retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId(customer), list(parcels)))
+def postponed(*entries: retry_messages.RetryEntry, endpoint: str = "ep1", customer: str = "c1") -> bytes:
+    return retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId(customer), list(entries)))
 
 
 def failed_attempt(number: int = 1, **fields: Any) -> Attempt:
@@ -60,71 +60,72 @@ def failed_attempt(number: int = 1, **fields: Any) -> Attempt:
     )
 
 
-def back(
+def requeue(
     place: int, at_ms: int, *attempts: Attempt, retries: int = 1, reason: str = retry_decision.SERVER_ERROR
-) -> retry_messages.Back:
-    return retry_messages.Back(place, Again(at_ms, retries), reason, attempts)
+) -> retry_messages.Requeue:
+    return retry_messages.Requeue(place, NextAttempt(at_ms, retries), reason, attempts)
 
 
-def reported(turn: retry_messages.Turn, *returned: retry_messages.Back, **fields: Any) -> bytes:
-    """The report of a turn; by default all are accepted that do not come back, and what was attempted of the others failed."""
+def reported(lease: retry_messages.Lease, *requeued: retry_messages.Requeue, **fields: Any) -> bytes:
+    """Return the report of a lease. By default, entries that are not requeued were accepted."""
     defaults: dict[str, Any] = {
-        "delivered": len(turn.parcels) - len(returned),
-        "failed": sum(1 for each in returned if each.attempts),
-        "hold": None,
+        "delivered": len(lease.entries) - len(requeued),
+        "failed": sum(1 for each in requeued if each.attempts),
+        "blocked": None,
         "retry_after_s": None,
     }
     return retry_messages.encoded(
         retry_messages.Report(
-            endpoint_id=turn.endpoint_id,
-            customer_id=turn.customer_id,
-            order_key=turn.order_key,
-            turn=turn.number,
-            back=list(returned),
+            endpoint_id=lease.endpoint_id,
+            customer_id=lease.customer_id,
+            order_key=lease.order_key,
+            lease=lease.number,
+            requeued=list(requeued),
             **defaults | fields,
         )
     )
 
 
-def accepted(turn: retry_messages.Turn, **fields: Any) -> bytes:
-    return reported(turn, **fields)
+def accepted(lease: retry_messages.Lease, **fields: Any) -> bytes:
+    return reported(lease, **fields)
 
 
-def refused(turn: retry_messages.Turn, at_ms: int, **fields: Any) -> bytes:
-    """The report of a turn of which each parcel failed and is attempted again then. In order, only the first was attempted."""
-    attempted = 1 if turn.order_key is not None else len(turn.parcels)
-    returned = [back(place, at_ms, failed_attempt()) for place in range(attempted)]
-    returned += [back(place, turn.parcels[place].again_at_ms, retries=0) for place in range(attempted, len(turn.parcels))]
-    return reported(turn, *returned, **fields)
+def refused(lease: retry_messages.Lease, at_ms: int, **fields: Any) -> bytes:
+    """Return the report of a lease whose entries failed. With an order key, only the first was attempted."""
+    attempted = 1 if lease.order_key is not None else len(lease.entries)
+    requeued = [requeue(place, at_ms, failed_attempt()) for place in range(attempted)]
+    rest = range(attempted, len(lease.entries))
+    requeued += [requeue(place, lease.entries[place].again_at_ms, retries=0) for place in rest]
+    return reported(lease, *requeued, **fields)
 
 
-def held(turn: retry_messages.Turn, why: str = retry_decision.ENDPOINT_PAUSED) -> bytes:
-    """The report of a turn of which nothing was attempted."""
-    return reported(turn, delivered=0, hold=why)
+def blocked(lease: retry_messages.Lease, why: str = retry_decision.ENDPOINT_PAUSED) -> bytes:
+    """Return the report of a lease of which nothing was attempted."""
+    return reported(lease, delivered=0, blocked=why)
 
 
 class Shard:
-    """Take decisions one after another, as if each ran in a process of its own."""
+    """A shard that decides as if each decision ran in a process of its own."""
 
-    def __init__(self, horizon_ms: int = 0, **policy: Any) -> None:
+    def __init__(self, look_ahead_ms: int = 0, **policy: Any) -> None:
         self.index_bytes: bytes | None = None
         self.segments: dict[int, bytes] = {}
-        self.policy = shard_scheduler.Policy(**policy)
-        self.horizon_ms = horizon_ms
+        self.policy = window.ShardPolicy(**policy)
+        self.look_ahead_ms = look_ahead_ms
         self.bytes_written = 0
-        self.told: backlog.Pending
+        self.backlog: backlog.Pending
         self.last: shard_scheduler.Decision
 
     @property
     def index(self) -> shard_scheduler.Index:
         return shard_scheduler.decoded(self.index_bytes)
 
-    def step(self, *arrived: bytes, now_ms: int) -> list[retry_messages.Turn]:
-        """Decide once; return what leaves."""
+    def step(self, *arrived: bytes, now_ms: int) -> list[retry_messages.Lease]:
+        """Decide once, and return the leases."""
         self.last = self.decided(arrived, now_ms=now_ms)
-        self.told = shard_scheduler.told(self.last, now_ms)
+        self.backlog = shard_scheduler.backlog_of(self.last, now_ms)
         if not self.last.changed:
-            assert (self.last.turns, self.last.append, self.last.drop) == ([], {}, [])
+            assert (self.last.leases, self.last.append, self.last.drop) == ([], {}, [])
             return []
         for number in self.last.drop:
             del self.segments[number]
@@ -132,22 +133,22 @@ class Shard:
         self.segments |= self.last.append
         self.bytes_written += sum(map(len, self.last.append.values()))
         self.index_bytes = shard_scheduler.encoded(self.last.index)
-        assert self.index.stock.segments.keys() == self.segments.keys()
-        return [retry_messages.turn(written) for written in self.last.turns]
+        assert self.index.segments.segments.keys() == self.segments.keys()
+        return [retry_messages.lease(written) for written in self.last.leases]
 
-    def wait(self) -> tuple[int, list[retry_messages.Turn]]:
-        """Let time pass until something leaves; return when that is, and what leaves."""
-        turns: list[retry_messages.Turn] = []
-        while not turns:
-            assert self.told.due_ms is not None
-            now_ms = self.told.due_ms - self.horizon_ms
-            turns = self.step(now_ms=now_ms)
-        return now_ms, turns
+    def wait(self) -> tuple[int, list[retry_messages.Lease]]:
+        """Advance the time until there is a lease. Return the time and the leases."""
+        leases: list[retry_messages.Lease] = []
+        while not leases:
+            assert self.backlog.due_ms is not None
+            now_ms = self.backlog.due_ms - self.look_ahead_ms
+            leases = self.step(now_ms=now_ms)
+        return now_ms, leases
 
     def decided(self, arrived: Iterable[bytes], *, now_ms: int) -> shard_scheduler.Decision:
-        """Return the decision, and do nothing of it."""
+        """Return a decision without applying it."""
         return shard_scheduler.decide(
-            self.index, arrived, self.segments.__getitem__, self.policy, now_ms=now_ms, horizon_ms=self.horizon_ms
+            self.index, arrived, self.segments.__getitem__, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms
         )
 
     def bytes_kept(self) -> int:

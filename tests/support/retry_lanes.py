@@ -52,8 +52,8 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
     )
 
 
-def deliver(registry: Snapshot, *turns: retry_messages.Turn, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
-    """Deliver leases in one micro-batch; return their results."""
+def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
+    """Deliver turns in one micro-batch; return what has ended."""
 
     async def main() -> retry_lane.LeaseResults:
         lane = lane_of(sender, **bounds)

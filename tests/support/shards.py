@@ -1,4 +1,4 @@
-"""A shard's state in memory, for the tests of batching: everything that is kept is bytes between two decisions."""
+"""A shard of the batch lane in memory. Between two decisions all of its state is bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from delivery.webhooks.batching import batcher, segment
 
 
 class Shard:
-    """Take decisions one after another, as if each ran in a process of its own."""
+    """A shard that decides as if each decision ran in a process of its own."""
 
-    def __init__(self, horizon_ms: int = 0) -> None:
+    def __init__(self, look_ahead_ms: int = 0) -> None:
         self._index: bytes | None = None
-        self._horizon_ms = horizon_ms
+        self._look_ahead_ms = look_ahead_ms
         self.segments: dict[int, bytes] = {}
         self.events_written = 0
         self.last: batcher.Decision
@@ -21,20 +21,22 @@ class Shard:
     def index(self) -> batcher.Index:
         return batcher.decoded(self._index)
 
-    def step(self, lots: Iterable[segment.Lot], *, now_ms: int) -> list[segment.Batch]:
-        """Decide once, each lot in a segment of its own; return what leaves."""
-        return self.decide([written for lot in lots for written, _ in segment.encoded([lot])], now_ms=now_ms)
+    def step(self, pending: Iterable[segment.PendingBatch], *, now_ms: int) -> list[segment.Batch]:
+        """Decide once, with each pending batch in a segment of its own. Return the batches that are sent."""
+        return self.decide([written for batch in pending for written, _ in segment.encoded([batch])], now_ms=now_ms)
 
     def decide(self, arrived: Iterable[bytes], *, now_ms: int) -> list[segment.Batch]:
-        self.last = batcher.decide(self.index, arrived, self.segments.__getitem__, now_ms=now_ms, horizon_ms=self._horizon_ms)
+        self.last = batcher.decide(
+            self.index, arrived, self.segments.__getitem__, now_ms=now_ms, look_ahead_ms=self._look_ahead_ms
+        )
         for number in self.last.drop:
             del self.segments[number]
         assert not self.segments.keys() & self.last.append.keys()
         self.segments |= self.last.append
-        self.events_written += sum(len(lot.items) for written in self.last.append.values() for lot in segment.decoded(written))
+        self.events_written += sum(len(one.items) for written in self.last.append.values() for one in segment.decoded(written))
         self._index = batcher.encoded(self.last.index)
         assert self.index.segments.keys() == self.segments.keys()
-        return [segment.batch(written) for written in self.last.batches]
+        return [segment.decoded_batch(written) for written in self.last.batches]
 
     def bytes_kept(self) -> int:
         return sum(map(len, self.segments.values()))

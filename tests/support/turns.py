@@ -35,30 +35,30 @@ def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
     return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
 
 
-def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.Parcel:
-    """An entry of one event, or of several as a batch."""
+def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.RetryEntry:
+    """A parcel of one event, or of several as a batch."""
     of = events or (builders.event(),)
     names = list(dict.fromkeys(through))
     defaults: dict[str, Any] = {
         "packed": [segment.item(event, LATER_MS).packed for event in of],
         "subscriptions": [SubscriptionId(name) for name in names],
-        "through": [names.index(name) for name in through] if len(names) > 1 else [],
+        "subscription_places": [names.index(name) for name in through] if len(names) > 1 else [],
         "left_by": LeaveReason.COUNT if len(of) > 1 else None,
         "again_at_ms": 0,
         "since_ms": 0,
         "expires_ms": LATER_MS,
         "reason": "server_error",
     }
-    return retry_messages.Parcel(**defaults | fields)
+    return retry_messages.RetryEntry(**defaults | fields)
 
 
-def turn(*parcels: retry_messages.Parcel, endpoint: str = "ep1", **fields: Any) -> retry_messages.Turn:
+def turn(*parcels: retry_messages.RetryEntry, endpoint: str = "ep1", **fields: Any) -> retry_messages.Lease:
     defaults: dict[str, Any] = {
         "endpoint_id": EndpointId(endpoint),
         "customer_id": CustomerId("c1"),
         "order_key": None,
         "number": 1,
         "given_up": None,
-        "parcels": list(parcels) or [waiting()],
+        "entries": list(parcels) or [waiting()],
     }
-    return retry_messages.Turn(**defaults | fields)
+    return retry_messages.Lease(**defaults | fields)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from delivery.model import Again, DeliveryMode, OutcomeKind, Revision, SkipReason
+from delivery.model import DeliveryMode, NextAttempt, OutcomeKind, Revision, SkipReason
 from delivery.model import Outcome as Ended
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
@@ -39,8 +39,8 @@ def skipped(offset, reason=SkipReason.SUBSCRIPTION_PAUSED, **fields):
 
 
 def postponed(offset, attempts=FAILED):
-    again = Again(NOW_MS + 5000, 1)
-    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", again=again)
+    again = NextAttempt(NOW_MS + 5000, 1)
+    return outcome(offset, OutcomeKind.POSTPONED, attempts, reason="server_error", next_attempt=again)
 
 
 def receipt(first, last, *, due, rejected=0, mode=DeliveryMode.DIRECT, records=None):
@@ -59,7 +59,7 @@ def packed(offset):
 
 
 def retry_message(one, *, now_ms=NOW_MS):
-    waits = retry_messages.of(one, now_ms=now_ms)
+    waits = retry_messages.delivery_entry(one, now_ms=now_ms)
     return retry_messages.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
 
 

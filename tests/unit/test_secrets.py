@@ -15,7 +15,7 @@ from delivery.stages.kafka import sink
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import deliver_events, observer, task_context
 from delivery.webhooks.http import guard
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.sending import request
@@ -48,7 +48,7 @@ LOOK_UP = lookup_source.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
 OBSERVER = observer.Observer(
-    total=Tally(), gone=frozenset(), silent=frozenset(), level="INFO", format="json", attempt_sample=0.0
+    total=Counters(), gone=frozenset(), unresponsive=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
 TOOLS = task_context.Tools(
     plan=worker_plans.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))

@@ -1,4 +1,4 @@
-"""Read, create and update one Lease of Kubernetes, by the service account of this pod.
+"""Read, create and update one Kubernetes Lease, by the service account of this pod.
 
 Runs on the driver. Three HTTPS requests of the standard library: a client package costs 15 to 160 MB in the image and 0.5 to
 1 s of each start (docs/adr/0039). Each request opens its own connection, and nothing is retried here: the deadline is the

@@ -1,8 +1,8 @@
 """Read the results that an interrupted micro-batch has written. `results.completed_work` decides which deliveries ended.
 
-Runs on the driver at the start of a lane, and in an executor where Spark runs a task again. Must not import the settings: a
-worker that unpickles a journal imports this module, and pydantic would take 11 MB of it. What cannot be read back is made
-again: that Kafka does not answer is no reason to stand still.
+Runs on the driver at the start of a lane, and in an executor where Spark retries a task. Must not import the settings: a
+worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka does not
+answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -22,61 +22,71 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_S = 60.0
-"""For so long what was written is read back; what is not read by then is made again."""
+"""Seconds for reading results back. Deliveries whose results are not read by then are repeated."""
 _ASKED_S = 10.0
+"""Seconds for one metadata request to Kafka."""
 SLACK_MS = 60_000
-"""Clocks of driver, executors and brokers differ. To read too much costs time only."""
+"""Milliseconds before the start of the micro-batch from which results are read: clocks of driver, executors and brokers differ.
+Reading too much costs only time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
-    """What crosses to the tasks of one micro-batch: what is known to have ended, and how to learn more."""
+class CompletedWork:
+    """The deliveries of one micro-batch that are known to have ended, and how to read more. Travels to its tasks."""
 
     client: Mapping[str, str | int | float | bool] = field(repr=False)
     """Configuration of librdkafka, with the password."""
     topics: topic_rows.Topics
     since_ms: int
-    """When the micro-batch ran first, or before."""
-    lane: type[completed_work.Journal] = completed_work.OfFastLane
-    """Whose it is."""
+    """When the micro-batch first ran, or earlier; milliseconds since the epoch."""
+    lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
+    """How results of this kind of lane are interpreted."""
     known: frozenset[completed_work.Key] = frozenset()
+    """What an earlier run of the micro-batch completed."""
 
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
-        """Return which deliveries a task need not make. `attempt_number` counts Spark's attempts at the task from 0.
+        """Return the deliveries that a task must not repeat. `attempt_number` counts Spark's attempts at the task from 0.
 
-        Nothing is read in a task's first attempt: only an earlier run of the whole micro-batch may have handled its records,
-        and what that has written is in `known`.
+        A task's first attempt reads nothing: only an earlier run of the whole micro-batch can have handled its records, and
+        `known` holds the results of that run.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 
 
-def read(of: Journal) -> frozenset[completed_work.Key]:
-    """Return what has ended by what was written after `of.since_ms`, as far as it can be read. Never raises."""
+def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
+    """Return the work that ended according to results written after `since_ms`, as far as Kafka can be read. Never raises."""
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
-    began, taken, found = time.monotonic(), 0, of.lane()
-    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **of.client}
+    began, rows, found = time.monotonic(), 0, work_log.lane()
+    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **work_log.client}
     try:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
-            for topic, reader in found.readers(of.topics).items():
-                for message in messages(consumer, topic, of.since_ms - SLACK_MS, until=began + READ_S):
-                    found.take(message.value() or b"", reader)
-                    taken += 1
-    except Exception as exc:  # noqa: BLE001  # whatever it is, also a file that is missing here: the journal only saves repeats
-        log.warning("the topics could not be read back, and what they tell is made again: %s", exc)
-    log.info("%d deliveries or turns had ended, by %d rows read in %.1f s", len(found.ended), taken, time.monotonic() - began)
-    return frozenset(found.ended)
+            for topic, reader in found.readers(work_log.topics).items():
+                for message in messages(consumer, topic, work_log.since_ms - SLACK_MS, until=began + READ_S):
+                    found.add(message.value() or b"", reader)
+                    rows += 1
+    except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
+        log.warning(
+            "the results of an interrupted micro-batch could not be read (%s): its deliveries may be sent again, with the same "
+            "webhook-id. Check that the job may read the result topics",
+            exc,
+        )
+    log.info(
+        "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows read in %.1f s)",
+        len(found.completed), rows, time.monotonic() - began,
+    )  # fmt: skip
+    return frozenset(found.completed)
 
 
 def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield what has a value and was written to a topic from `since_ms` on, up to now."""
+    """Yield the messages with a value that were written to a topic from `since_ms` until now."""
     from confluent_kafka import KafkaError, TopicPartition  # noqa: PLC0415
 
     partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
     asked = [TopicPartition(topic, number, since_ms) for number in partitions]
-    # An offset below 0: nothing was written since.
+    # An offset below 0: no message was written since.
     firsts = [first for first in asked and consumer.offsets_for_times(asked, _ASKED_S) if first.offset >= 0]
     unread = {first.partition for first in firsts}
     consumer.assign(firsts)
@@ -89,4 +99,8 @@ def messages(
             elif message.value() is not None:
                 yield message
     if unread:
-        log.warning("topic %s was not read to its end in time", topic)
+        log.warning(
+            "topic %s was not read to its end within %.0f s: deliveries whose results were not read may be repeated",
+            topic,
+            READ_S,
+        )

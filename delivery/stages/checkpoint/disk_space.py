@@ -1,7 +1,7 @@
-"""Say of a lane that ended for want of space how much of it is where.
+"""Report the free disk space of each folder when a lane ended because a disk is full.
 
-Runs on the driver. The system says that a disk is full, not which: that of the checkpoint, or of Spark's local folders, where
-the lanes with state shuffle, and have their state open.
+Runs on the driver. The operating system does not say which disk is full: that of the checkpoint, or that of Spark's local
+folders, which hold the shuffled rows and the open state of the batch and retry lanes.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 NO_SPACE = os.strerror(errno.ENOSPC)
-"""The JVM has these words from the system, too."""
+"""The operating system's text for a full disk. The JVM reports the same text."""
 
 
 class Folder(NamedTuple):
-    """Where something is written."""
+    """A folder that the lanes write, and the setting that names it."""
 
     setting: str
     path: str
 
 
-def is_meant(failure: str) -> bool:
-    """Tell whether a failure is that of a full disk."""
+def is_disk_full(failure: str) -> bool:
+    """Return True if the text of a failure says that a disk is full."""
     return NO_SPACE in failure
 
 
-def told(folders: Iterable[Folder]) -> str:
-    """Return how much is free in each folder, to be added to the failure."""
+def free_space(folders: Iterable[Folder]) -> str:
+    """Return the free space of each folder as text to append to the failure."""
     try:
-        free = [f"{shutil.disk_usage(one.path).free // 2**20} MiB of {one.path} ({one.setting})" for one in folders]
-    except Exception as exc:  # noqa: BLE001  # a folder that is gone, or a JVM: what the lane ended for must be told
-        return f"; how much is free is not known ({exc})"
-    return f"; free now are {', '.join(free)}; of executors elsewhere nothing is known here"
+        free = [f"{shutil.disk_usage(one.path).free // 2**20} MiB in {one.path} ({one.setting})" for one in folders]
+    except Exception as exc:  # noqa: BLE001  # a missing folder or JVM must not hide why the lane ended
+        return f"; the free space is unknown ({exc})"
+    return f"; free now: {', '.join(free)}; the disks of executors on other hosts are unknown here"
 
 
 def folders(spark: SparkSession, checkpoint: str) -> Iterator[Folder]:

@@ -1,4 +1,4 @@
-"""Decide who holds the Lease of a checkpoint. Pure: values and `now` in, a decision out.
+"""Decide which driver holds the Lease of a checkpoint. Pure: values and `now` in, a decision out.
 
 Runs on the driver. The semantics are those of client-go's leader election. No clock of another machine is compared: each
 driver measures, on its own monotonic clock, how long ago it saw the record change. Two clocks may differ by any amount; they
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 LEASE_S = 15.0
 """Seconds without a change of the record after which another driver may take the Lease: kube-controller-manager's value."""
 RENEW_DEADLINE_S = 10.0
-"""Seconds without a successful renewal after which the holder fences itself. The 5 s up to LEASE_S are for the workers of a
-killed JVM, which send nothing more after 2 s (docs/adr/0022), and for clocks that do not run at quite the same speed."""
+"""Seconds without a successful renewal after which the holder fences itself. The 5 s up to LEASE_S cover two delays. Workers of
+a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
 RETRY_S = 2.0
-"""Seconds between two renewals, or two looks at another driver's Lease: five renewals may fail before the deadline."""
+"""Seconds between two renewals, or two reads of another driver's Lease: five renewals may fail before the deadline."""
 
 
 class Decision(enum.Enum):
@@ -33,7 +33,7 @@ class Record:
     """A Lease as the API server returned it."""
 
     holder: str
-    """Identity of the driver that holds the Lease. Empty: it was released."""
+    """Identity of the driver that holds the Lease. Empty: the Lease was released."""
     duration_s: float
     """Seconds for which the holder claims the Lease after each renewal."""
     version: str
@@ -46,7 +46,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What this driver knows of the Lease."""
+    """The Lease as this driver last saw it."""
 
     record: Record | None
     """None: there is no such Lease."""
@@ -54,7 +54,7 @@ class Observed:
     """This driver's monotonic clock when it first saw this version of the record."""
 
     def updated(self, record: Record | None, now: float) -> Observed:
-        """Return the knowledge after one more look: an unchanged record keeps the time at which it was first seen."""
+        """Return the observation after one more read. An unchanged record keeps the time at which it was first seen."""
         is_same = record is not None and self.record is not None and record.version == self.record.version
         return self if is_same else Observed(record=record, since=now)
 
@@ -80,7 +80,7 @@ def decide(identity: str, observed: Observed, renewed_at: float | None, now: flo
 
 
 def is_overdue(renewed_at: float, now: float) -> bool:
-    """Tell whether a holder that sent its last successful write at `renewed_at` must deliver nothing more."""
+    """Return True if a holder that sent its last successful write at `renewed_at` must stop delivering."""
     return now - renewed_at >= RENEW_DEADLINE_S
 
 
@@ -105,5 +105,5 @@ def claimed(identity: str, observed: Observed, at: str) -> Record:
 
 
 def released(before: Record) -> Record:
-    """Return the record that leaves the Lease to the next driver at once."""
+    """Return the record that releases the Lease to the next driver at once."""
     return Record(holder="", duration_s=1, version=before.version, acquired=before.acquired, transitions=before.transitions)

@@ -1,9 +1,10 @@
-"""Keep a second driver from the checkpoint of a lane that one runs already.
+"""Lock each lane's checkpoint folder, so that a second driver cannot run the same lane.
 
-Runs on the driver. Both would deliver the micro-batch under way before Spark noticed that two write the same log. The lock is
-the system's, on a file beside the lane's folder: it ends with the process, however that ends, and needs neither Kafka nor
-Postgres. It reaches as far as the file system's locks do (with NFS 4: other machines too). A checkpoint with a scheme, such as
-`s3a://`, has no such locks: there Spark ends the driver that is second to write an entry of its log.
+Runs on the driver. Without the lock both drivers would deliver the current micro-batch before Spark noticed two writers of one
+log. The lock is an operating-system lock on a file beside the lane's folder. It ends with the process, however the process
+ends, and needs neither Kafka nor Postgres. It reaches as far as the file system's locks do (with NFS 4: other machines too).
+A checkpoint with a scheme, such as `s3a://`, has no file locks: there Spark ends the driver that is second to write an entry
+of its log.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from delivery import errors
 log = logging.getLogger(__name__)
 
 
-def take(checkpoint: str, lanes: Iterable[str]) -> None:
-    """Claim the lanes for as long as this process lives; raise CheckpointInUse where another has one of them."""
+def acquire(checkpoint: str, lanes: Iterable[str]) -> None:
+    """Lock the lanes for the lifetime of this process; raise CheckpointInUse if another process has locked one of them."""
     if "://" in checkpoint:
         return
     for lane in lanes:
-        _take(Path(checkpoint), lane)
+        _lock(Path(checkpoint), lane)
 
 
-def _take(folder: Path, lane: str) -> None:
+def _lock(folder: Path, lane: str) -> None:
     path = folder / f"{lane}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closed, it would be free. No child inherits it
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closing would release the lock. No child inherits it
     except OSError as exc:
         raise _unwritable(path, exc) from exc
     try:
@@ -46,7 +47,10 @@ def _take(folder: Path, lane: str) -> None:
         ) from exc
     except OSError as exc:
         os.close(file)
-        log.warning("%s cannot be locked (%s): see to it that no second job runs on this checkpoint", path, exc.strerror)
+        log.warning(
+            "%s cannot be locked (%s): the job starts without protection. Make sure that no second job runs on this checkpoint",
+            path, exc.strerror,
+        )  # fmt: skip
         return
     try:
         os.ftruncate(file, 0)
@@ -57,4 +61,7 @@ def _take(folder: Path, lane: str) -> None:
 
 
 def _unwritable(path: Path, exc: OSError) -> errors.SettingsError:
-    return errors.SettingsError(f"{path} cannot be written ({exc.strerror}): set spark.checkpoint, or mend that")
+    return errors.SettingsError(
+        f"{path} cannot be written ({exc.strerror}), so nothing was started: set spark.checkpoint to another folder, or make "
+        "this one writable"
+    )

@@ -20,13 +20,13 @@ from delivery.stages.checkpoint import cluster, election
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-"""Seconds between two looks at the deadline. Apart from the renewals, because a request may hang."""
+"""Seconds between two checks of the deadline. A thread of its own makes them, because a renewal request may hang."""
 LAST_WORDS_S = 1.0
-"""Seconds for the last line of the log. A reader of the log that stands still must not keep the process alive."""
+"""Seconds for writing the last log line. A blocked reader of the log must not keep the process alive."""
 
 
 class Leases(Protocol):
-    """Where the Lease is kept: `cluster.Leases`."""
+    """The API server's store of the Lease: `cluster.Leases`."""
 
     @property
     def name(self) -> str:
@@ -40,21 +40,24 @@ class Leases(Protocol):
 
 
 class Holder:
-    """One driver's hold on the Lease. `kill_workers` ends at once whatever delivers for this driver; it must not wait."""
+    """Acquire, renew and release the Lease for one driver.
+
+    `kill_workers` ends every process that delivers for this driver, at once. It must not wait.
+    """
 
     def __init__(self, leases: Leases, identity: str, kill_workers: Callable[[], None]) -> None:
         self._leases, self._identity, self._kill_workers = leases, identity, kill_workers
         self._observed = election.Observed(record=None, since=time.monotonic())
         self._renewed_at: float | None = None
         self._problem = ""
-        self._waits_for = f"the Lease {leases.name} was not asked for yet"
+        self._waits_for = f"the Lease {leases.name} has not been requested yet"
         self._released = threading.Event()
         self._ending = threading.Lock()
         self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     @property
-    def hold_reason(self) -> str | None:
-        """Why nothing is delivered yet; None while this driver holds the Lease."""
+    def pause_reason(self) -> str | None:
+        """Why this driver does not deliver yet; None while it holds the Lease."""
         return None if self._renewed_at is not None else self._waits_for
 
     def acquire(self, stop: threading.Event, *, is_patient: bool = True) -> bool:
@@ -73,35 +76,35 @@ class Holder:
             record = self._observed.record
             if not is_patient and record is not None and record.holder and seen not in {None, record.version}:
                 raise errors.CheckpointInUse(
-                    f"the Lease {self._leases.name} is held by {record.holder}, which renews it: stop that driver first"
+                    f"driver {record.holder} holds the Lease {self._leases.name} and renews it: stop that driver first"
                 )
             seen = None if record is None else record.version
             stop.wait(election.RETRY_S)
         return False
 
     def release(self) -> None:
-        """End the renewals and leave the Lease to the next driver. Called when nothing is delivered any more."""
+        """Stop renewing and release the Lease to the next driver. Called when this driver has stopped delivering."""
         self._released.set()
         if self._renewed_at is None:
             return
-        self._renewing.join()  # its last write changes the version that is to be released
+        self._renewing.join()  # the thread's last write changes the version to release
         record = self._observed.record
         try:
             if record is not None and record.holder == self._identity:
                 self._leases.write(election.released(record))
         except (cluster.Unavailable, cluster.Conflict, errors.LeaseRefused) as exc:
             log.warning(
-                "the Lease %s could not be released (%s): the next driver waits for %.0f s",
+                "the Lease %s could not be released (%s): the next driver starts when it has expired, in %.0f s",
                 self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
 
     def abandon(self) -> None:
-        """End the renewals and leave the Lease to run out: this driver failed, and its workers may still be ending."""
+        """Stop renewing and let the Lease expire: this driver failed, and its workers may still be running."""
         self._released.set()
 
     def _try_to_acquire(self) -> bool:
         try:
-            self._look()
+            self._observe()
             if election.decide(self._identity, self._observed, None, time.monotonic()) is election.Decision.ACQUIRE:
                 self._write()
                 return True
@@ -117,9 +120,9 @@ class Holder:
     def _wait_for(self, reason: str) -> None:
         if reason != self._waits_for:
             self._waits_for = reason
-            log.warning("%s; nothing is consumed meanwhile", reason)
+            log.warning("this driver %s. It delivers nothing until it holds the Lease", reason)
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         self._observed = self._observed.updated(self._leases.read(), time.monotonic())
 
     def _write(self) -> None:
@@ -133,16 +136,19 @@ class Holder:
                 self._renew_once()
             except (cluster.Unavailable, errors.LeaseRefused) as exc:
                 if not self._problem:
-                    log.warning("the Lease %s could not be renewed: %s", self._leases.name, exc)
+                    log.warning(
+                        "the Lease %s could not be renewed (%s): this driver retries every %.0f s, and ends itself after %.0f "
+                        "s without a renewal", self._leases.name, exc, election.RETRY_S, election.RENEW_DEADLINE_S,
+                    )  # fmt: skip
                 self._problem = str(exc)
             except cluster.Conflict:
-                self._problem = "another driver or person changes it"
+                self._problem = "another driver or a person changed it"
 
     def _renew_once(self) -> None:
         try:
             self._renew_or_fence()
         except cluster.Conflict:
-            self._look()
+            self._observe()
             self._renew_or_fence()
 
     def _renew_or_fence(self) -> None:
@@ -157,32 +163,32 @@ class Holder:
                 self._fence()
 
     def _fence(self) -> None:
-        """End this process and its JVM now. Nothing is brought to an end in order: that takes longer than there is time."""
-        with self._ending:  # never left: the process ends
+        """Kill this process and its JVM now. There is no time for an orderly stop."""
+        with self._ending:  # never released: the process ends
             alarm = threading.Timer(LAST_WORDS_S, self._end)
             alarm.daemon = True
             alarm.start()
             log.critical(
-                "%s: this driver delivers nothing more and ends now, before another driver uses the checkpoint. What was "
-                "committed is kept, and the next start goes on from there", self._why(),
+                "%s. This driver delivers nothing more and ends now, before another driver uses the checkpoint. Committed work "
+                "is kept, and the next start continues from there", self._why(),
             )  # fmt: skip
             self._end()
 
     def _end(self) -> None:
         try:
             self._kill_workers()
-        finally:  # whatever it raises: this process must not outlive its Lease
+        finally:  # even if the kill failed: this process must not outlive its Lease
             os._exit(1)
 
     def _why(self) -> str:
         record = self._observed.record
         if record is not None and record.holder != self._identity:
             return (
-                f"lost the Lease {self._leases.name} to {record.holder or 'nobody'}: see why this process stood still, or who "
+                f"lost the Lease {self._leases.name} to {record.holder or 'nobody'}: find out why this process stalled, or who "
                 "changed the Lease"
             )
-        cause = self._problem or "this process stood still"
+        cause = self._problem or "this process stalled"
         return (
-            f"the Lease {self._leases.name} was not renewed for {election.RENEW_DEADLINE_S:.0f} s ({cause}): see to it that "
-            "the pod reaches the API server and gets its share of CPU"
+            f"the Lease {self._leases.name} was not renewed for {election.RENEW_DEADLINE_S:.0f} s ({cause}): check that the "
+            "pod reaches the API server and gets its share of CPU"
         )

@@ -1,4 +1,4 @@
-"""Keep a second driver from a checkpoint: by file locks in a folder, and by a Lease of Kubernetes where one is named.
+"""Lock a checkpoint against a second driver: by file locks in a folder, and by a Kubernetes Lease where one is named.
 
 Runs on the driver, and in commands that change the checkpoint.
 """
@@ -18,26 +18,26 @@ from delivery.stages.checkpoint import cluster, file_lock, lease
 
 
 class Lock:
-    """The right to use the checkpoint for some lanes. Raise CheckpointInUse at once where another process has the folder."""
+    """The lock on some lanes of a checkpoint. Raise CheckpointInUse at once if another process has locked the folder."""
 
     def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:
-        file_lock.take(config.checkpoint, lanes)
+        file_lock.acquire(config.checkpoint, lanes)
         self._holder: lease.Holder | None = None
         if name := config.checkpoint_lease:
-            # A restarted container has the host name of the one before it; only the process is unique.
+            # A restarted container keeps the host name of the previous one; only the process is unique.
             identity = f"{socket.gethostname()}_{uuid.uuid4()}"
             self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
 
-    def hold_reason(self) -> str | None:
-        """Why nothing is delivered yet; None while the checkpoint may be used."""
-        return None if self._holder is None else self._holder.hold_reason
+    def pause_reason(self) -> str | None:
+        """Return why this driver does not deliver yet; None while it may use the checkpoint."""
+        return None if self._holder is None else self._holder.pause_reason
 
     @contextlib.contextmanager
-    def held(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
-        """Wait for the Lease and have it inside; give False when the job is to stop.
+    def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
+        """Wait for the Lease and hold it inside the context; yield False when the job is asked to stop first.
 
-        It is released only when all inside came to an orderly end. After a failure the workers may still be ending, so the
-        next driver waits until the Lease has run out.
+        The Lease is released only after an orderly end. After a failure the workers may still be running, so the next driver
+        waits until the Lease has expired.
         """
         if self._holder is None:
             yield True

@@ -1,9 +1,9 @@
-"""Find what a lane was still to read and Kafka holds no more, and move the lane's checkpoint past it.
+"""Find records that a lane had not read and Kafka no longer holds, and move the lane's checkpoint past them.
 
-Runs on the driver of a command, while no job runs the lane. Spark refuses to go on where records are gone (`failOnDataLoss`):
-they are lost events, and somebody has to say that they are given up. Guarantee: nothing that Kafka still holds is passed over,
-and what waits in the lane's state is untouched. The exception is a topic that was made anew and has more records by now than
-were read of the old one: nobody can tell it from that.
+Runs on the driver of a command, while no job runs the lane. Spark refuses to continue where records are gone
+(`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no record that Kafka still holds is
+skipped, and the lane's state is untouched. One exception: a topic that was deleted and recreated, and now has more records than
+were read of the old one, looks like the old topic.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from delivery.stages.checkpoint import recovery
 EXPIRED, DELETED, ENDS_BEFORE = "expired", "deleted", "ends before"
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 _LINES = 3
-"""Of Spark's file of offsets: its version, when the micro-batch began and by which settings, and up to where it reads."""
+"""Lines of Spark's offsets file: its version, the start time and settings of the micro-batch, and its end offsets."""
 Positions = dict[str, dict[str, int]]
 """The next offset by topic and partition, as Spark writes them."""
 
 
-class Held(NamedTuple):
-    """What Kafka holds of a partition: the first offset, and the one behind the last."""
+class OffsetRange(NamedTuple):
+    """The offsets of a partition that Kafka holds: the first one, and the one after the last."""
 
     low: int
     end: int
 
 
 class Loss(NamedTuple):
-    """Records of a partition that a lane was still to read, and that are gone."""
+    """Records of a partition that are gone and that a lane had not read."""
 
     topic: str
     partition: int
     why: str
     first: int
     last: int | None
-    """None: nobody knows how many there were."""
+    """None: the number of lost records is unknown."""
 
 
-def moved(positions: Positions, held: Mapping[tuple[str, int], Held]) -> tuple[Positions, list[Loss]]:
-    """Return from where a lane can go on that had come to `positions`, and what it has lost by that.
+def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> tuple[Positions, list[Loss]]:
+    """Return the positions at which a lane that had reached `positions` can continue, and the records lost before them.
 
-    1. The partition is there no more: it is left out.
-    2. It ends before: its topic was deleted and made anew, or its log was cut short. All of it is read.
-    3. It begins after: what was between has expired.
-    4. It is new to a lane that has positions, and does not begin at 0: what was before has expired as well.
+    1. The partition no longer exists: it is left out.
+    2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. All of it is read.
+    3. The partition begins after the position: the records between have expired.
+    4. The partition is new to a lane that has positions, and does not begin at 0: its first records have expired as well.
     """
     now: Positions = {}
     losses = []
-    for topic, number, position in _each(positions):
+    for topic, number, position in _partitions(positions):
         there = held.get((topic, int(number)))
         if there is None:
             losses.append(Loss(topic, int(number), DELETED, position, None))
@@ -71,16 +71,16 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], Held]) -> tuple[P
     return now, losses
 
 
-def fitted(ends: Positions, held: Mapping[tuple[str, int], Held]) -> Positions:
-    """Return up to where a micro-batch reads that was to read up to `ends` and runs again after what `moved` returns."""
+def clamped(ends: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> Positions:
+    """Return the end offsets of an interrupted micro-batch, limited to what Kafka holds. It runs again after `moved`."""
     now: Positions = {}
-    for topic, number, end in _each(ends):
+    for topic, number, end in _partitions(ends):
         if (there := held.get((topic, int(number)))) is not None:
             now.setdefault(topic, {})[number] = min(max(end, there.low), there.end)
     return now
 
 
-def _each(positions: Positions) -> Iterator[tuple[str, str, int]]:
+def _partitions(positions: Positions) -> Iterator[tuple[str, str, int]]:
     for topic, partitions in positions.items():
         for number, position in partitions.items():
             yield topic, number, position
@@ -97,7 +97,7 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 
 
 class Checkpoint:
-    """The offsets in one lane's folder: what it has committed, and the micro-batch that was broken off, if there is one."""
+    """The offsets in one lane's folder: the committed ones, and those of an interrupted micro-batch, if there is one."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         recovery.require_whole(spark, folder)
@@ -108,20 +108,21 @@ class Checkpoint:
         begun, committed = recovery.newest(spark, folder)
         if committed < 0 <= begun:
             raise errors.LaneFailed(
-                f"{folder} has committed nothing yet: remove it, and the lane begins anew without any loss of its own"
+                f"{folder} has committed nothing yet, so there is no position to move: remove the folder. The lane then starts "
+                "from the beginning and loses nothing"
             )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)
-        """Up to where everything is committed; empty where nothing is."""
+        """The committed positions; empty if the lane has committed nothing."""
 
-    def move(self, positions: Positions, held: Mapping[tuple[str, int], Held]) -> None:
-        """Have the lane go on from `positions`."""
-        if self._begun is not None:  # first: after a crash between the two the next call finds the same losses
-            self._write(self._begun, fitted(self._read(self._begun), held))
+    def move(self, positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> None:
+        """Make the lane continue from `positions`."""
+        if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
+            self._write(self._begun, clamped(self._read(self._begun), held))
         self._write(self._committed, positions)
 
     def change(self, change: Callable[[Positions], Positions]) -> None:
-        """Have the lane go on by changed offsets, which those of a micro-batch that was broken off become as well."""
+        """Apply `change` to the committed offsets, and to those of an interrupted micro-batch."""
         if self._begun is not None:
             self._write(self._begun, change(self._read(self._begun)))
         self.positions = change(self.positions)
@@ -145,7 +146,9 @@ class Checkpoint:
         finally:
             stream.close()
         if len(lines) != _LINES:
-            raise errors.LaneFailed(f"{path} is damaged, or of another version of Spark: see the operations document")
+            raise errors.LaneFailed(
+                f"{path} is damaged, or another version of Spark wrote it. Nothing was changed: see the operations document"
+            )
         return lines
 
     def _path(self, number: int) -> Any:

@@ -1,7 +1,7 @@
-"""Know when a micro-batch runs again, and give its tasks the journal of what its earlier run has written.
+"""Recognise a micro-batch that runs again, and give its tasks the log of the work that its earlier run completed.
 
-Runs on the driver. Spark writes the offsets of a micro-batch before it runs and its commit afterwards. Where a lane starts and
-finds offsets without a commit, that micro-batch was broken off, and is the first to run.
+Runs on the driver. Spark writes the offsets of a micro-batch before it runs, and its commit afterwards. If a lane starts and
+finds offsets without a commit, that micro-batch was interrupted, and runs first.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
 from delivery.stages.checkpoint import completed_reader
-from delivery.webhooks.results.completed_work import Journal, OfFastLane
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 
 log = logging.getLogger(__name__)
 
 
 class Uncommitted(NamedTuple):
-    """A micro-batch that was begun and not committed."""
+    """A micro-batch that was started and not committed."""
 
     batch_id: int
     since_ms: int
-    """When it was begun first."""
+    """When it first started; milliseconds since the epoch."""
 
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
-    """Return the micro-batch that a lane's checkpoint says is to run again."""
+    """Return the micro-batch that runs again according to a lane's checkpoint; None: every one was committed."""
     begun, committed = newest(spark, checkpoint)
     if begun <= committed:
         return None
@@ -41,63 +41,68 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
 
 
 def require_whole(spark: SparkSession, checkpoint: str) -> None:
-    """Raise LaneFailed where micro-batches were committed of which the offsets are gone.
+    """Raise LaneFailed if the offsets of a committed micro-batch are gone.
 
-    Spark would run the newest of which it has the offsets, an old one, and refuse when all of that was sent once more.
+    Spark would run the newest micro-batch whose offsets it has, which is an old one. It would refuse only after all of that had
+    been sent again.
     """
     begun, committed = newest(spark, checkpoint)
     if begun < committed:
         raise errors.LaneFailed(
-            f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} is there. "
-            "Nothing was sent: restore a backup of the folder"
+            f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} exists. The lane did not start, "
+            "and nothing was sent: restore a backup of the folder"
         )
 
 
 class Reruns:
-    """Give the tasks of each micro-batch of one lane their journal."""
+    """Give the tasks of each micro-batch of one lane their log of completed work."""
 
-    def __init__(self, config: settings.Settings, spark: SparkSession, lane: str, of: type[Journal] = OfFastLane) -> None:
+    def __init__(
+        self, config: settings.Settings, spark: SparkSession, lane: str, of: type[CompletedWorkLog] = FastLaneLog
+    ) -> None:
         self._spark = spark
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
-        self._fresh = completed_reader.Journal(
+        self._fresh = completed_reader.CompletedWork(
             client=kafka_clients.for_librdkafka(config.kafka),
             topics=worker_plans.of(config).topics,
             since_ms=_now_ms(),
             lane=of,
         )
-        self._first: tuple[int, completed_reader.Journal] | None = None
-        self.journal = self._fresh
-        """Of the micro-batch that was begun last."""
+        self._first: tuple[int, completed_reader.CompletedWork] | None = None
+        self.work_log = self._fresh
+        """For the micro-batch that started last."""
         self._is_untouched = False
 
-    def untouched(self) -> None:
-        """Take note that the micro-batch which was begun last is handed back before anything of it was done."""
+    def mark_untouched(self) -> None:
+        """Record that the lane gave the last micro-batch back to Spark before it sent anything."""
         self._is_untouched = True
 
-    def read(self) -> None:
-        """Read the journal of the micro-batch that was broken off, if there is one. Called before the lane starts."""
-        if self._is_untouched:  # whatever an earlier run had done of it is known already
+    def load(self) -> None:
+        """Read the completed work of an interrupted micro-batch, if there is one. Called before the lane starts."""
+        if self._is_untouched:  # the work of its earlier run, if there was one, is known already
             self._is_untouched = False
             return
         try:
             found = uncommitted(self._spark, self._checkpoint)
-        except Exception:  # the journal only saves repeats; whether the checkpoint can be used is Spark's to say
+        except Exception:  # the log only prevents repeats; Spark decides whether the checkpoint can be used
             log.exception(
-                "the checkpoint does not say whether a micro-batch was broken off; if one was, it is made again whole"
+                "the checkpoint %s could not be read for an interrupted micro-batch: if there is one, all of its deliveries "
+                "are sent again, with the same webhook-id",
+                self._checkpoint,
             )
             return
         if found is not None:
-            log.info("micro-batch %d was broken off, and runs again", found.batch_id)
-            of = dataclasses.replace(self._fresh, since_ms=found.since_ms)
-            self._first = found.batch_id, dataclasses.replace(of, known=completed_reader.read(of))
+            log.info("micro-batch %d of %s was interrupted, and runs again", found.batch_id, self._checkpoint)
+            interrupted = dataclasses.replace(self._fresh, since_ms=found.since_ms)
+            self._first = found.batch_id, dataclasses.replace(interrupted, known=completed_reader.read(interrupted))
 
-    def began(self, batch_id: int) -> None:
-        """Take note that a micro-batch begins."""
+    def begin(self, batch_id: int) -> None:
+        """Record that a micro-batch starts."""
         if self._first is not None and self._first[0] == batch_id:
-            self.journal = self._first[1]
+            self.work_log = self._first[1]
         else:
             self._first = None
-            self.journal = dataclasses.replace(self._fresh, since_ms=_now_ms())
+            self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms())
 
 
 def _now_ms() -> int:
@@ -105,7 +110,7 @@ def _now_ms() -> int:
 
 
 def newest(spark: SparkSession, checkpoint: str) -> tuple[int, int]:
-    """Return the newest micro-batch that was begun and the newest that was committed; -1: none."""
+    """Return the numbers of the newest started and the newest committed micro-batch; -1: none."""
     begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
     return begun, committed
 

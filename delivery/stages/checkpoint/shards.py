@@ -1,6 +1,7 @@
-"""Give each shard of a lane's state a key of its own partition, and keep to the number that a checkpoint began with.
+"""Find a key for each shard of a lane's state, and refuse a number of shards that the checkpoint does not have.
 
-Runs on the driver. Spark places a key by its hash: of the numbers 0 to 15 some would share a partition, and others stay empty.
+Runs on the driver. Spark places a key by its hash. With the keys 0 to 15 some shards would share a partition, and other
+partitions would stay empty.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def session(spark: SparkSession, shards: int) -> SparkSession:
-    """Return a session for a lane whose state has so many shards: how many partitions a shuffle has is the session's."""
+    """Return a session for a lane whose state has this many shards: the session sets the number of shuffle partitions."""
     own = spark.newSession()
     own.conf.set(PARTITIONS, str(shards))
     return own
 
 
-@functools.cache  # the same for lanes with as many shards
+@functools.cache  # lanes with equally many shards have the same keys
 def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
-    """Return the key of each shard: by Spark's own hash, one to each of as many partitions."""
+    """Return one key for each shard. Spark's hash places each key in a partition of its own."""
     found: dict[int, int] = {}
     tried = 0
     while len(found) < shards:
@@ -37,9 +38,9 @@ def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
 
 
 def require_kept(spark: SparkSession, checkpoint: str, lane: str, shards: int) -> None:
-    """Raise SettingsError where a lane's checkpoint began with another number of shards.
+    """Raise SettingsError if a lane's checkpoint has another number of shards.
 
-    Spark would go on with the old number of partitions, and the events that wait would be in shards where nobody looks.
+    Spark would keep the old number of partitions, and no task would look into the shards that hold the waiting events.
     """
     context = spark.sparkContext
     folder = f"{checkpoint.rstrip('/')}/{lane}/offsets"
@@ -52,5 +53,5 @@ def require_kept(spark: SparkSession, checkpoint: str, lane: str, shards: int) -
     if began_with is not None and int(began_with) != shards:
         raise errors.SettingsError(
             f"setting {lane}.shards is {shards}, but the state in {checkpoint}/{lane} has {began_with} shards: set "
-            f"{lane}.shards to {began_with}, or begin a new checkpoint once nothing waits in the lane any more"
+            f"{lane}.shards to {began_with}. To change it, set spark.checkpoint to a new folder once no event waits in the lane"
         )

@@ -1,6 +1,6 @@
-"""Ask Kafka, from a thread of its own, how many records wait for the lane.
+"""Ask Kafka, on a thread of its own, for the lag of each lane.
 
-Runs on the driver. Spark's own figures come with the commits of micro-batches: they stand still exactly when something hangs.
+Runs on the driver. Spark's own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
 """
 
 from __future__ import annotations
@@ -18,43 +18,47 @@ from delivery.observability import health, metrics
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
+"""Seconds for one request to Kafka."""
 
 
 def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], stop: threading.Event) -> None:
-    """Begin to ask for each lane."""
-    for lane, told in watches.items():
-        watch(config, lane, told, stop)
+    """Start a thread for each lane that reports its lag to its watch."""
+    for lane, lane_watch in watches.items():
+        watch(config, lane, lane_watch, stop)
 
 
-def watch(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
-    """Begin to ask, if anybody can see the answer."""
+def watch(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
+    """Start the thread of one lane, if the metrics are served or the executors are scaled."""
     if config.metrics.port or config.scaling.is_on:
-        threading.Thread(target=_ask, args=(config, lane, told, stop), name=f"backlog of {lane}", daemon=True).start()
+        threading.Thread(target=_poll, args=(config, lane, lane_watch, stop), name=f"backlog of {lane}", daemon=True).start()
 
 
-def _ask(config: settings.Settings, lane: str, told: health.Watch, stop: threading.Event) -> None:
+def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
     admin: AdminClient | None = None
     before, handled = health.Progress(), 0
     while not stop.is_set():
-        # Ticks are no events: nobody waits for one.
+        # Wake-up records are not events, so they are not lag.
         ticks = {config.batch.ticks_topic, config.retry.ticks_topic}
-        progress = told.progress
+        progress = lane_watch.progress
         positions = {topic: at for topic, at in progress.positions.items() if topic not in ticks}
         before, handled = progress, handled + handled_between(before.positions, positions)
         try:
             admin = admin or AdminClient(kafka_clients.for_librdkafka(config.kafka))
             waiting = by_topic(positions, _ends(admin, positions))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
-            log.warning("Kafka did not say how far behind lane %s is: %s", lane, exc)
+            log.warning(
+                "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers; a retry "
+                "follows", lane, exc,
+            )  # fmt: skip
             metrics.SOURCE_UP.set(0)
-            told.observed(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)
-            # This one asks as if nobody else led since, and is refused, until it forgets who did: after 15 minutes.
+            lane_watch.observe(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)
+            # After a change of the leader this client asks the old one, and is refused, for up to 15 minutes.
             admin = None
         else:
             metrics.SOURCE_UP.set(1)
             for topic, lag in waiting.items():
                 metrics.LAG_RECORDS.labels(lane, topic).set(lag)
-            told.observed(
+            lane_watch.observe(
                 health.Backlog(
                     lag=sum(waiting.values()) if positions else None,
                     handled=handled,
@@ -74,7 +78,7 @@ def by_topic(positions: health.Positions, ends: health.Positions) -> dict[str, i
 
 
 def handled_between(before: health.Positions, now: health.Positions) -> int:
-    """Return how many records lie between the two. A partition that was not known before has none: it may begin anywhere."""
+    """Return how many records lie between the two. A new partition counts as none, because its first offset is unknown."""
     return sum(
         max(0, offset - before[topic][partition])
         for topic, offsets in now.items()

@@ -1,6 +1,7 @@
-"""Make sure that the topics of the results exist before anything is consumed.
+"""Create the result topics before any record is consumed.
 
-Runs on the driver and in the command. A missing topic would show only when the first micro-batch is written, after it was sent.
+Runs on the driver and in the command. Otherwise a missing topic would show only after the first micro-batch was sent, when its
+results are written.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from delivery.stages.kafka import sink
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
+"""Seconds for one request to Kafka, and for a new topic to become writable."""
 RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
-"""How the retries topic is made. What expired there unread would be lost events: whoever bounds it must know how long the lane
-may stand still."""
+"""Configuration of a new retries topic. Records that expire there unread are lost events, so a retention that an operator sets
+must be longer than any standstill of the retry lane."""
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create the topics that the job writes and that are missing; raise where one that is there cannot take what it writes."""
+    """Create the missing topics that the job writes; raise SettingsError if an existing one refuses large records."""
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
     ensure(config.kafka, of_results(config.delivery), partitions)
@@ -35,7 +37,7 @@ def ensure_all(config: settings.Settings) -> None:
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
-    """Create the topics that are missing, with `config`; raise KafkaUnavailable when the broker does not answer."""
+    """Create the missing topics with `config`; raise KafkaUnavailable when the broker does not answer."""
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
@@ -58,9 +60,10 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
 
 
 def require_room(kafka: settings.Kafka, name: str) -> None:
-    """Raise SettingsError when the retries topic `name` is there and takes no records as large as a postponed batch.
+    """Raise SettingsError if the retries topic `name` exists and refuses records as large as a deferred batch.
 
-    It would show when the first such batch has failed: its micro-batch cannot be written, and is sent again and again.
+    Otherwise it would show when the first batch of that size has failed: its micro-batch could not be written, and would be
+    sent again and again.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
@@ -70,14 +73,18 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     except KafkaException as exc:
         code = exc.args[0].code()
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            log.warning("whether %s takes large records cannot be seen: grant DescribeConfigs on it to the job", name)
-        elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # which the job will make
+            log.warning(
+                "the job may not read the configuration of topic %s, so it starts without checking max.message.bytes: grant "
+                "DescribeConfigs on the topic to the job", name,
+            )  # fmt: skip
+        elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the job will create the topic
             raise _unavailable(kafka, exc) from exc
         return
     if takes < needed:
         raise errors.SettingsError(
-            f"{name} takes records of {takes} bytes, and a postponed batch may have {needed}: kafka-configs --alter "
-            f"--entity-type topics --entity-name {name} --add-config {option}={needed}"
+            f"topic {name} takes records of up to {takes} bytes, and a batch that is deferred to the retry lane may have "
+            f"{needed}. The job did not start. Run kafka-configs --alter --entity-type topics --entity-name {name} "
+            f"--add-config {option}={needed}"
         )
 
 
@@ -91,12 +98,12 @@ def _await_creation(created: concurrent.futures.Future[None]) -> None:
     try:
         created.result(TIMEOUT_S)
     except KafkaException as exc:
-        if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # else another driver was faster
+        if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # ignored: another driver was faster
             raise
 
 
 def _await_leaders(admin: AdminClient, names: set[str]) -> None:
-    """Wait until each topic can be written: Kafka says "created" before every broker knows of it."""
+    """Wait until each topic has leaders: Kafka reports a topic as created before every broker knows it."""
     deadline = time.monotonic() + TIMEOUT_S
     while names:
         known = admin.list_topics(timeout=TIMEOUT_S).topics

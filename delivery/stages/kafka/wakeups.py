@@ -1,8 +1,8 @@
-"""Wake a lane that keeps state when something is due and no record comes, or has long been quiet, by a record in its own topic.
+"""Wake a lane with state by a record in its own topic, when an entry is due or the lane has been idle for QUIET_S.
 
-Runs on the driver, on a thread of its own. Spark would wake it by running a micro-batch at each trigger; this one runs when
-there is something to decide, or its workers would be ended. A tick that Kafka does not take is sent again; one too many does
-no harm.
+Runs on the driver, on a thread of its own. Spark's own timers would run a micro-batch at each trigger. With wake-ups, one runs
+only when an entry is due, or before Spark ends the idle workers. A wake-up that Kafka refuses is sent again. A superfluous
+wake-up does no harm.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from delivery.webhooks.state.backlog import Pending
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often to look whether the job is to stop."""
+"""Seconds between two checks of the stop event."""
 SEND_S = 5.0
-"""A tick that Kafka has not taken by then is sent again."""
+"""Seconds for Kafka to confirm a wake-up. After that it is sent again."""
 HEARD_S = 60.0
-"""So long a tick may go unheard: the lane is held, or what it told was not all. Then another is sent."""
+"""Seconds to wait for the micro-batch that a wake-up causes. After that, as when the lane is paused, another one is sent."""
 FIRST_HEARD_S = 5.0
-"""The same until the first was heard: a lane is ready when it was woken, and one that begins with what comes later
-(`source.starting_offsets`) may have passed a tick by."""
+"""The same before the first micro-batch. A lane is ready only when it was woken, and a lane that starts at the latest offsets
+(`source.starting_offsets`) may have skipped the wake-up."""
 QUIET_S = 45.0
-"""A lane has a micro-batch at least so often. Spark ends Python workers that had nothing to do for a minute, and new ones take
-1.3 CPU seconds each before they do anything (docs/adr/0029): whatever comes first after a quiet minute would wait for them."""
+"""Longest time between two micro-batches, in seconds. Spark ends Python workers that were idle for a minute. New ones take 1.3
+CPU seconds each before their first work (docs/adr/0029), and the first record after a quiet minute would wait for them."""
 
 
-def wait_s(due_ms: int | None, now_ms: float, horizon_ms: float, quiet_s: float) -> float:
-    """Return for how long no tick is needed. Pure.
+def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
+    """Return for how many seconds no wake-up is needed. Pure.
 
-    A micro-batch that begins within the horizon before `due_ms` lets what is due then leave; None: nothing waits. `quiet_s` is
-    how long ago the last one was.
+    A micro-batch that starts within the look-ahead before `due_ms` sends what is due then. `due_ms` None: nothing waits.
+    `quiet_s` is the time since the last micro-batch.
     """
     until_quiet = QUIET_S - quiet_s
-    until_due = until_quiet if due_ms is None else (due_ms - horizon_ms - now_ms) / 1000
+    until_due = until_quiet if due_ms is None else (due_ms - look_ahead_ms - now_ms) / 1000
     return max(0.0, min(until_due, until_quiet))
 
 
-class Ticker:
-    """Send a tick whenever what waits comes within the horizon."""
+class Waker:
+    """Send a wake-up whenever the next due time comes within the look-ahead."""
 
     def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
         area = config.batch if lane == "batch" else config.retry
         self._lane = lane
         self._topic = area.ticks_topic
-        self._horizon_ms = area.trigger_interval_s * 1000
+        self._look_ahead_ms = area.trigger_interval_s * 1000
         self._stop = stop
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._due_ms: int | None = None
         self._heard, self._heard_at = 0, time.monotonic()
         _require_apart(f"{lane}.ticks_topic", self._topic, config.source.topic_pattern)
@@ -63,37 +63,37 @@ class Ticker:
         self._producer = Producer(kafka_clients.for_librdkafka(config.kafka))
 
     def start(self) -> None:
-        """Begin to tick, at once: what an earlier run of the job left waiting is known when the first micro-batch has told."""
+        """Start the thread. It sends a wake-up at once, because only a micro-batch knows what an earlier run left waiting."""
         self._due_ms = 0
-        threading.Thread(target=self._run, name=f"ticks of {self._lane}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
-    def waits(self, pending: Pending) -> None:
-        """Take note of what waits after a micro-batch, and show it as metrics."""
+    def update(self, pending: Pending) -> None:
+        """Set the next due time from the backlog after a micro-batch, and publish the backlog as metrics."""
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)
-        with self._told:
+        with self._changed:
             self._due_ms = pending.due_ms
             self._heard, self._heard_at = self._heard + 1, time.monotonic()
-            self._told.notify()
+            self._changed.notify()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            with self._told:
+            with self._changed:
                 quiet_s, heard = time.monotonic() - self._heard_at, self._heard
-                if wait := wait_s(self._due_ms, time.time() * 1000, self._horizon_ms, quiet_s):
-                    self._told.wait(min(wait, LOOK_S))
+                if wait := wait_s(self._due_ms, time.time() * 1000, self._look_ahead_ms, quiet_s):
+                    self._changed.wait(min(wait, LOOK_S))
                     continue
-            if not self.tick():
+            if not self.wake():
                 self._stop.wait(LOOK_S)
                 continue
-            until = time.monotonic() + (HEARD_S if heard else FIRST_HEARD_S)  # a micro-batch comes for it
-            with self._told:
+            until = time.monotonic() + (HEARD_S if heard else FIRST_HEARD_S)  # it causes a micro-batch
+            with self._changed:
                 while self._heard == heard and not self._stop.is_set() and time.monotonic() < until:
-                    self._told.wait(LOOK_S)
+                    self._changed.wait(LOOK_S)
 
-    def tick(self) -> bool:
-        """Send one tick; return whether Kafka has taken it."""
+    def wake(self) -> bool:
+        """Send one wake-up; return True if Kafka has confirmed it."""
         refused: list[object] = []
         try:
             self._producer.produce(
@@ -104,14 +104,17 @@ class Ticker:
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or batches would wait for the next event
             refused.append(exc)
         if refused:
-            log.warning("lane %s was not woken by topic %s: %s", self._lane, self._topic, refused[0])
+            log.warning(
+                "lane %s was not woken: topic %s could not be written (%s). Due deliveries wait for the next try or record. "
+                "Check that the job may write the topic", self._lane, self._topic, refused[0],
+            )  # fmt: skip
         return not refused
 
 
 def _require_apart(setting: str, topic: str, pattern: str) -> None:
-    """Raise SettingsError where ticks would be read as events."""
+    """Raise SettingsError if the wake-up topic matches the pattern of the event topics."""
     if topic_pattern.matches(pattern, topic):
         raise errors.SettingsError(
-            f"setting {setting}: {topic} matches source.topic_pattern, so each tick would be rejected as an event; "
-            "name it otherwise"
+            f"setting {setting}: {topic} matches source.topic_pattern, so each wake-up record would be rejected as an event. "
+            "Choose another name"
         )

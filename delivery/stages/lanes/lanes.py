@@ -23,9 +23,9 @@ from delivery.observability import health, metrics
 from delivery.stages.checkpoint import recovery, shards
 from delivery.stages.kafka import outage, sink, source, wakeups
 from delivery.stages.lanes import streaming_lane, telemetry
-from delivery.stages.lanes.clock_check import Clocks
-from delivery.stages.lanes.held_endpoints import Held
+from delivery.stages.lanes.clock_check import ClockCheck
 from delivery.stages.lanes.network_outage import Network
+from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
 from delivery.stages.registry import task_delta
 from delivery.stages.registry.endpoint_disabler import FAILING
 from delivery.stages.scaling import size
@@ -41,7 +41,7 @@ from delivery.stages.tasks import (
     task_context,
 )
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results.completed_work import Journal, OfFastLane, OfRetryLane
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog, RetryLaneLog
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state.backlog import Pending
 
@@ -50,13 +50,12 @@ log = logging.getLogger(__name__)
 WHOLE_TURN_S = 300.0
 """Longer than any turn takes."""
 LAST_TASKS_S = 3.0
-"""So long the tasks of a job that was given up may go on: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
+"""Seconds for which tasks of an abandoned job may run: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
 TRIGGERS_EARLY = 2
-"""By so many trigger intervals a batch may leave before it is due: what leaves is still to be sent, after the micro-batch that
-is under way when it becomes due."""
+"""Trigger intervals by which a batch may leave early: it is sent only after the micro-batch in which it becomes due."""
 MOST_STARTS = 3
-"""So often in a row a lane starts again because of executors that ended, before it gives up."""
-Hold = Callable[[], registries.RefreshedSource | None]
+"""Consecutive restarts after lost executors before a lane fails."""
+Acquire = Callable[[], registries.RefreshedSource | None]
 Disable = Callable[[Iterable[EndpointId], str], None]
 
 
@@ -68,98 +67,101 @@ class Lane(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
+class LaneContext:
     """What the lanes of one application tell each other."""
 
-    held: Held
+    suppressed: SuppressedEndpoints
     network: Network
     disable: Disable
     """Called with endpoints that are to get nothing more, and why. Must not wait."""
     sizing: size.Sizing
-    clocks: Clocks = field(default_factory=Clocks)
+    clocks: ClockCheck = field(default_factory=ClockCheck)
 
-    def told(self, told: telemetry.Told) -> None:
+    def record(self, report: telemetry.WorkerReport) -> None:
         """Take what the workers told of a micro-batch of any lane."""
-        self.network.told(told.tally.reach)
-        self.clocks.told(told.tally.clock_ahead_s)
+        self.network.record(report.tally.reach)
+        self.clocks.record(report.tally.clock_ahead_s)
         if not self.network.is_broken:
-            self.held.silent(told.silent)
-        if told.gone:
-            self.disable(told.gone, retry_decision.GONE)
+            self.suppressed.add_unresponsive(report.unresponsive)
+        if report.gone:
+            self.disable(report.gone, retry_decision.GONE)
 
 
-def common(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> Common:
+def context(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:
     """Return what the lanes of an application share."""
-    return Common(held=Held(config.delivery.attempt_timeout_s), network=network, disable=disable, sizing=sizing)
+    suppressed = SuppressedEndpoints(config.delivery.attempt_timeout_s)
+    return LaneContext(suppressed=suppressed, network=network, disable=disable, sizing=sizing)
 
 
 class Direct:
     """Route and deliver in one step."""
 
     def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
+        self, config: settings.Settings, spark: SparkSession, acquire: Acquire, stop: threading.Event, context: LaneContext
     ) -> None:
-        self._config, self._spark, self._hold, self._stop, self._common = config, spark, hold, stop, common
+        self._config, self._spark, self._acquire, self._stop, self._context = config, spark, acquire, stop, context
         self._seen = telemetry.Telemetry(spark.sparkContext, "direct", config.logs)
         self._tools = _tools(config, self._seen)
         self._reruns = recovery.Reruns(config, spark, "direct")
-        self._size = common.sizing.now()
+        self._size = context.sizing.now()
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """As Lane."""
-        if not once and (known := self._hold()) is not None:
-            self._size = self._common.sizing.now()  # it may have changed while the registry was waited for
+        if not once and (known := self._acquire()) is not None:
+            self._size = self._context.sizing.now()  # it may have changed while the registry was waited for
             self._handle(deliver_events.no_records(self._spark, self._size.tasks), known)
         lane = streaming_lane.Lane(
             "direct",
-            hold=self._hold,
+            acquire=self._acquire,
             handle=self._handle,
             stop=self._stop,
             watch=watch,
             is_kafka_back=functools.partial(outage.is_over, self._config.kafka),
-            began=self._reruns.began,
+            on_begin=self._reruns.begin,
         )
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
     def _planned(self) -> DataFrame:
-        self._reruns.read()
-        self._size = self._common.sizing.now()
+        self._reruns.load()
+        self._size = self._context.sizing.now()
         config = self._config.source
         at_most = config.max_events_per_batch * self._size.executors
         return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True)
 
     def _handle(self, records: DataFrame, known: registries.Source) -> None:
-        _require_current(self._reruns, is_current=self._size == self._common.sizing.now())
-        tools = self._tools.made_now(self._common.sizing.workers())
-        held, journal = self._common.held.now(), self._reruns.journal
-        task_context.run(deliver_events.deliver(records, tools, known, self._size.tasks, held=held, journal=journal))
-        self._common.told(self._seen.publish())
+        _require_current(self._reruns, is_current=self._size == self._context.sizing.now())
+        tools = self._tools.stamped(self._context.sizing.workers())
+        suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
+        task_context.run(
+            deliver_events.deliver(records, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
+        )
+        self._context.record(self._seen.publish())
 
 
 class _Stateful:
-    """What the lanes that keep state have in common."""
+    """What the lanes that keep state have in context."""
 
     NAME: ClassVar[str]
-    JOURNAL: ClassVar[type[Journal]] = OfFastLane
+    JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
 
     def __init__(
-        self, config: settings.Settings, spark: SparkSession, hold: Hold, stop: threading.Event, common: Common
+        self, config: settings.Settings, spark: SparkSession, acquire: Acquire, stop: threading.Event, context: LaneContext
     ) -> None:
         name, area = self.NAME, config.batch if self.NAME == "batch" else config.retry
-        self._config, self._hold, self._stop, self._common = config, hold, stop, common
+        self._config, self._acquire, self._stop, self._context = config, acquire, stop, context
         self._spark = shards.session(spark, area.shards)
         self._interval_s = area.trigger_interval_s
         self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
         self._tools = _tools(config, self._seen)
-        self._pending = spark.sparkContext.accumulator(Pending(), observer.MergingPending())
-        self._ticker = wakeups.Ticker(config, name, stop)
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+        self._waker = wakeups.Waker(config, name, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
         self._reruns = recovery.Reruns(config, spark, name, self.JOURNAL)
         self._starts = 0
         """Since a micro-batch was handled."""
-        self._size = common.sizing.now()
+        self._size = context.sizing.now()
 
     def _run(
         self,
@@ -170,36 +172,36 @@ class _Stateful:
         once: bool,
     ) -> None:
         if once:
-            self._ticker.tick()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
+            self._waker.wake()  # so that a micro-batch comes, and what is due by now leaves, also when there are no records
         else:
-            self._ticker.start()
+            self._waker.start()
         lane = streaming_lane.Lane(
             self.NAME,
-            hold=self._hold,
+            acquire=self._acquire,
             handle=handle,
             stop=self._stop,
             watch=watch,
             is_kafka_back=functools.partial(outage.is_over, self._config.kafka),
-            began=self._reruns.began,
+            on_begin=self._reruns.begin,
             is_woken=True,
         )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
     def _begin_anew(self) -> None:
-        self._reruns.read()
-        self._size = self._common.sizing.now()
+        self._reruns.load()
+        self._size = self._context.sizing.now()
         self._pending.value = Pending()  # which a micro-batch that was broken off has told a part of
 
     def _deliver(self, due: DataFrame) -> None:
         """Run the tasks that deliver. Raise StartAgain where an executor ended with rows that they were to read."""
         try:
-            with self._common.sizing.shuffles.in_use():
+            with self._context.sizing.shuffles.in_use():
                 task_context.run(due)
         except task_context.RowsLost:
             self._starts += 1
             if self._starts > MOST_STARTS:
                 raise
-            log.warning("an executor has ended: lane %s starts again with what it had not done", self.NAME)
+            log.warning("lane %s restarts after the loss of an executor, and repeats only what has no result", self.NAME)
             self._stop.wait(LAST_TASKS_S)
             raise streaming_lane.StartAgain from None
         self._starts = 0
@@ -209,7 +211,7 @@ class _Stateful:
         told, self._pending.value = self._pending.value, Pending()
         if told.shards < len(self._shard_keys):  # a micro-batch without a single partition asks none of them
             return None
-        self._ticker.waits(told)
+        self._waker.update(told)
         return told
 
 
@@ -217,19 +219,19 @@ class Batch(_Stateful):
     """Route to shards, keep in state, deliver what leaves."""
 
     NAME = "batch"
-    _carrier: task_delta.Carrier
+    _delta: task_delta.TaskDelta
 
     def __init__(
         self,
         config: settings.Settings,
         spark: SparkSession,
-        hold: Hold,
+        acquire: Acquire,
         stop: threading.Event,
-        common: Common,
+        context: LaneContext,
         *,
         rejects: bool,
     ) -> None:
-        super().__init__(config, spark, hold, stop, common)
+        super().__init__(config, spark, acquire, stop, context)
         self._rejects = rejects
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
@@ -238,10 +240,10 @@ class Batch(_Stateful):
 
     def _planned(self) -> DataFrame | None:
         self._begin_anew()
-        known = self._hold()
+        known = self._acquire()
         if known is None:
             return None
-        self._carrier = task_delta.Carrier(self._spark.sparkContext, known)
+        self._delta = task_delta.TaskDelta(self._spark.sparkContext, known)
         ticks_topic = self._config.batch.ticks_topic
         at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
         records = source.read(self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic)
@@ -252,7 +254,7 @@ class Batch(_Stateful):
         routed = route.route(
             records,
             self._tools,
-            self._carrier.source,
+            self._delta.source,
             self._size.tasks,
             shard_keys=self._shard_keys,
             immediate_flush_s=early_s,
@@ -261,13 +263,15 @@ class Batch(_Stateful):
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
 
     def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> None:
-        is_current = self._size == self._common.sizing.now() and self._carrier.can_carry(known)
+        is_current = self._size == self._context.sizing.now() and self._delta.fits(known)
         _require_current(self._reruns, is_current=is_current)
-        self._carrier.carry(known)
-        tools = self._tools.made_now(self._common.sizing.workers())
-        held, journal = self._common.held.now(), self._reruns.journal
-        self._deliver(deliver_batches.deliver_batches(left, tools, known, self._size.tasks, held=held, journal=journal))
-        self._common.told(self._seen.publish())
+        self._delta.publish(known)
+        tools = self._tools.stamped(self._context.sizing.workers())
+        suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
+        self._deliver(
+            deliver_batches.deliver_batches(left, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
+        )
+        self._context.record(self._seen.publish())
         self._waits()
 
 
@@ -275,7 +279,7 @@ class Retry(_Stateful):
     """Keep what failed in state, let it leave by its endpoint's schedule, deliver it once more."""
 
     NAME = "retry"
-    JOURNAL = OfRetryLane
+    JOURNAL = RetryLaneLog
     _waits_for_all = False
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
@@ -289,7 +293,7 @@ class Retry(_Stateful):
         return self._kept(records.where(records.topic == self._config.delivery.retries_topic))
 
     def _kept(self, records: DataFrame) -> DataFrame:
-        return retry_shard.retries(
+        return retry_shard.take_leases(
             records,
             worker_plans.retry_policy(self._config.retry),
             round(self._interval_s * 1000),
@@ -300,18 +304,20 @@ class Retry(_Stateful):
         )
 
     def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> None:
-        _require_current(self._reruns, is_current=self._size == self._common.sizing.now())
+        _require_current(self._reruns, is_current=self._size == self._context.sizing.now())
         settle_s = WHOLE_TURN_S if self._waits_for_all else self._config.retry.settle_s
-        tools, journal = self._tools.made_now(self._common.sizing.workers()), self._reruns.journal
-        self._deliver(deliver_retries.deliver_turns(left, tools, known, self._size.tasks, settle_s=settle_s, journal=journal))
-        self._common.told(self._seen.publish())
+        tools, work_log = self._tools.stamped(self._context.sizing.workers()), self._reruns.work_log
+        self._deliver(
+            deliver_retries.deliver_leases(left, tools, known, self._size.tasks, settle_s=settle_s, work_log=work_log)
+        )
+        self._context.record(self._seen.publish())
         if (told := self._waits()) is not None:
-            self._common.held.told(told.held)
-            metrics.HELD_ENDPOINTS.set(len(told.held))
+            self._context.suppressed.set_failing(told.suppressed)
+            metrics.HELD_ENDPOINTS.set(len(told.suppressed))
             metrics.FAILING_ENDPOINTS.set(len(told.failing))
-            failing = self._common.network.failing(told.failing, self._config.retry.disable_after_s)
+            failing = self._context.network.failing(told.failing, self._config.retry.disable_after_s)
             if failing:
-                self._common.disable(failing, FAILING)
+                self._context.disable(failing, FAILING)
 
 
 class Registry(Protocol):
@@ -321,25 +327,25 @@ class Registry(Protocol):
         """Return what the next micro-batch of a lane routes by. Waits while the registry is too old; None: the job stops."""
 
 
-def holds(
-    names: Collection[str], registry: Registry, network: Network, context: SparkContext, stop: threading.Event
-) -> dict[str, Hold]:
+def acquirers(
+    names: Collection[str], registry: Registry, network: Network, spark: SparkSession, stop: threading.Event
+) -> dict[str, Acquire]:
     """Return for each lane what gives it the registry, and makes it wait while our own network is broken."""
-    sources: dict[str, Hold] = {name: functools.partial(registry.source, context, name) for name in names}
-    return {name: network.holding(source, stop) for name, source in sources.items()}
+    sources: dict[str, Acquire] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
+    return {name: network.pausing(source, stop) for name, source in sources.items()}
 
 
-def made(
-    config: settings.Settings, spark: SparkSession, hold: Mapping[str, Hold], stop: threading.Event, common: Common
+def build(
+    config: settings.Settings, spark: SparkSession, acquire: Mapping[str, Acquire], stop: threading.Event, context: LaneContext
 ) -> dict[str, Lane]:
     """Return the lanes that are to run: those that have a `hold`."""
     lanes: dict[str, Lane] = {}
-    if "direct" in hold:
-        lanes["direct"] = Direct(config, spark, hold["direct"], stop, common)
-    if "batch" in hold:
-        lanes["batch"] = Batch(config, spark, hold["batch"], stop, common, rejects="direct" not in hold)
-    if "retry" in hold:
-        lanes["retry"] = Retry(config, spark, hold["retry"], stop, common)
+    if "direct" in acquire:
+        lanes["direct"] = Direct(config, spark, acquire["direct"], stop, context)
+    if "batch" in acquire:
+        lanes["batch"] = Batch(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
+    if "retry" in acquire:
+        lanes["retry"] = Retry(config, spark, acquire["retry"], stop, context)
     return lanes
 
 
@@ -366,15 +372,15 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         raise failures[0]
 
 
-def rest(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
+def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
     """Let what goes on in the workers end, when the lanes have. Never raises: it only saves repeats."""
     if not lanes:  # only the real-time lane ran, and its tasks have waited
         return
     tools = _tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs))
     try:
-        drain.rest(spark, tools, config.delivery.stop_within_s)
+        drain.drain_workers(spark, tools, config.delivery.stop_within_s)
     except Exception as failure:  # noqa: BLE001  # whatever it is, all lanes have ended well
-        log.warning("what goes on in the workers could not be waited for, and is made again: %s", failure)
+        log.warning("background attempts in the workers could not be awaited, and the next start may repeat them: %s", failure)
 
 
 def _require_current(reruns: recovery.Reruns, *, is_current: bool) -> None:
@@ -384,7 +390,7 @@ def _require_current(reruns: recovery.Reruns, *, is_current: bool) -> None:
     that had it last; only a query that is planned anew spreads the shards over executors that have come.
     """
     if not is_current:
-        reruns.untouched()
+        reruns.mark_untouched()
         raise streaming_lane.StartAgain
 
 

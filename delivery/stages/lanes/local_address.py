@@ -1,7 +1,7 @@
-"""Give Spark an address of this machine where the machine's own host name does not resolve, as in many containers.
+"""Give Spark an address of this machine if the machine's own host name does not resolve, as in many containers.
 
-Runs on the driver, before its JVM starts, and in the command. Java looks its host name up while Spark's classes load, and ends
-with 60 lines of traceback where no answer comes. Spark asks nothing where the environment names an address.
+Runs on the driver, before its JVM starts, and in the command. Java resolves its host name while Spark's classes load, and ends
+with 60 lines of traceback if that fails. Spark does not resolve it if the environment names an address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from delivery import errors
 ADDRESS, NAME = "SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"
 LOOPBACK = {ADDRESS: "127.0.0.1", NAME: "localhost"}
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address of nobody (RFC 5737). A UDP socket that is connected to it sends nothing, and has the address of the way out."""
+"""An unused address (RFC 5737). Connecting a UDP socket to it sends nothing, and reveals the local address of the route."""
 
 
 def host_name() -> str:
@@ -24,14 +24,14 @@ def host_name() -> str:
 
 
 def resolves(name: str) -> bool:
-    """Tell whether a host name has an address."""
+    """Return True if a host name has an address."""
     with contextlib.suppress(OSError, UnicodeError):
         return bool(socket.getaddrinfo(name, None))
     return False
 
 
-def way_out() -> str | None:
-    """Return the address from which this machine reaches others, or None without a network."""
+def outgoing_address() -> str | None:
+    """Return the address from which this machine reaches others; None without a network."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         out.connect(_ELSEWHERE)
         return str(out.getsockname()[0])
@@ -44,16 +44,16 @@ def missing(
     *,
     name: str,
     is_resolved: Callable[[str], bool] = resolves,
-    own_address: Callable[[], str | None] = way_out,
+    own_address: Callable[[], str | None] = outgoing_address,
 ) -> dict[str, str]:
-    """Return the variables that Spark needs in its environment besides: none where it finds its address by itself.
+    """Return the environment variables to add for Spark.
 
-    1. The operator has set one of them: nothing is added.
-    2. The host name resolves: nothing is added.
-    3. The master is `local…`: driver and workers are on this machine, and talk over its loopback.
-    4. Another master: executors elsewhere have to reach the driver, at the address of the way out.
+    1. The operator has set one of them: none.
+    2. The host name resolves: none.
+    3. The master is `local…`: driver and workers are on this machine, and use its loopback address.
+    4. Another master: executors on other hosts reach the driver at its outgoing address.
 
-    Raise SettingsError where there is no such address.
+    Raise SettingsError if there is no outgoing address.
     """
     if environ.get(ADDRESS) or environ.get(NAME) or is_resolved(name):
         return {}
@@ -62,7 +62,7 @@ def missing(
     address = own_address()
     if address is None:
         raise errors.SettingsError(
-            f"this machine's host name, {name}, does not resolve, and it has no network: set {ADDRESS} to the address at which "
-            "the executors reach it, or put the name into /etc/hosts"
+            f"this machine's host name, {name}, does not resolve, and the machine has no network, so Spark did not start. Set "
+            f"{ADDRESS} to the address at which the executors reach this machine, or add the name to /etc/hosts"
         )
     return {ADDRESS: address, NAME: address}

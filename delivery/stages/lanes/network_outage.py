@@ -1,6 +1,6 @@
 """Pause all lanes while our own network is broken: the shell around delivery.webhooks.scheduling.outage.
 
-Runs on the driver, shared by the lanes of one application, each of which calls from its own thread.
+Runs on the driver, shared by the lanes of one application. Each lane calls from its own thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from delivery.webhooks.state.backlog import Failing
 log = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.5
-"""How often a lane that is paused looks whether the job is to stop."""
+"""Seconds between two checks of the stop event by a paused lane."""
 Registry = TypeVar("Registry")
 
 
 class Network:
-    """What is thought of our own network, and who waits for it.
+    """Detect an outage of our own network, and make the lanes wait for its end.
 
     `clock` is monotonic, in seconds; `now_s` gives seconds since the epoch.
     """
@@ -39,11 +39,11 @@ class Network:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the fault is ours."""
+        """Whether our own network is broken."""
         return self._health.is_broken
 
-    def told(self, seen: outage.Reachability) -> None:
-        """Take which destinations a micro-batch has asked. A sign that the network works ends all pauses at once."""
+    def record(self, seen: outage.Reachability) -> None:
+        """Record which destinations responded in a micro-batch. Evidence of a working network ends all pauses at once."""
         with self._changing:
             before, self._health = self._health, self._health.after(seen, self._clock())
             self._outages = self._outages.after(
@@ -52,33 +52,33 @@ class Network:
             self._changing.notify_all()
         if self._health.is_broken and self._health is not before:
             log.error(
-                "%d of %d destinations of several customers cannot be reached: the fault is ours, and all lanes pause for "
-                "%.0f s. Nobody is disabled for it. Look at this network's way out: routes, firewall, DNS, proxy",
+                "%d of %d destinations of several customers cannot be reached, so our own network is broken. All lanes pause "
+                "for %.0f s and then try again. No endpoint is disabled. Check this network's routes, firewall, DNS and proxy",
                 seen.unreachable, seen.asked, self._health.pause_s,
             )  # fmt: skip
         elif before.is_broken and not self._health.is_broken:
-            log.info("destinations can be reached again: the lanes go on")
+            log.info("destinations can be reached again: all lanes resume")
         metrics.EGRESS_BROKEN.set(self._health.is_broken)
 
-    def failing(self, told: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
-        """Return the endpoints that have failed for so long by themselves. What failed by a fault of ours does not count."""
+    def failing(self, found: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
+        """Return the endpoints that have failed for `disable_after_s`, not counting outages of our own network."""
         with self._changing:
             outages = self._outages
-        return [one.endpoint_id for one in told if outages.failing_s(one.since_ms, one.failed_ms) >= disable_after_s]
+        return [one.endpoint_id for one in found if outages.failing_s(one.since_ms, one.failed_ms) >= disable_after_s]
 
-    def hold_reason(self) -> str | None:
-        """Return why the lanes pause, None when they do not."""
+    def pause_reason(self) -> str | None:
+        """Return why the lanes are paused; None: they are not."""
         return "hardly any endpoint can be reached: our own network is broken" if self.is_broken else None
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is to be sent now."""
+        """Whether the lanes must send nothing now."""
         return self._health.paused_until > self._clock()
 
-    def holding(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:
-        """Return `take`, which gives what a micro-batch is handled with, to wait while the lanes pause; None: the job stops."""
+    def pausing(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:
+        """Return `take` with a wait in front: it waits while the lanes are paused, and returns None if the job stops."""
 
-        def held() -> Registry | None:
+        def acquire() -> Registry | None:
             with self._changing:
                 while (wait_s := self._health.paused_until - self._clock()) > 0:
                     if stop.is_set():
@@ -86,4 +86,4 @@ class Network:
                     self._changing.wait(min(wait_s, STOP_POLL_S))
             return take()
 
-        return held
+        return acquire

@@ -1,4 +1,4 @@
-"""Start Spark as this application needs it.
+"""Start Spark with the settings of this application.
 
 Runs on the driver.
 """
@@ -24,60 +24,60 @@ from delivery.stages.lanes import local_address
 log = logging.getLogger(__name__)
 
 LOG_LEVEL = "WARN"
-"""What Spark itself logs."""
+"""Level of Spark's own log."""
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.xml")
 JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-"""Less CPU than by default: the collector a sixth of the JVM's in the load test, as small heaps do without shorter pauses; the
-quick compiler alone another third, as the other one takes minutes for code that mostly waits (docs/adr/0024). With one compiler
-the JVM keeps 48 MB for its code, and a lane with state fills them in 90 s: it throws most of it away and compiles anew, for ten
-seconds at twice the latency. 240 MB is what it keeps with both."""
+"""JVM options that save CPU (docs/adr/0024). The parallel collector saves a sixth of the JVM's CPU in the load test: a small
+heap does not need shorter pauses. Using only the quick compiler saves another third: the other compiler takes minutes for code
+that mostly waits. With one compiler the JVM's code cache is 48 MB, and a lane with state fills it in 90 s. The JVM then
+discards most of the code and compiles it again, for ten seconds at twice the latency. With both compilers it is 240 MB."""
 RETAINED = "20"
-"""So many finished jobs, stages and queries Spark remembers."""
+"""Number of finished jobs, stages and queries that Spark remembers."""
 ALWAYS = {
-    # A task that is run twice at once would send twice.
+    # A speculative copy of a task would send its deliveries twice.
     "spark.speculation": "false",
-    # Where an executor took with it what other tasks were to read, Spark would run all of those again, beside those that still
-    # run, and tell none of them: both would send. The lane starts again instead, by its journal (docs/adr/0025).
+    # If an executor ends with rows that other tasks need, Spark would run those tasks again beside the ones that still run, and
+    # both would send. The lane restarts instead, with its completed-work log (docs/adr/0025).
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
-    # The broadcast snapshot holds customers' secrets; without this, its blocks would lie on the local disks in the clear.
+    # The broadcast snapshot holds customers' secrets; without this, its blocks would be on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
-    # The key of those blocks, and closures with the login of Kafka, cross between driver and executors: only to who knows the
-    # application's secret, and encrypted. Spark makes the secret by itself on one machine, on Kubernetes and on YARN.
+    # The key of those blocks, and closures with the Kafka login, travel between driver and executors. They are encrypted, and
+    # only for processes that know the application's secret. Spark creates it by itself on one machine, on Kubernetes and YARN.
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
-    # Of names and values; also of the options of the Kafka source.
+    # Applies to names and values, and to the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
-    # For each Kafka partition of each micro-batch Spark writes the text of a class that turns records into rows, and then finds
-    # that it has it compiled: half of the CPU of small tasks. Without, it interprets these and all plans (docs/adr/0029).
+    # For each Kafka partition of each micro-batch Spark generates the source of a class, and then finds it in the cache: half
+    # of the CPU of small tasks. Without code generation Spark interprets all plans (docs/adr/0029).
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Above the number of partitions, or Spark would open and close a consumer for each of them in each micro-batch.
+    # Above the number of partitions; otherwise Spark opens and closes consumers in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
-    # The first records are on their way while the rest is being read.
+    # The first records are sent while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
-    # For its pages, shown or not. Of ten micro-batches a second, a thousand live long enough to fill the old part of the heap,
-    # and emptying that stops everything for 0.3 s each minute (docs/adr/0029).
+    # Spark keeps these for its web pages, served or not. At ten micro-batches a second, a thousand of them would fill the old
+    # generation of the heap, and collecting it stops the JVM for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
     "spark.ui.retainedStages": RETAINED,
     "spark.sql.ui.retainedExecutions": RETAINED,
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
-    # Streams do without it, and say so in the log at each start.
+    # Streaming queries ignore it, and would log a warning at each start.
     "spark.sql.adaptive.enabled": "false",
-    # A sum over all bytes that are shuffled: a tenth of the JVM's samples in the batch lane. By it Spark would run the tasks
-    # behind a shuffle once more where a task before it ran again and wrote other bytes; what they have sent would be repeated.
+    # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With it, Spark would rerun the
+    # tasks after a shuffle if a task before it ran again and wrote other bytes, and their deliveries would be repeated.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
-    # The state of the lanes: on disk, and a micro-batch writes what it changed.
+    # The lanes' state is on disk, and a micro-batch writes only its changes.
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-"""Hadoop's own starts a process, `chmod`, for every file that it writes on a local disk, and one for its checksum: ten in each
-micro-batch of two shards, 100 ms of it on two busy cores (docs/adr/0026)."""
+"""File system class for local checkpoints. Hadoop's own class starts a `chmod` process for every local file and for its
+checksum file: ten in each micro-batch of two shards, 100 ms on two busy cores (docs/adr/0026)."""
 LOOKED_UP_ONCE = (
     "functions",
     "PythonUtils",
@@ -87,25 +87,25 @@ LOOKED_UP_ONCE = (
     "org.apache.spark.sql.classic.SparkSession$",
     "org.apache.spark.sql.execution.python.UserDefinedPythonFunction",
 )
-"""What PySpark asks the JVM for by these names each time that it makes a plan. For the short ones the JVM looks through all of
-its jars first, each time: a tenth of its CPU in small micro-batches (docs/adr/0029)."""
+"""Names that PySpark asks the JVM for each time that it builds a plan. For the short names the JVM first searches all of its
+jars: a tenth of its CPU in small micro-batches (docs/adr/0029)."""
 
 GONE = (Py4JNetworkError, ConnectionError)
-"""What a call raises whose JVM has ended."""
+"""Exceptions of a call whose JVM has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Libraries:
-    """What the JVM is given beside Spark's own jars."""
+    """Jars and the class archive for the JVM, beside Spark's own jars."""
 
     jars: Sequence[Path] = ()
-    """The Kafka connector's, and LOCAL_FILES. A cluster's image may hold them itself."""
+    """Jars of the Kafka connector and of LOCAL_FILES. A cluster's image may contain them instead."""
     class_archive: Path | None = None
-    """For a quicker start; the JVM goes on without one that does not fit it, and need not say so."""
+    """Class archive for a faster start. A JVM that the archive does not fit ignores it silently."""
 
 
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a session by the settings; what `spark.conf` says comes before `besides`."""
+    """Return a session by the settings. Entries of `spark.conf` override those of `besides`."""
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
@@ -124,7 +124,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
     paths = ",".join(str(jar) for jar in libraries.jars)
     if paths:
         conf["spark.jars"] = paths
-    # PySpark takes the workers' interpreter from here and from nowhere else; without it, it would be the first on the PATH.
+    # PySpark reads the workers' interpreter only from this variable. Without it, it would use the first Python on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _name_an_address(config.master)
     builder = SparkSession.builder
@@ -139,62 +139,62 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 @contextlib.contextmanager
 def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Have a session inside; raise LaneFailed where its JVM ends before it is asked to."""
+    """Run a session inside the context; raise LaneFailed if its JVM ends unexpectedly."""
     spark = start(config, libraries, besides)
     try:
         yield spark
     except GONE as exc:
         raise errors.LaneFailed(
-            "Spark's JVM has ended: it was killed, or had no memory left. What was committed is kept: start again"
+            "Spark's JVM has ended unexpectedly: it was killed, or ran out of memory. All lanes stop. Committed work is kept: "
+            "check the memory (spark.driver_memory, the container's limit), and start again"
         ) from exc
     finally:
         _end(spark)
 
 
 def _end(spark: SparkSession) -> None:
-    """End the session, if there is one still.
+    """End the session, if it still runs.
 
-    Spark's own log is off meanwhile. Threads of its state that are still at work find no SparkEnv, and log a traceback as
-    of a crash.
+    Spark's own log is off meanwhile: threads of its state store that still run find no SparkEnv, and would log a traceback.
     """
     try:
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
     except (Py4JError, OSError) as gone:
-        log.warning("Spark's JVM is gone already: %s", gone)
+        log.warning("Spark's JVM had ended before it was stopped: %s", gone)
 
 
 def _name_an_address(master: str) -> None:
-    """Spark takes its address from the environment only: its JVM has failed by the time that it reads other settings."""
+    """Set Spark's address in the environment: without it the JVM would fail before it reads any other setting."""
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
-        log.warning("the host name %s does not resolve: Spark uses %s", name, added[local_address.ADDRESS])
+        log.warning("the host name %s does not resolve, so Spark uses the address %s", name, added[local_address.ADDRESS])
         os.environ.update(added)
 
 
 def sharing(archive: Path) -> list[str]:
-    """Return the options of a JVM that may map this archive of classes."""
+    """Return the JVM options that use this class archive, if it fits."""
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"]
 
 
 def java_options(*besides: str) -> str:
-    """Return the driver's JVM options with more of them; each may contain spaces."""
+    """Return the driver's JVM options, followed by `besides`. Each may contain spaces."""
     return " ".join([*JVM_OPTIONS, *(f'"{option}"' for option in besides)])
 
 
 def _write_local_files_by_itself(spark: SparkSession) -> None:
-    """Let what is opened from now on write local files by LOCAL_FILES, if it is there and `spark.conf` names no other.
+    """Use LOCAL_FILES for local files from now on, if the class exists and `spark.conf` names no other.
 
-    Not among the settings that Spark starts with: it opens local files to load the jars, and has no class of them yet.
+    It cannot be a setting at the start: Spark opens local files to load the jars before it has any class from them.
     """
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # no public way
     if hadoop.get("fs.file.impl") is None and hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:
         hadoop.set("fs.file.impl", LOCAL_FILES)
-        hadoop.setBoolean("fs.file.impl.disable.cache", True)  # Spark's start has left Hadoop's there
+        hadoop.setBoolean("fs.file.impl.disable.cache", True)  # the cache holds Hadoop's class since Spark's start
 
 
 def _look_up_once(spark: SparkSession) -> None:
-    """Keep what py4j finds under these names: what its view of the JVM has as an attribute, it does not ask for."""
+    """Store the classes of these names as attributes of py4j's view of the JVM, so that py4j does not ask for them again."""
     jvm = spark.sparkContext._jvm  # noqa: SLF001  # no public way
     for name in LOOKED_UP_ONCE:
         setattr(jvm, name, getattr(jvm, name))

@@ -1,6 +1,6 @@
-"""Run one lane as a streaming query, and end it without leaving work half done.
+"""Run one lane as a streaming query, and stop it between two micro-batches.
 
-Runs on the driver. Guarantee: a micro-batch is committed after everything that it caused was written, and never before.
+Runs on the driver. Guarantee: a micro-batch is committed after all of its results were written, never before.
 """
 
 from __future__ import annotations
@@ -26,90 +26,92 @@ from delivery.stages.lanes import session
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Seconds between two checks of the query's progress."""
 ASK_S = 3.0
-"""How often to ask whether Kafka is back, and the wait before it is asked first: tasks of a job that has failed may go on for
+"""Seconds before each request whether Kafka is back. The first wait covers tasks of a failed job, which may run for
 `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
-"""So often in a row a lane starts again for a Kafka that answers, and of which the query cannot tell how far its topics go. And
-so often for a plan that took too long."""
+"""Consecutive restarts after which a lane fails: because Kafka answers, but its end offsets could not be read, or because
+planning timed out."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
-"""Spark has a plan with state looked at by a Python process of the driver's machine, and waits 10 s for that to start. What a
-task says of its own worker begins with the job that was aborted."""
+"""Planning failure: Spark checks a plan with state in a Python process on the driver's machine, and waits 10 s for its start.
+The same failure of a task's worker does not match, because its text starts with the aborted job."""
 REASON = "Reason: "
+"""Prefix with which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
-"""The log of what the JVM asks of Python, micro-batches among them."""
+"""Logger of the calls from the JVM to Python, such as micro-batches."""
 _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
 class HandedBack(Exception):
-    """Not an error: a micro-batch is handed back to Spark, and is to run again."""
+    """Raised to leave a micro-batch uncommitted, so that it runs again. Not an error."""
 
 
 class StartAgain(HandedBack):
-    """How `handle` hands back a micro-batch, to have the query planned anew.
+    """Raised by `handle` to leave the micro-batch uncommitted and restart the query with a new plan.
 
-    Nothing of it was done, or `planned` finds out what was.
+    Nothing was sent, or the completed-work log lists it.
     """
 
 
 class _KafkaAway(StartAgain):
-    """The query has ended because Kafka did not answer for too long."""
+    """The query ended because Kafka did not answer for too long."""
 
 
 class _StopRequested(HandedBack):
-    """The next start handles it."""
+    """The job was asked to stop. The next start handles the micro-batch."""
 
 
 def _quieten_py4j() -> None:
-    logging.getLogger(PY4J_LOG).addFilter(_is_news)
+    logging.getLogger(PY4J_LOG).addFilter(_is_error)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Tell whether py4j logs an error. It logs every exception that passes through it, by a traceback."""
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return False for HandedBack. py4j logs every exception that passes through it, with a traceback."""
     return not (record.exc_info and isinstance(record.exc_info[1], HandedBack))
 
 
 class Lane(Generic[Registry]):
-    """A streaming query whose micro-batches are handled by a function, and which can be stopped between two of them.
+    """A streaming query whose micro-batches are handled by a function, and that can be stopped between two of them.
 
-    `hold` gives what a micro-batch is handled with, and may wait for it; None says that the job is to stop. `began` is told the
-    number of each before it is handled. `is_woken` says that a micro-batch comes at the start whether there are records or not:
-    the lane is ready when that is committed, and the seconds that the first of a process takes are nobody's waiting.
-    `is_kafka_back` is asked, where the query ended because Kafka was away, until it says so.
+    `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
+    with the number of each micro-batch before it is handled. `is_woken`: a micro-batch comes at the start even without records,
+    and the lane is ready once it is committed. So no event waits for the slow first micro-batch of a process. `is_kafka_back`
+    is asked until it returns True, after the query ended because Kafka did not answer.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        hold: Callable[[], Registry | None],
+        acquire: Callable[[], Registry | None],
         handle: Callable[[DataFrame, Registry], None],
         stop: threading.Event,
         watch: health.Watch,
         is_kafka_back: Callable[[], bool],
-        began: Callable[[int], None] = lambda _: None,
+        on_begin: Callable[[int], None] = lambda _: None,
         is_woken: bool = False,
     ) -> None:
         self._name = name
-        self._hold = hold
+        self._acquire = acquire
         self._handle = handle
         self._stop = stop
         self._watched = watch
         self._is_kafka_back = is_kafka_back
-        self._began = began
+        self._on_begin = on_begin
         self._is_woken = is_woken
         self._handed_back: type[Exception] | None = None
         self._last_begun = self._handled = -1
         self._absences = 0
-        """Of Kafka, or of a plan, since the query has told of anything."""
+        """Restarts for Kafka or for planning since the query's last progress."""
         self._begins = threading.Event()
 
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
-        """Run until `stop` is set, or with `once` until everything that is in Kafka now has been handled.
+        """Run until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
-        `planned` gives the streaming plan, and is asked again when `handle` raises StartAgain, and when Kafka is back after an
-        absence that has ended the query. None: the job is to stop.
+        `planned` returns the streaming plan. It is called again when `handle` raises StartAgain, and when Kafka answers again
+        after an outage that ended the query. None: the job is asked to stop.
         """
         _quieten_py4j()
         while (rows := planned()) is not None:
@@ -119,10 +121,10 @@ class Lane(Generic[Registry]):
                 return
             if handed_back is _KafkaAway and not self._await_kafka():
                 return
-            log.info("lane %s is planned anew", self._name)
+            log.info("lane %s restarts with a new plan", self._name)
 
     def _await_kafka(self) -> bool:
-        """Wait until Kafka answers; return False when the job is to stop."""
+        """Wait until Kafka answers; return False when the job is asked to stop."""
         while not self._stop.wait(ASK_S):
             if self._is_kafka_back():
                 return True
@@ -130,7 +132,7 @@ class Lane(Generic[Registry]):
 
     def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
-        self._last_begun = self._handled = -1  # of this query
+        self._last_begun = self._handled = -1  # in this query
         recovery.require_whole(rows.sparkSession, checkpoint)
         writer = (
             rows.writeStream.queryName(self._name).option("checkpointLocation", checkpoint).foreachBatch(self._handle_batch)
@@ -140,7 +142,7 @@ class Lane(Generic[Registry]):
         else:
             query = writer.trigger(processingTime=f"{interval_s} seconds").start()
         if not self._is_woken:
-            self._watched.entered(health.Phase.RUNNING)
+            self._watched.enter(health.Phase.RUNNING)
         try:
             self._watch(query)
             self._require_well(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
@@ -152,21 +154,21 @@ class Lane(Generic[Registry]):
         before = self._last_begun
         self._begins.set()  # Spark has reported the one before by now
         try:
-            registry = self._held()
+            registry = self._registry()
             self._last_begun = batch_id
-            self._began(batch_id)
+            self._on_begin(batch_id)
             self._handle(batch, registry)
             self._handled = batch_id
         except HandedBack as handed_back:
-            # Returning would commit a batch that was not handled, and its events would be lost. Raising ends the query with
-            # the batch uncommitted, to be run again at the next start; that is no error, so Spark is not to report one.
+            # Returning would commit an unhandled batch, and its events would be lost. Raising ends the query with the batch
+            # uncommitted, and it runs again at the next start. That is no error, so Spark's log is off.
             self._last_begun = before
             self._handed_back = type(handed_back)
             batch.sparkSession.sparkContext.setLogLevel("OFF")
             raise
 
-    def _held(self) -> Registry:
-        registry = None if self._stop.is_set() else self._hold()
+    def _registry(self) -> Registry:
+        registry = None if self._stop.is_set() else self._acquire()
         if registry is None:
             raise _StopRequested
         return registry
@@ -176,13 +178,13 @@ class Lane(Generic[Registry]):
         while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()
-            # Asked for when there is one: the JVM writes the offsets of hundreds of topics for each.
+            # Asked only for new progress: each time the JVM formats the offsets of hundreds of topics.
             if newest is not None and _committed(newest) >= self._handled:
                 continue
             if (last := query.lastProgress) is None or last == newest:
                 continue
             newest, self._absences = last, 0
-            self._watched.entered(health.Phase.RUNNING)
+            self._watched.enter(health.Phase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
@@ -190,58 +192,61 @@ class Lane(Generic[Registry]):
             for state in newest["stateOperators"]:
                 metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
-            self._watched.reached(positions(newest))
+            self._watched.reach(positions(newest))
 
     def _require_well(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> None:
-        """Raise LaneFailed where the query has ended by itself, and not because Kafka was away.
+        """Raise LaneFailed if the query ended by itself, and neither Kafka nor planning can explain it.
 
-        `written` are the folders that it writes.
+        `written` returns the folders that the query writes.
         """
         failure = query.exception()
         if failure is None or self._handed_back is not None:
             return
         text = str(failure)
-        if outage.is_meant(text) and self._absences < MOST_ABSENCES:
+        if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             self._handed_back = _KafkaAway
-            log.warning("lane %s waits for Kafka: %s", self._name, cause_of(text))
+            log.warning("lane %s waits for Kafka, and restarts by itself when it answers: %s", self._name, cause_of(text))
             return
         if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             self._handed_back = StartAgain
-            log.warning("lane %s could not be planned: no Python process has started within 10 s on this machine", self._name)
+            log.warning(
+                "lane %s could not be planned and tries again: no Python process started within 10 s on this machine. If it "
+                "happens often, give the driver more CPU", self._name,
+            )  # fmt: skip
             return
-        self._watched.entered(health.Phase.ENDED)
-        space = disk_space.told(written()) if disk_space.is_meant(text) else ""
+        self._watched.enter(health.Phase.ENDED)
+        space = disk_space.free_space(written()) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
-            f"lane {self._name} ended: {cause_of(text) or type(failure).__name__}{space}. "
-            "What was committed is kept: mend the cause, and start again"
+            f"lane {self._name} ended, and all lanes stop: {cause_of(text) or type(failure).__name__}{space}. "
+            "Committed work is kept: fix the cause, and start again"
         ) from failure
 
     def _is_at_rest(self, query: StreamingQuery) -> bool:
-        """Tell whether the last batch that began is committed: progress is reported after the commit."""
+        """Return True if the last started micro-batch is committed: Spark reports progress after the commit."""
         progress = query.lastProgress
         return self._last_begun <= (-1 if progress is None else _committed(progress))
 
 
 def _committed(progress: StreamingQueryProgress) -> int:
-    """Return the newest micro-batch that was committed by then. Where there was nothing to do, Spark names the one to come."""
+    """Return the newest committed micro-batch. If there was nothing to do, Spark reports the number of the next one."""
     return int(progress["batchId"]) - ("addBatch" not in progress["durationMs"])
 
 
 def cause_of(failure: str) -> str:
-    """Return the line of a failed query's text that says why: the last that is neither of a JVM's stack nor a bare code.
+    """Return the line of a failed query's text that names the cause: the last one that is no stack frame and no bare code.
 
-    Spark's source for Kafka says after "Reason:" which partition it is, and then what it may all be.
+    Spark's Kafka source names the affected partition after "Reason:", followed by general advice.
     """
-    told = failure.partition("=== Streaming Query ===")[0].splitlines()
-    lines = [line.strip() for line in told if line.strip() and not _SAYS_NOTHING.match(line)]
+    text = failure.partition("=== Streaming Query ===")[0].splitlines()
+    lines = [line.strip() for line in text if line.strip() and not _SAYS_NOTHING.match(line)]
     named = [line.removeprefix(REASON) for line in lines if line.startswith(REASON)]
     return (named or lines or [""])[-1]
 
 
 def positions(progress: StreamingQueryProgress) -> health.Positions:
-    """Return up to where the lane has committed."""
+    """Return the lane's committed positions."""
     ends = (json.loads(source["endOffset"]) or {} for source in progress["sources"])
     return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
 

@@ -1,8 +1,7 @@
-"""Publish as metrics what the workers tell of their work, by a Spark accumulator.
+"""Collect the workers' counters by Spark accumulators, and publish them as metrics.
 
-Runs on the driver; delivery.stages.tasks.observer is what crosses to the executors (docs/adr/0008). Counted is what finished
-tasks did: a task that fails takes its numbers with it, and Spark runs it again. A micro-batch is published once its results are
-written.
+Runs on the driver; delivery.stages.tasks.observer travels to the executors (docs/adr/0008). Only finished tasks count: the
+counters of a failed task are dropped, and Spark runs the task again. A micro-batch is published once its results are written.
 """
 
 from __future__ import annotations
@@ -16,61 +15,61 @@ from delivery.config import settings
 from delivery.model import EndpointId
 from delivery.observability import metrics
 from delivery.stages.tasks import observer
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 
-class Told(NamedTuple):
-    """What the workers told of a micro-batch."""
+class WorkerReport(NamedTuple):
+    """What the workers reported of a micro-batch."""
 
-    tally: Tally
+    tally: Counters
     gone: frozenset[EndpointId]
-    """Endpoints that have said that they are gone for good."""
-    silent: frozenset[EndpointId]
-    """Endpoints that were waited for and did not answer."""
+    """Endpoints that answered that they are gone for good."""
+    unresponsive: frozenset[EndpointId]
+    """Endpoints that did not answer within their response deadline."""
 
 
 class Telemetry:
-    """Collect what the tasks of one lane tell, and publish it as metrics."""
+    """Collect the reports of one lane's tasks, and publish them as metrics."""
 
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
-        self._total = context.accumulator(Tally(), observer.Merging())
+        self._total = context.accumulator(Counters(), observer.CountersParam())
         no_endpoints: frozenset[EndpointId] = frozenset()
-        self._gone = context.accumulator(no_endpoints, observer.MergingEndpoints())
-        self._silent = context.accumulator(no_endpoints, observer.MergingEndpoints())
+        self._gone = context.accumulator(no_endpoints, observer.EndpointsParam())
+        self._unresponsive = context.accumulator(no_endpoints, observer.EndpointsParam())
         self._cpu = observer.process_cpu()
         self._jvm_cpu = _jvm_cpu(context)
         self.observer = observer.Observer(
             total=self._total,
             gone=self._gone,
-            silent=self._silent,
+            unresponsive=self._unresponsive,
             level=config.level,
             format=config.format,
             attempt_sample=config.attempt_sample,
         )
 
-    def publish(self) -> Told:
-        """Add what has come since the last call to the metrics, and return it. Called when a micro-batch's results are written.
+    def publish(self) -> WorkerReport:
+        """Add the reports since the last call to the metrics, and return them. Called when a micro-batch's results are written.
 
-        All of its tasks' updates are here by then: Spark merges a task's before it calls the task finished.
+        By then all updates have arrived: Spark merges a task's updates before it reports the task as finished.
         """
-        told, self._total.value = self._total.value, Tally()
+        tally, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
-        silent, self._silent.value = self._silent.value, frozenset()
-        self.account(told)
-        return Told(told, gone, silent)
+        unresponsive, self._unresponsive.value = self._unresponsive.value, frozenset()
+        self.add(tally)
+        return WorkerReport(tally, gone, unresponsive)
 
-    def account(self, tally: Tally) -> None:
-        """Add to the metrics what was told in another way."""
-        metrics.account(self._lane, tally)
+    def add(self, tally: Counters) -> None:
+        """Add counters to the metrics."""
+        metrics.add_counters(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
 
 
-@functools.cache  # one for all lanes of an application: each tells what was spent since any of them last told
+@functools.cache  # one for all lanes of an application: each adds the time since any of them last asked
 def _jvm_cpu(context: SparkContext) -> observer.Meter:
-    jvm = context._jvm  # noqa: SLF001  # PySpark has no public way to the JVM, and nobody else knows its CPU time
-    # Each name of a package costs the JVM a search through all of its jars, so these are looked up once.
+    jvm = context._jvm  # noqa: SLF001  # PySpark has no public way to the JVM, which alone knows its CPU time
+    # Each package name costs the JVM a search through all of its jars, so these are looked up once.
     itself = jvm.java.lang.ProcessHandle.current()  # type: ignore[union-attr]  # set once Spark runs
     zero = jvm.java.time.Duration.ZERO  # type: ignore[union-attr]
     return observer.Meter(lambda: float(itself.info().totalCpuDuration().orElse(zero).toNanos()) / 1e9)

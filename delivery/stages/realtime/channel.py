@@ -1,10 +1,11 @@
 """Exchange sealed messages between the driver and the workers of the real-time lane, over TCP.
 
 Runs on the driver and in the executors' Python workers. Must not import the settings. Each message is sealed by AES-GCM with a
-key that travels in the task's closure, which Spark encrypts. The driver begins with a random challenge. The challenge, the
-direction and the message's number are sealed as well: a recorded message opens nowhere else and at no other time.
+key that travels in the task's closure, which Spark encrypts. The driver starts with a random challenge. The challenge, the
+direction and the message's number are authenticated as well, so a recorded message cannot be replayed.
 
-What is opened is unpickled, as what Spark's accumulators bring is: only who has the key of the query can have sealed it.
+An opened message is unpickled, as are the values of Spark's accumulators: only a process with the query's key can have sealed
+it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from delivery.webhooks.state import pickling
 
 CONNECT_S = 10.0
-"""Seconds that a connection, or one message of it, may take."""
+"""Seconds that connecting, or one message, may take."""
 MAX_REPORT_BYTES = 16 * 1024 * 1024
-"""Bytes of a message to the driver; who has not the key can make the driver reserve no more."""
-MAX_NEWS_BYTES = 2 * 1024 * 1024 * 1024 - 1
+"""Bytes of a message to the driver. A client without the key cannot make the driver allocate more."""
+MAX_UPDATE_BYTES = 2 * 1024 * 1024 * 1024 - 1
 """Bytes of a message to a worker, which may hold the whole registry."""
 _CHALLENGE_BYTES = 16
 _NONCE_BYTES = 12
@@ -32,12 +33,12 @@ _LENGTH = struct.Struct(">I")
 
 
 class ChannelBroken(Exception):
-    """The other side is gone, or it is not the one that has the key."""
+    """The peer is gone, or it does not have the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the driver listens, and the key. Survives pickling."""
+    """The driver's address and the query's key. Survives pickling."""
 
     host: str
     port: int
@@ -50,14 +51,14 @@ def new_key() -> bytes:
 
 
 class Channel:
-    """One connection. Each side sends and receives in turn, from one thread at a time."""
+    """One connection. Each side sends and receives alternately, from one thread at a time."""
 
     def __init__(self, connection: socket.socket, key: bytes, challenge: bytes, *, is_driver: bool) -> None:
         self._connection = connection
         self._sealer = AESGCM(key)
         self._challenge = challenge
-        self._sends, self._receives = (b"news", b"report") if is_driver else (b"report", b"news")
-        self._most = MAX_REPORT_BYTES if is_driver else MAX_NEWS_BYTES
+        self._sends, self._receives = (b"update", b"report") if is_driver else (b"report", b"update")
+        self._most = MAX_REPORT_BYTES if is_driver else MAX_UPDATE_BYTES
         self._sent = self._received = 0
 
     def send(self, message: Any) -> None:
@@ -71,7 +72,7 @@ class Channel:
             raise ChannelBroken(f"{exc}") from exc
 
     def receive(self) -> Any:
-        """Return the next message, waiting for it; raise ChannelBroken."""
+        """Wait for the next message and return it; raise ChannelBroken."""
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if length > self._most:
             raise ChannelBroken(f"a message of {length} bytes")
@@ -83,8 +84,8 @@ class Channel:
         except InvalidTag:
             raise ChannelBroken("a message that was not sealed for here") from None
 
-    def wait_for_ever(self) -> None:
-        """Let the next message take as long as it does."""
+    def wait_without_timeout(self) -> None:
+        """Remove the time limit of the next messages."""
         self._connection.settimeout(None)
 
     def close(self) -> None:

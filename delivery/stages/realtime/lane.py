@@ -1,7 +1,7 @@
-"""Run the real-time lane: choose its trigger, watch its tasks while a batch lasts, start it again, end it in order.
+"""Run the real-time lane: choose its trigger, watch its tasks while a batch lasts, restart it, and stop it in order.
 
-Runs on the driver. The lane's plan ends in the tasks, which write their results themselves; Spark is given nothing back.
-Guarantee: at least once. Spark commits a batch when its tasks have ended, so after all that it caused was written.
+Runs on the driver. The lane's plan ends in the tasks, which write their results themselves and return no rows to Spark.
+Guarantee: at least once. Spark commits a batch when its tasks have ended, so after all results were written.
 """
 
 from __future__ import annotations
@@ -24,87 +24,109 @@ from delivery.observability import health, metrics
 from delivery.stages.checkpoint import disk_space, recovery
 from delivery.stages.kafka import outage, sink
 from delivery.stages.lanes import lanes, session, streaming_lane, telemetry
-from delivery.stages.realtime import collected, floors, messages, moving, pace, partition, records, slots
-from delivery.stages.realtime.hub import Hub
+from delivery.stages.realtime import (
+    deliver_realtime,
+    messages,
+    mode_switch,
+    realtime_source,
+    report_buffer,
+    slots,
+    start_offsets,
+    topic_moves,
+)
+from delivery.stages.realtime.task_server import TaskServer
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import observer, task_context
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
 
 NAME = "realtime"
 POLL_S = 0.1
-"""Seconds between two looks at what the tasks have told."""
+"""Seconds between two checks of the tasks' reports."""
 TOPICS_EVERY_S = 10.0
-"""Seconds between two looks for new partitions, which a running batch does not read."""
+"""Seconds between two checks for new partitions, which a running batch does not read."""
 MOST_STARTS = 5
-"""Starts in a row after which nothing was delivered, before the lane gives up."""
+"""Consecutive restarts without any delivery after which the lane gives up."""
 STOPS_WITHIN_S = 10.0
-"""Seconds that tasks have to write what has ended, beside `delivery.stop_within_s` for what goes on alone."""
+"""Seconds for tasks to write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
+WAITS_FOR_KAFKA = "lane %s waits for Kafka, and restarts by itself when it answers: %s"
+RESTARTS = "lane %s restarts its query at the first record without a receipt, because %s"
+"""Log message after a fault of a task."""
 
 
 class Outcome(enum.Enum):
-    """Why a query was ended, or has ended."""
+    """Why a query ended."""
 
     STOP = enum.auto()
+    """The job was asked to stop."""
     DONE = enum.auto()
-    """With `once`: all that was in Kafka is handled."""
-    PLAN_AGAIN = enum.auto()
+    """With `once`: all records that were in Kafka are handled."""
+    REPLAN = enum.auto()
+    """The plan must change: the mode, or the number of partitions."""
     FAULT = enum.auto()
-    """A task failed or was lost. What it had begun may go on for a moment."""
+    """A task failed or was lost. Its deliveries may continue for a moment."""
     KAFKA_AWAY = enum.auto()
+    """Kafka did not answer."""
 
 
 WITHOUT_LANE = (
-    "lane direct leaves out the topics of source.realtime_pattern, and lane realtime does not run here: run it in another "
-    "application on the same topics, name it in --lanes (drivers.NAME.lanes of the chart), or remove the pattern"
+    "the topics of source.realtime_pattern are not delivered here: lane direct leaves them out, and lane realtime does not run "
+    "in this application. Run it in another one on the same topics, name it in --lanes (drivers.NAME.lanes of the chart), or "
+    "remove the pattern"
 )
 
 
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes that run where none are named: all that are known, this one only if it has topics."""
+    """Return the lanes to run if the operator names none: all known ones, this one only if it has topics."""
     return [name for name in known if name != NAME or config.source.realtime_pattern]
 
 
-def made(
+def build(
     config: settings.Settings,
     spark: SparkSession,
     registry: registry_follower.Broadcasts | lookup_source.Lookups,
-    common: lanes.Common,
+    context: lanes.LaneContext,
     *,
     stop: threading.Event,
     names: Collection[str],
 ) -> dict[str, lanes.Lane]:
-    """Return the lane, if it is named. Before, give topics over where the pattern has changed.
+    """Move topics between lanes if the pattern has changed, then return the lane, if it is named.
 
-    Raises SettingsError where the lane cannot run by these settings, and what delivery.stages.realtime.moving does.
+    Raise SettingsError if the lane cannot run with these settings, and the errors of delivery.stages.realtime.topic_moves.
     """
-    moving.move(spark, config, names)
+    topic_moves.move_topics(spark, config, names)
     if NAME not in names:
         if config.source.realtime_pattern and "direct" in names:
             log.warning(WITHOUT_LANE)
         return {}
     if not config.source.realtime_pattern:
-        raise errors.SettingsError("lane realtime has no topics: set source.realtime_pattern")
+        raise errors.SettingsError(
+            "lane realtime is named in --lanes and has no topics, so the job did not start: set source.realtime_pattern, or "
+            "leave the lane out"
+        )
     if isinstance(registry, lookup_source.Lookups):
-        raise errors.SettingsError('lane realtime needs snapshot.source = "broadcast": its workers follow the driver')
-    return {NAME: Realtime(config, spark, registry.follower, stop, common, shares=len(names) > 1)}
+        raise errors.SettingsError(
+            'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver: '
+            'set snapshot.source to "broadcast"'
+        )
+    return {NAME: RealtimeLane(config, spark, registry.follower, stop, context, shares=len(names) > 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query as it runs."""
+    """A running query."""
 
-    itself: StreamingQuery
-    hub: Hub
-    mode: pace.Mode
+    streaming_query: StreamingQuery
+    server: TaskServer
+    mode: mode_switch.Mode
     partitions: int
     once: bool
 
 
-class Realtime:
-    """The lane. `shares` says whether other lanes run in this application and need slots as well."""
+class RealtimeLane:
+    """The real-time lane. `shares` says whether other lanes of this application need slots as well."""
 
     def __init__(
         self,
@@ -112,34 +134,34 @@ class Realtime:
         spark: SparkSession,
         registry: registry_follower.Follower,
         stop: threading.Event,
-        common: lanes.Common,
+        context: lanes.LaneContext,
         *,
         shares: bool,
     ) -> None:
-        self._config, self._registry, self._stop, self._common = config, registry, stop, common
-        self._one_by_one, self._in_batches = records.session(spark), spark.newSession()
+        self._config, self._registry, self._stop, self._context = config, registry, stop, context
+        self._one_by_one, self._in_batches = realtime_source.session(spark), spark.newSession()
         self._for_others = config.spark.parallelism if shares else 0
         self._seen = telemetry.Telemetry(spark.sparkContext, NAME, config.logs)
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
-        self._pace = pace.Pace(since=time.monotonic())
+        self._mode_switch = mode_switch.ModeSwitch(since=time.monotonic())
         self._found: dict[str, int] = {}
-        """The lane's topics, and how many partitions each has."""
-        self._starts = 0
-        """Since something was delivered."""
+        """The number of partitions of each of the lane's topics."""
+        self._restarts = 0
+        """Restarts since the last delivery."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """As lanes.Lane."""
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
         self._find_topics(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
                 outcome = self._run_query(watch, once=once)
             except errors.LaneFailed:
-                watch.entered(health.Phase.ENDED)
+                watch.enter(health.Phase.ENDED)
                 raise
             if outcome in {Outcome.STOP, Outcome.DONE} or self._stop.is_set():
                 return
             if outcome is Outcome.FAULT:
-                self._stop.wait(lanes.LAST_TASKS_S)  # so that what goes on in the tasks is written, and not made again
+                self._stop.wait(lanes.LAST_TASKS_S)  # so that the tasks can write their results, and deliveries do not repeat
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if outage.is_over(self._config.kafka):
                     break
@@ -148,7 +170,7 @@ class Realtime:
     # Topics and slots.
 
     def _find_topics(self, *, is_first: bool = False) -> None:
-        """Look which partitions there are. Raise SettingsError where there are too few slots for those of the start."""
+        """Find the lane's partitions. Raise SettingsError if Spark has too few slots for those of the start."""
         found = slots.partitions(self._config)
         if found is None or found == self._found:
             return
@@ -157,15 +179,15 @@ class Realtime:
         if why is not None and is_first:
             raise errors.SettingsError(why)
         if why is not None:
-            log.error("new partitions: %s. Until then the lane delivers in micro-batches", why)
+            log.error("new partitions were found: %s. Until then lane %s delivers in micro-batches", why, NAME)
 
     def _has_slots(self) -> bool:
         return slots.refusal(self._found, slots.available(self._one_by_one.sparkContext), self._for_others) is None
 
     def _await_topics(self, watch: health.Watch) -> bool:
-        """Wait until there is a topic; return False when the job is to stop."""
+        """Wait until there is a topic; return False when the job is asked to stop."""
         while not self._found and not self._stop.is_set():
-            watch.entered(health.Phase.RUNNING)
+            watch.enter(health.Phase.RUNNING)
             self._stop.wait(1.0)
             self._find_topics()
         return not self._stop.is_set()
@@ -175,40 +197,42 @@ class Realtime:
     def _run_query(self, watch: health.Watch, *, once: bool) -> Outcome:
         recovery.require_whole(self._in_batches, self._checkpoint)
         try:
-            begin = floors.read(self._in_batches, self._config, self._checkpoint)
+            start = start_offsets.read(self._in_batches, self._config, self._checkpoint)
         except errors.KafkaUnavailable as exc:
-            log.warning("lane %s waits for Kafka: %s", NAME, exc)
+            log.warning(WAITS_FOR_KAFKA, NAME, exc)
             return Outcome.KAFKA_AWAY
-        mode = self._pace.mode if self._has_slots() and not once else pace.Mode.CATCHING_UP
-        metrics.REALTIME_CATCHING_UP.set(mode is pace.Mode.CATCHING_UP)
+        mode = self._mode_switch.mode if self._has_slots() and not once else mode_switch.Mode.CATCHING_UP
+        metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
         host, bind = _addresses(self._one_by_one.sparkContext)
-        hub = Hub(self._news, begin.next_offsets, bind=bind, host=host, port=self._config.realtime.port)
+        server = TaskServer(self._update_for, start.next_offsets, bind=bind, host=host, port=self._config.realtime.port)
         try:
-            running = _Query(self._start(begin, hub, mode, once=once), hub, mode, sum(self._found.values()), once)
+            query = _Query(self._start(start, server, mode, once=once), server, mode, sum(self._found.values()), once)
             try:
-                outcome = self._watch(running, watch)
-                if outcome in {Outcome.STOP, Outcome.PLAN_AGAIN}:
-                    self._stop_tasks(running)
+                outcome = self._watch(query, watch)
+                if outcome in {Outcome.STOP, Outcome.REPLAN}:
+                    self._stop_tasks(query)
             finally:
-                self._end(running.itself)
-                self._take(running, watch)
+                self._end(query.streaming_query)
+                self._collect(query, watch)
         finally:
-            hub.close()
+            server.close()
         if outcome is Outcome.FAULT:
-            self._count_start(hub)
+            self._count_restart(server)
         return outcome
 
-    def _start(self, begin: floors.Begin, hub: Hub, mode: pace.Mode, *, once: bool) -> StreamingQuery:
-        deliver = partition.DeliverRealtime(
-            tools=self._tools(mode), driver=hub.address, stop_within_s=self._config.delivery.stop_within_s, ended=begin.ended
+    def _start(
+        self, start: start_offsets.StartOffsets, server: TaskServer, mode: mode_switch.Mode, *, once: bool
+    ) -> StreamingQuery:
+        deliver = deliver_realtime.DeliverRealtime(
+            tools=self._tools(mode), driver=server.address, stop_within_s=self._config.delivery.stop_within_s, ended=start.ended
         )
         config = self._config
-        if begin.is_first and begin.next_offsets:  # topics that the direct lane had come to the middle of
+        if start.is_first and start.next_offsets:  # topics that the direct lane had partly read
             config = config.model_copy(update={"source": config.source.model_copy(update={"starting_offsets": "earliest"})})
-        if mode is pace.Mode.REALTIME:
-            rows = records.one_by_one(self._one_by_one, config, begin.next_offsets)
+        if mode is mode_switch.Mode.REALTIME:
+            rows = realtime_source.read_one_by_one(self._one_by_one, config, start.next_offsets)
         else:
-            rows = records.in_micro_batches(self._in_batches, config, begin.next_offsets)
+            rows = realtime_source.read_in_micro_batches(self._in_batches, config, start.next_offsets)
         writer = (
             rows.mapInArrow(deliver, task_context.NO_ROWS)
             .writeStream.queryName(NAME)
@@ -218,20 +242,20 @@ class Realtime:
         )
         if once:
             return writer.trigger(availableNow=True).start()
-        if mode is pace.Mode.CATCHING_UP:
+        if mode is mode_switch.Mode.CATCHING_UP:
             return writer.trigger(processingTime=CATCH_UP_INTERVAL).start()
-        realtime: Any = writer  # whose stub does not know this trigger
+        realtime: Any = writer  # PySpark's stub does not have this trigger
         query: StreamingQuery = realtime.trigger(realTime=f"{self._config.realtime.batch_s} seconds").start()
         return query
 
-    def _tools(self, mode: pace.Mode) -> task_context.Tools:
-        # Record by record, each partition has a worker of its own.
-        workers = sum(self._found.values()) if mode is pace.Mode.REALTIME else self._config.spark.parallelism
+    def _tools(self, mode: mode_switch.Mode) -> task_context.Tools:
+        # In real time, each partition has a worker of its own.
+        workers = sum(self._found.values()) if mode is mode_switch.Mode.REALTIME else self._config.spark.parallelism
         logs = self._config.logs
         observe = observer.Observer(
-            total=collected.Adding("total"),
-            gone=collected.Adding("gone"),
-            silent=collected.Adding("silent"),
+            total=report_buffer.BufferedTotal("total"),
+            gone=report_buffer.BufferedTotal("gone"),
+            unresponsive=report_buffer.BufferedTotal("unresponsive"),
             level=logs.level,
             format=logs.format,
             attempt_sample=logs.attempt_sample,
@@ -239,81 +263,81 @@ class Realtime:
         writing = sink.to(kafka_clients.for_librdkafka(self._config.kafka))
         return task_context.Tools(plan=worker_plans.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
 
-    def _news(self, known: messages.Known) -> messages.News:
-        """Say what a worker does not know. Called on the threads of the hub; never waits."""
+    def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
+        """Return the answer to a worker that has the registry `known`. Called on the server's threads; never waits."""
         newest = self._registry.newest
-        is_paused = newest is None or self._registry.hold_reason() is not None or self._common.network.is_paused
-        held = self._common.held.now()
+        is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
+        suppressed = self._context.suppressed.current()
         if newest is None:
-            return messages.News(held=held, is_paused=is_paused)
+            return messages.DriverUpdate(suppressed=suppressed, is_paused=is_paused)
         is_new = known.base_id != newest.base_id or known.revision is None
-        return messages.News(
+        return messages.DriverUpdate(
             base_id=newest.base_id,
             base=newest.base if is_new else None,
             changes=newest.changes if is_new or known.revision != newest.revision else None,
-            held=held,
+            suppressed=suppressed,
             is_paused=is_paused,
         )
 
     # While it runs.
 
-    def _watch(self, running: _Query, watch: health.Watch) -> Outcome:
+    def _watch(self, query: _Query, watch: health.Watch) -> Outcome:
         looked_at, reported = time.monotonic(), -1
-        while running.itself.isActive:
+        while query.streaming_query.isActive:
             if self._stop.is_set():
                 return Outcome.STOP
-            delay_s = self._take(running, watch)
-            if (fault := running.hub.fault()) is not None:
-                log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
+            delay_s = self._collect(query, watch)
+            if (fault := query.server.fault()) is not None:
+                log.warning(RESTARTS, NAME, fault)
                 return Outcome.FAULT
-            if self._changes_over(running, delay_s):
-                return Outcome.PLAN_AGAIN
+            if self._switches_mode(query, delay_s):
+                return Outcome.REPLAN
             now = time.monotonic()
             if now - looked_at > TOPICS_EVERY_S:
                 looked_at, before = now, self._found
                 self._find_topics()
-                if self._found != before and running.mode is pace.Mode.REALTIME:
-                    log.info("lane %s is planned again: its topics have %d partitions", NAME, sum(self._found.values()))
-                    return Outcome.PLAN_AGAIN
-            reported = self._note_progress(running, watch, reported)
+                if self._found != before and query.mode is mode_switch.Mode.REALTIME:
+                    log.info("lane %s restarts for %d partitions of its topics", NAME, sum(self._found.values()))
+                    return Outcome.REPLAN
+            reported = self._report_progress(query, watch, reported)
             time.sleep(POLL_S)
-        return self._judged(running)
+        return self._outcome_of(query)
 
-    def _take(self, running: _Query, watch: health.Watch) -> float:
-        """Pass on what the tasks have told; return how old the oldest record was that they have read."""
-        heard = running.hub.take()
-        if heard.tally != Tally():  # in which gauges would be 0
-            self._seen.account(heard.tally)
-        self._common.told(telemetry.Told(heard.tally, heard.gone, heard.silent))
-        metrics.RECORDS.labels(NAME).inc(heard.records)
-        if running.hub.has_advanced:
-            self._starts = 0
-        if running.hub.running >= running.partitions or running.mode is pace.Mode.CATCHING_UP:
-            watch.entered(health.Phase.RUNNING)
-        watch.reached(running.hub.positions)
-        return heard.delay_s
+    def _collect(self, query: _Query, watch: health.Watch) -> float:
+        """Publish the tasks' reports; return the age of the oldest record that they have read, in seconds."""
+        reports = query.server.drain()
+        if reports.tally != Counters():  # an empty report would set the gauges to 0
+            self._seen.add(reports.tally)
+        self._context.record(telemetry.WorkerReport(reports.tally, reports.gone, reports.unresponsive))
+        metrics.RECORDS.labels(NAME).inc(reports.records)
+        if query.server.has_advanced:
+            self._restarts = 0
+        if query.server.running_tasks >= query.partitions or query.mode is mode_switch.Mode.CATCHING_UP:
+            watch.enter(health.Phase.RUNNING)
+        watch.reach(query.server.positions)
+        return reports.delay_s
 
-    def _changes_over(self, running: _Query, delay_s: float) -> bool:
-        if running.once or not self._has_slots() or self._registry.hold_reason() is not None or self._common.network.is_paused:
-            return False  # what is old has waited on purpose
-        before = self._pace
-        self._pace = before.told(delay_s, self._config.realtime.behind_after_s, time.monotonic())
-        if self._pace.mode is running.mode:
+    def _switches_mode(self, query: _Query, delay_s: float) -> bool:
+        if query.once or not self._has_slots() or self._registry.pause_reason() is not None or self._context.network.is_paused:
+            return False  # the records are old because the lane was paused
+        before = self._mode_switch
+        self._mode_switch = before.observe(delay_s, self._config.realtime.behind_after_s, time.monotonic())
+        if self._mode_switch.mode is query.mode:
             return False
-        if self._pace.mode is pace.Mode.CATCHING_UP:
+        if self._mode_switch.mode is mode_switch.Mode.CATCHING_UP:
             behind_s = max(before.oldest_s, delay_s)
-            log.warning("lane %s has fallen behind by %.0f s: it catches up in micro-batches", NAME, behind_s)
+            log.warning("lane %s is %.0f s behind: it catches up in micro-batches, then returns to real time", NAME, behind_s)
         else:
-            log.info("lane %s has caught up: it delivers record by record again", NAME)
+            log.info("lane %s has caught up: it delivers in real time again", NAME)
         return True
 
-    def _note_progress(self, running: _Query, watch: health.Watch, reported: int) -> int:
-        progress = running.itself.lastProgress
+    def _report_progress(self, query: _Query, watch: health.Watch, reported: int) -> int:
+        progress = query.streaming_query.lastProgress
         if progress is None or progress["batchId"] == reported:
             return reported
         ends = streaming_lane.positions(progress)
-        running.hub.reached(((topic, number), at) for topic, numbers in ends.items() for number, at in numbers.items())
-        watch.reached(running.hub.positions)
+        query.server.reach(((topic, number), at) for topic, numbers in ends.items() for number, at in numbers.items())
+        watch.reach(query.server.positions)
         if progress["numInputRows"]:
             streaming_lane.log_commit(NAME, progress)
         return int(progress["batchId"])
@@ -321,7 +345,7 @@ class Realtime:
     # Its end.
 
     def _end(self, running: StreamingQuery) -> None:
-        """End a query. Spark's own log is off meanwhile: it reports each task that is broken off as an error."""
+        """End a query. Spark's own log is off meanwhile: it would log each aborted task as an error."""
         context = self._one_by_one.sparkContext
         context.setLogLevel("OFF")
         try:
@@ -329,45 +353,45 @@ class Realtime:
         finally:
             context.setLogLevel(session.LOG_LEVEL)
 
-    def _stop_tasks(self, running: _Query) -> None:
-        """Let the tasks write what they have begun. What Spark would then break off is nothing."""
-        running.hub.stop_tasks()
+    def _stop_tasks(self, query: _Query) -> None:
+        """Let the tasks end their deliveries and write the results, so that Spark aborts no delivery afterwards."""
+        query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
-        while running.hub.running and running.hub.fault() is None and time.monotonic() < deadline:
+        while query.server.running_tasks and query.server.fault() is None and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
 
-    def _judged(self, running: _Query) -> Outcome:
-        """Say why the query has ended by itself; raise LaneFailed where a new start would not help."""
-        failure = running.itself.exception()
+    def _outcome_of(self, query: _Query) -> Outcome:
+        """Return why the query ended by itself; raise LaneFailed if a restart would not help."""
+        failure = query.streaming_query.exception()
         if failure is None:
             return Outcome.DONE
         text = str(failure)
-        if outage.is_meant(text):
-            log.warning("lane %s waits for Kafka: %s", NAME, streaming_lane.cause_of(text))
+        if outage.is_kafka_outage(text):
+            log.warning(WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
             return Outcome.KAFKA_AWAY
-        fault = running.hub.fault()
+        fault = query.server.fault()
         if fault is not None:
-            log.warning("lane %s starts its query again, with the records that have no receipt: %s", NAME, fault)
+            log.warning(RESTARTS, NAME, fault)
             return Outcome.FAULT
         folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
-        space = disk_space.told(folders) if disk_space.is_meant(text) else ""
+        space = disk_space.free_space(folders) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
-            f"lane {NAME} ended: {streaming_lane.cause_of(text) or type(failure).__name__}{space}. "
-            "What was committed is kept: mend the cause, and start again"
+            f"lane {NAME} ended, and all lanes stop: {streaming_lane.cause_of(text) or type(failure).__name__}{space}. "
+            "Committed work is kept: fix the cause, and start again"
         ) from failure
 
-    def _count_start(self, hub: Hub) -> None:
+    def _count_restart(self, server: TaskServer) -> None:
         metrics.REALTIME_RESTARTS.inc()
-        self._starts += 1
-        if self._starts > MOST_STARTS:
+        self._restarts += 1
+        if self._restarts > MOST_STARTS:
             raise errors.LaneFailed(
-                f"lane {NAME} has started {MOST_STARTS} times without delivering anything: {hub.fault()}. "
-                "What was written is kept: mend the cause, and start again"
+                f"lane {NAME} has restarted {MOST_STARTS} times without delivering anything, and all lanes stop: "
+                f"{server.fault()}. Written results are kept: fix the cause, and start again"
             )
 
 
 def _addresses(context: SparkContext) -> tuple[str, str]:
-    """Return where workers reach the driver, and where it listens."""
+    """Return the address at which workers reach the driver, and the one on which it listens."""
     if (context.master or "").startswith("local["):
         return "127.0.0.1", "127.0.0.1"
     conf = context.getConf()

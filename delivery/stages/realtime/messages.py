@@ -1,4 +1,4 @@
-"""What the driver and the workers of the real-time lane tell each other.
+"""Define the messages between the driver and the workers of the real-time lane.
 
 Runs on the driver and in the executors' Python workers. Must not import the settings: pydantic would take 11 MB of a worker.
 """
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 
 from delivery.model import EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from delivery.webhooks.scheduling import deferral
 
 
 class State(enum.StrEnum):
-    """How a task stands."""
+    """The state of a task."""
 
     RUNNING = "running"
     STOPPED = "stopped"
-    """It was asked to stop, and all that it had begun is written."""
+    """It was asked to stop, and the results of its deliveries are written."""
     DONE = "done"
-    """Its records have ended, and all is written."""
+    """It has read all of its records, and their results are written."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Which registry a worker has."""
+    """The version of the registry that a worker has."""
 
     base_id: str = ""
     revision: Revision | None = None
@@ -37,39 +37,39 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a task tells, of the time since its last report. The first one comes before it reads anything."""
+    """A task's report to the driver since its last one. The first report comes before the task reads any record."""
 
     task: int
     """The number of the task in its stage."""
     state: State = State.RUNNING
     failure: str = ""
     known: Known = field(default_factory=Known)
-    tally: Tally = field(default_factory=Tally)
+    tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
-    silent: frozenset[EndpointId] = frozenset()
+    unresponsive: frozenset[EndpointId] = frozenset()
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """Behind what is handled and written."""
+    """The next offset after the handled records whose results are written."""
     records: int = 0
-    """Records that were read."""
+    """Records read."""
     delay_s: float = 0.0
-    """Seconds between Kafka's append and the reading, of the record for which it was longest."""
+    """The longest time between Kafka's append of a record and its reading, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """What a task is told in answer."""
+class DriverUpdate:
+    """The driver's answer to a report."""
 
     base_id: str = ""
     base: Snapshot | None = None
-    """Set where the worker has another base, or none."""
+    """The snapshot, if the worker has another one or none."""
     changes: SnapshotChanges | None = None
-    """All that has changed since the base; None where the worker knows it."""
-    held: deferral.SuppressedEndpoints = field(default_factory=dict)
+    """All changes since the base; None: the worker has them."""
+    suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
-    """Whether nothing more is to be begun for now."""
+    """Whether the task must start no deliveries for now."""
     is_stopping: bool = False
-    """Whether nothing more is to be begun in this query."""
+    """Whether the task must start no more deliveries in this query."""
     driver_s: float = 0.0
     """The driver's time, in seconds since the epoch."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """In the first answer: from where each partition goes on, as far as is known."""
+    """In the first answer: the offset at which each known partition continues."""

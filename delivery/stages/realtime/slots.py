@@ -1,4 +1,4 @@
-"""Know how many slots the real-time lane needs: one for each partition of its topics, for as long as a batch lasts.
+"""Compare the task slots of Spark with those that the real-time lane needs: one for each partition, as long as a batch lasts.
 
 Runs on the driver.
 """
@@ -16,11 +16,12 @@ from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import source
 
 TIMEOUT_S = 10.0
+"""Seconds for one request to Kafka."""
 _LOCAL = re.compile(r"local\[(\d+)")
 
 
 def partitions(config: settings.Settings) -> dict[str, int] | None:
-    """Return the lane's topics and how many partitions each has; None when Kafka does not answer."""
+    """Return the number of partitions of each of the lane's topics; None when Kafka does not answer."""
     try:
         found = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
     except KafkaException:
@@ -29,7 +30,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
 
 
 def available(context: SparkContext) -> int:
-    """Return how many tasks can run at once."""
+    """Return how many tasks Spark can run at once."""
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
@@ -38,7 +39,7 @@ def available(context: SparkContext) -> int:
 
 
 def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None:
-    """Return why the slots do not suffice, and how many do; None where they do."""
+    """Return why the slots do not suffice, and how many would; None: they suffice."""
     wanted = sum(found.values())
     needed = wanted + for_others
     if needed <= slots:

@@ -1,5 +1,5 @@
 """The registry for the executors.
 
-In: rows of Postgres, followed while the job runs. Out: a broadcast snapshot, changes for tasks whose closure is fixed,
-endpoints to disable. Runs on the driver; tasks read the changes.
+In: rows of Postgres, followed while the job runs. Out: a broadcast snapshot, deltas for tasks whose closure is fixed, and
+requests to disable endpoints. Runs on the driver; tasks read the deltas.
 """

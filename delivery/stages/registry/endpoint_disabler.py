@@ -1,8 +1,8 @@
-"""Disable endpoints that are gone, or have failed for days, in the registry.
+"""Disable endpoints in the registry that are gone, or that have failed for days.
 
-Runs on the driver, on a thread of its own, so that a slow or absent Postgres never holds up a micro-batch. Guarantee: what is
-still told when Postgres is there is written. What was told last STALE_S before is not: the endpoint may be well by now, or an
-operator may have seen to it. One that is gone or failing as before is told again, also to a job that starts again.
+Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. Guarantee: a request
+that is repeated while Postgres answers is written. A request that was last made STALE_S ago is dropped: the endpoint may have
+recovered, or an operator may have acted. If it is still gone or failing, the lanes request it again, also after a restart.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from subscriptions_db.registration import endpoint_status
 log = logging.getLogger(__name__)
 
 FAILING = "failing"
-"""Reason, beside retry.GONE: nothing was accepted for `retry.disable_after_s`, all of which the endpoint was active."""
+"""Reason, beside retry_decision.GONE: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time."""
 LOOK_S = 1.0
-"""How often to look whether the job is to stop; and the wait after a failure that was not foreseen."""
+"""Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""What is told of an endpoint so soon after it was disabled comes from requests made before the workers knew. Were it written,
-it would undo what an operator has enabled meanwhile."""
+"""Seconds for which further requests for a disabled endpoint are ignored. They come from attempts made before the workers knew,
+and would undo an operator's enabling in the meantime."""
 STALE_S = 300.0
-"""What was told last so long ago is not written. Longer than it takes to be told again of one for which something waits: the
-retry lane asks it at least once in `retry.max_probe_interval_s`, a minute. Another is told of when it fails again."""
+"""Seconds after which a request is dropped. The retry lane probes an endpoint with waiting entries at least once in
+`retry.max_probe_interval_s`, a minute, and repeats the request. Any other endpoint is requested when it fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 
 
-class _Told(NamedTuple):
+class _Request(NamedTuple):
     reason: str
     at: float
-    """When it was told last."""
+    """When it was last made; monotonic seconds."""
 
 
 @contextlib.contextmanager
-def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disabling]:
-    """Have one inside. What ends the inside ends the job: `stop` is set."""
-    made = Disabling(config, stop)
+def running(config: settings.Settings, stop: threading.Event) -> Iterator[EndpointDisabler]:
+    """Run a disabler inside the context. At its end `stop` is set, because the job ends with it."""
+    made = EndpointDisabler(config, stop)
     try:
         yield made
     finally:
@@ -57,8 +57,8 @@ def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disabl
         made.close()
 
 
-class Disabling:
-    """Take note of endpoints to disable, and write them. Safe between threads."""
+class EndpointDisabler:
+    """Collect requests to disable endpoints, and write them to the registry. Thread-safe."""
 
     def __init__(
         self,
@@ -70,59 +70,65 @@ class Disabling:
     ) -> None:
         self._write = write or functools.partial(_write, config)
         self._stop = stop
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._clock = clock
-        self._waiting: dict[EndpointId, _Told] = {}
+        self._waiting: dict[EndpointId, _Request] = {}
         self._written: cachetools.TTLCache[EndpointId, None] = cachetools.TTLCache(100_000, EFFECT_S, timer=clock)
         self._thread = threading.Thread(target=self._run, name="disabling", daemon=True)
         self._thread.start()
 
     def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
-        """Have them disabled soon, those that are active. Does not wait; may be told the same again after each micro-batch."""
-        with self._told:
+        """Request that the active ones of these endpoints be disabled. Does not wait, and may be repeated."""
+        with self._changed:
             for endpoint_id in endpoint_ids:
                 if endpoint_id not in self._written:
                     known = self._waiting.get(endpoint_id)
-                    self._waiting[endpoint_id] = _Told(known.reason if known else reason, self._clock())
-            self._told.notify()
+                    self._waiting[endpoint_id] = _Request(known.reason if known else reason, self._clock())
+            self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Wait, after `stop` was set, for the last try to write."""
+        """Wait for the last attempt to write. Called after `stop` was set."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         patiently = connect.patiently(self._stop)
         while not self._stop.is_set():
-            with self._told:
+            with self._changed:
                 if not self._waiting:
-                    self._told.wait(LOOK_S)
+                    self._changed.wait(LOOK_S)
                     continue
             try:
                 patiently(self._write_all)
             except tenacity.RetryError:
                 return  # asked to stop, and the last try has failed
             except Exception:  # the thread must survive, or no endpoint would be disabled any more
-                log.exception("disabling endpoints failed")
+                log.exception("endpoints could not be disabled in the registry: a retry follows in %.0f s", LOOK_S)
                 self._stop.wait(LOOK_S)
         try:
             self._write_all()
-        except Exception as exc:  # noqa: BLE001  # the process ends; the next one is told again
-            log.warning("endpoints not disabled before the end: %s", exc)
+        except Exception as exc:  # noqa: BLE001  # the process ends; the lanes of the next one repeat the request
+            log.warning(
+                "%d endpoints were not disabled before the job stopped (%s): the next job disables them if they still fail",
+                len(self._waiting), exc,
+            )  # fmt: skip
 
     def _write_all(self) -> None:
-        with self._told:
+        with self._changed:
             oldest = self._clock() - STALE_S
-            stale = [endpoint_id for endpoint_id, told in self._waiting.items() if told.at < oldest]
+            stale = [endpoint_id for endpoint_id, request in self._waiting.items() if request.at < oldest]
             for endpoint_id in stale:
                 del self._waiting[endpoint_id]
             waiting = dict(self._waiting)
         if stale:
-            log.warning("%d endpoints are not disabled: that was told too long ago", len(stale))
-        for reason in sorted({told.reason for told in waiting.values()}):
-            told = [endpoint_id for endpoint_id, one in waiting.items() if one.reason == reason]
-            disabled = list(self._write(told, reason))
-            with self._told:
-                for endpoint_id in told:
+            log.warning(
+                "%d endpoints were not disabled, because Postgres did not answer for %.0f s: they are disabled once they fail "
+                "again", len(stale), STALE_S,
+            )  # fmt: skip
+        for reason in sorted({request.reason for request in waiting.values()}):
+            endpoint_ids = [endpoint_id for endpoint_id, request in waiting.items() if request.reason == reason]
+            disabled = list(self._write(endpoint_ids, reason))
+            with self._changed:
+                for endpoint_id in endpoint_ids:
                     del self._waiting[endpoint_id]
                     self._written[endpoint_id] = None
             metrics.ENDPOINTS_DISABLED.labels(reason).inc(len(disabled))

@@ -1,8 +1,8 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
-Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource is what crosses to the executors. The full registry
-is broadcast once; what changes after that travels with each micro-batch as a small delta, until the deltas are worth a new
-broadcast. So a change costs as much as it changes, not as much as the registry holds.
+Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The full registry is
+broadcast once. Later changes travel with each micro-batch as a small delta, until the delta is worth a new broadcast. So the
+cost of a change depends on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from subscriptions_db.snapshot import registry_reader as registry
 log = logging.getLogger(__name__)
 
 REBASE_ROWS = 2_000
-"""With more changed rows than this the delta, which is sent with each task, is worth a new broadcast."""
+"""Changed rows above which the delta, which each task receives, is worth a new broadcast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The registry as it is now known: a full snapshot, what changed since, and when Postgres last confirmed it."""
+    """The registry as the driver knows it: a full snapshot, later changes, and when Postgres last confirmed it."""
 
     base_id: str
     base: Snapshot
@@ -47,11 +47,11 @@ class Published:
 
     @property
     def revision(self) -> Revision:
-        """Return the revision that this amounts to."""
+        """Return the revision of the snapshot with its changes."""
         return self.base.revision if self.changes is None else self.changes.revision
 
     def sizes(self) -> dict[str, int]:
-        """Return how many rows of each kind this amounts to."""
+        """Return the number of rows of each kind, changes included."""
         sizes = {}
         for kind in ("tenants", "endpoints", "subscriptions"):
             rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)
@@ -69,10 +69,10 @@ def advanced(published: Published, changes: SnapshotChanges, now: float) -> Publ
 
 
 class Follower:
-    """Keep the newest registry at hand: full at the start, then changes, at a notification or by asking each interval.
+    """Keep the newest registry: read it in full at the start, then read changes at each notification or poll interval.
 
-    A thread of its own reads, so that a slow or absent Postgres never slows a micro-batch. What is published is always a
-    whole revision: an interrupted read publishes nothing.
+    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. It publishes whole revisions only:
+    an interrupted read publishes nothing.
     """
 
     def __init__(
@@ -96,37 +96,40 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="registry", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def current(self) -> Published | None:
-        """Return the newest registry that is not too old, waiting for one; None when the job is to stop.
+        """Wait for a registry that is recent enough, and return it; None when the job is asked to stop.
 
-        This is where the job holds: before the first read, and when Postgres has been away for longer than the bound. Raises
-        SettingsError where the key ring does not fit the registry.
+        The lanes wait here before the first read, and while Postgres has been absent for longer than `snapshot.max_age_s`.
+        Raise SettingsError if the key ring does not fit the registry.
         """
         with self._confirmed:
             while not self._stop.is_set():
                 if self._refused is not None:
                     raise self._refused
-                reason = self.hold_reason()
+                reason = self.pause_reason()
                 if reason is None:
                     return self._published
                 if self._published is not None:
-                    log.warning("holding: %s", reason)
+                    log.warning(
+                        "delivery is paused: %s, which is longer than snapshot.max_age_s. It resumes when Postgres answers",
+                        reason,
+                    )
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
         return None
 
     @property
     def newest(self) -> Published | None:
-        """The newest registry, however old. Safe from any thread."""
+        """The newest registry, of any age. Thread-safe."""
         return self._published
 
-    def hold_reason(self) -> str | None:
-        """Return why a micro-batch would be held now, None when it would not. Safe from any thread."""
+    def pause_reason(self) -> str | None:
+        """Return why the lanes are paused; None: they are not. Thread-safe."""
         published = self._published
         if published is None:
-            return "the registry was not read yet"
+            return "the registry has not been read yet"
         age_s = self._clock() - published.confirmed_at
         return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
 
@@ -142,8 +145,11 @@ class Follower:
                     self._refused = refused
                     self._confirmed.notify_all()
                 return
-            except Exception:  # the thread must survive, or the job would go on with an ageing registry and never say so
-                log.exception("reading the registry failed")
+            except Exception:  # the thread must survive, or the job would silently deliver by an ageing registry
+                log.exception(
+                    "the registry could not be read: delivery continues by the last snapshot for up to snapshot.max_age_s, and "
+                    "a retry follows in %.0f s", self._snapshot.poll_interval_s,
+                )  # fmt: skip
                 self._stop.wait(self._snapshot.poll_interval_s)
 
     def _follow_one_connection(self) -> None:
@@ -180,7 +186,9 @@ class Follower:
             _log_base(published.base)
         elif published.revision != before.revision:
             log.info(
-                "registry at revision %d, %d rows changed since the broadcast", published.revision, len(published.changes or ())
+                "the job routes by registry revision %d: %d rows changed since the broadcast",
+                published.revision,
+                len(published.changes or ()),
             )
         else:
             return
@@ -193,12 +201,12 @@ class Follower:
         before, self._faults = self._faults, {row: fault for row, fault in current.items() if fault}
         metrics.REGISTRY_QUARANTINED.set(len(self._faults))
         for row, fault in self._faults.items() - before.items():
-            log.warning("quarantined: %s: %s", row, fault)
+            log.warning("quarantined: %s: %s. Its deliveries wait or are skipped until the row is corrected", row, fault)
 
 
 def _log_base(base: Snapshot) -> None:
     log.info(
-        "registry at revision %d: %d tenants, %d endpoints, %d subscriptions",
+        "the job routes by registry revision %d: %d tenants, %d endpoints, %d subscriptions",
         base.revision,
         len(base.tenants),
         len(base.endpoints),
@@ -207,7 +215,7 @@ def _log_base(base: Snapshot) -> None:
 
 
 class Broadcaster:
-    """Make broadcasts of what the follower publishes, one for all lanes; release those that no lane uses any more."""
+    """Broadcast each snapshot once for all lanes, and release broadcasts that no lane uses any more."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -216,7 +224,7 @@ class Broadcaster:
         self._used: dict[str, str] = {}
 
     def source(self, published: Published, lane: str) -> registries.BroadcastSource:
-        """Return what the tasks of the lane's next micro-batch get. Micro-batches of one lane come one after the other."""
+        """Return the source for the tasks of the lane's next micro-batch. Micro-batches of one lane do not overlap."""
         base_id = published.base_id
         with self._lock:
             if base_id not in self._broadcasts:
@@ -228,16 +236,16 @@ class Broadcaster:
 
 
 class Broadcasts:
-    """Give each micro-batch the newest registry, as a broadcast and what has changed since. Follows from when it is made."""
+    """Return the newest registry for each micro-batch, as a broadcast and a delta. Follows from its creation on."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self.follower = Follower(config, stop=stop)
         self.follower.start()
-        self.hold_reason = self.follower.hold_reason
+        self.pause_reason = self.follower.pause_reason
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
-        """Return what the tasks of the lane's next micro-batch get, waiting for it; None when the job is to stop."""
+        """Wait for a registry, and return the source for the lane's next micro-batch; None when the job is asked to stop."""
         published = self.follower.current()
         if published is None:
             return None

@@ -1,4 +1,4 @@
-"""Choose how the executors get the registry: broadcast, or looked up. Runs on the driver."""
+"""Choose how the executors get the registry: by broadcast or by look-up. Runs on the driver."""
 
 from __future__ import annotations
 

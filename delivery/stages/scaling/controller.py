@@ -154,7 +154,7 @@ def _load(watch: health.Watch) -> load.Load:
         handled=backlog.handled,
         handled_at_s=backlog.handled_at_s,
         partitions=backlog.partitions,
-        hold=facts.hold,
+        pause_reason=facts.pause_reason,
         is_source_up=facts.is_source_up,
     )
 

@@ -91,7 +91,7 @@ class Decision:
 def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
     """Decide by what was `seen` of each lane while so many `executors` were registered."""
     kept = policy.bounded(state.wanted)
-    for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _holds)):
+    for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _is_paused)):
         if lane := next((name for name, one in seen.items() if is_so(one)), None):
             paused = {name: dataclasses.replace(known, window=(), behind_since=None) for name, known in state.lanes.items()}
             after = dataclasses.replace(state, wanted=kept, lanes=paused, sufficed=())
@@ -186,5 +186,5 @@ def _is_away(seen: load.Load) -> bool:
     return not seen.is_source_up
 
 
-def _holds(seen: load.Load) -> bool:
-    return seen.hold is not None
+def _is_paused(seen: load.Load) -> bool:
+    return seen.pause_reason is not None

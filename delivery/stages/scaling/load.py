@@ -39,7 +39,7 @@ class Load:
     """When the last of these micro-batches was committed; monotonic."""
     partitions: int
     """Partitions that the lane reads; 0: not known."""
-    hold: str | None = None
+    pause_reason: str | None = None
     """Why the next micro-batch would be held; None: it would not."""
     is_source_up: bool = True
     """Whether Kafka answered."""

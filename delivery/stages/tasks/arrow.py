@@ -1,6 +1,6 @@
-"""Make Arrow arrays of bytes and numbers. Runs in the executors.
+"""Build Arrow arrays of bytes and numbers. Runs in the executors.
 
-pyarrow's own `pa.array` loads pandas in each worker, 48 MB, to see whether a list is one of its series.
+pyarrow's own `pa.array` loads pandas in each worker, 48 MB, to check whether a list is a pandas series.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-"""Of values in one Arrow batch. Its ends are 32-bit, and the JVM and the worker each hold a batch whole."""
+"""Bytes of values in one Arrow batch. Arrow's offsets are 32-bit, and the JVM and the worker each hold a whole batch."""
 
 
 def values(kind: pa.DataType, of: Sequence[bytes | None]) -> pa.Array:
-    """Return an array of values of any length, of the kind binary or string."""
+    """Return an array of values of type binary or string."""
     ends = array.array("i", itertools.accumulate((len(value or b"") for value in of), initial=0))
     present = None
     if None in of:

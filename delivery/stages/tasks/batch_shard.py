@@ -1,4 +1,4 @@
-"""Let batches leave their shards, as delivery.webhooks.batching.batcher decides.
+"""Take due batches from the shards of the batch lane, as delivery.webhooks.batching.batcher decides.
 
 Defined on the driver, run in the executors' Python workers.
 """
@@ -16,13 +16,13 @@ from delivery.webhooks.batching import batcher
 from delivery.webhooks.state import backlog
 
 
-def batch(routed: DataFrame, horizon_ms: int, told: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
-    """Return the batches that leave now."""
-    return shard_state.kept(routed, Batches(horizon_ms=horizon_ms), told, tools.begin)
+def batch(routed: DataFrame, horizon_ms: int, pending: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
+    """Return the batches to deliver now."""
+    return shard_state.decide_shards(routed, BatchDecision(horizon_ms=horizon_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+class BatchDecision:
     """The decision of the batch lane."""
 
     horizon_ms: int
@@ -30,8 +30,8 @@ class Batches:
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """As state.Decide."""
+        """Decide which batches of one shard leave now."""
         known = batcher.decoded(index)
-        decided = batcher.decide(known, arrived, read, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
         written = batcher.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(decided.batches, decided.append, decided.drop, written, batcher.backlog_of(decided))

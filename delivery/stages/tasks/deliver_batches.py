@@ -1,6 +1,6 @@
-"""Deliver the batches that leave, on the executors, and write what came of them.
+"""Deliver due batches on the executors, and write their results.
 
-Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: as delivery.stages.tasks.task_context.
+Created on the driver for each micro-batch, with the newest registry. Guarantee: as in delivery.stages.tasks.task_context.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.completed_reader import Journal
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
@@ -23,29 +23,29 @@ def deliver_batches(
     source: registries.Source,
     parallelism: int,
     *,
-    held: deferral.SuppressedEndpoints,
-    journal: Journal,
+    suppressed: deferral.SuppressedEndpoints,
+    work_log: CompletedWork,
 ) -> DataFrame:
-    """Return the tasks that deliver what left its shard. What is due to `held` goes to the retry lane.
+    """Return the tasks that deliver the due batches. Batches for `suppressed` endpoints are deferred to the retry lane.
 
-    `left` has the column that `state.kept` returns, and no other.
+    `left` has the column of `shard_state.decide_shards`, and no other.
 
-    Coalesced, the shards of a task share one dispatcher, so that endpoints which do not answer are waited for at once, and not
-    one shard after the other.
+    The shards are coalesced, so that those of one task share a dispatcher. It waits for unresponsive endpoints of all shards at
+    the same time, not for one shard after the other.
     """
-    partition = DeliverBatchesPartition(tools=tools, source=source, held=held, journal=journal)
+    partition = DeliverBatchesPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
     return left.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverBatchesPartition:
-    """The partition function: Arrow batches of what left its shard in."""
+    """The partition function: Arrow batches of rows with due batches in."""
 
     tools: task_context.Tools
     source: registries.Source
-    held: deferral.SuppressedEndpoints
-    journal: Journal
+    suppressed: deferral.SuppressedEndpoints
+    work_log: CompletedWork
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task, ended = self.tools.begin(), task_context.ended_before(self.journal)
-        return task.write_all(task.worker.deliver_batches(shard_state.left(batches), self.source, self.held, ended))
+        task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
+        return task.write_all(task.worker.deliver_batches(shard_state.items_of(batches), self.source, self.suppressed, ended))

@@ -1,6 +1,6 @@
-"""Deliver records, on the executors, and write what came of them.
+"""Deliver records on the executors, and write their results.
 
-Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: as delivery.stages.tasks.task_context.
+Created on the driver for each micro-batch, with the newest registry. Guarantee: as in delivery.stages.tasks.task_context.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.stages.checkpoint.completed_reader import Journal
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
-"""What `source` gives, and its Arrow batches hold."""
+"""The columns of `source` and of its Arrow batches."""
 _KINDS = ("string", "int", "long", "long", "binary", "string")
 NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
-"""The columns, for the plan of a source that has no records."""
+"""The same columns as SQL, for a plan without records."""
 
 
 def deliver(
@@ -32,25 +32,26 @@ def deliver(
     source: registries.Source,
     parallelism: int,
     *,
-    held: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
-    journal: Journal | None = None,
+    suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+    work_log: CompletedWork | None = None,
 ) -> DataFrame:
     """Return the tasks that deliver `records`, which have COLUMNS and no others.
 
-    What is due to `held` goes to the retry lane. What has ended by the `journal` is left out.
+    Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries that ended according to `work_log` are left
+    out.
 
-    Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds: coalesced, a task reads
-    several Kafka partitions one after another, and there are as many tasks as can run at once.
+    Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
+    coalesced to as many tasks as can run at once, and a task reads several Kafka partitions one after another.
     """
-    partition = DeliverPartition(tools=tools, source=source, held=held, journal=journal)
+    partition = DeliverPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
     return records.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
-    """Return as many empty partitions as there are tasks: delivering them makes every worker process ready.
+    """Return as many empty partitions as there are tasks. Delivering them warms up every worker process.
 
-    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler); nobody's events
-    should wait for that.
+    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler). No event should
+    wait for that.
     """
     nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
     return nothing.selectExpr(*NO_RECORD)
@@ -62,12 +63,12 @@ class DeliverPartition:
 
     tools: task_context.Tools
     source: registries.Source
-    held: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
-    journal: Journal | None = None
+    suppressed: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
+    work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task, ended = self.tools.begin(), task_context.ended_before(self.journal)
-        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.held, ended))
+        task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
+        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.suppressed, ended))
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

@@ -1,8 +1,8 @@
-"""Deliver the turns that leave, on the executors, and write what came of them.
+"""Deliver the leases of the retry lane on the executors, and write their results.
 
-Defined on the driver anew for each micro-batch, with the newest registry. Guarantee: at least once. A micro-batch that runs
-again leaves out what its journal tells of. A turn of an earlier one, whose report is lost with its process, leaves its shard
-again after a while, and what was accepted of it repeats, with the same `webhook-id`.
+Created on the driver for each micro-batch, with the newest registry. Guarantee: at least once. A micro-batch that runs again
+leaves out the deliveries that its completed-work log contains. If the report of an earlier lease is lost with its process, the
+lease expires and its entries are leased again. Entries that were accepted repeat with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.completed_reader import Journal
+from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
 
 
-def deliver_turns(
+def deliver_leases(
     left: DataFrame,
     tools: task_context.Tools,
     source: registries.Source,
     parallelism: int,
     *,
     settle_s: float,
-    journal: Journal,
+    work_log: CompletedWork,
 ) -> DataFrame:
-    """Return the tasks that deliver what left its shard, and tell of earlier micro-batches' turns that have ended now.
+    """Return the tasks that deliver the leases, and report earlier micro-batches' leases that have ended meanwhile.
 
-    `left` has the column that `state.kept` returns, and no other.
+    `left` has the column of `shard_state.decide_shards`, and no other.
     """
-    partition = DeliverTurnsPartition(tools=tools, source=source, settle_s=settle_s, journal=journal)
+    partition = DeliverLeasesPartition(tools=tools, source=source, settle_s=settle_s, work_log=work_log)
     return left.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverTurnsPartition:
-    """The partition function: Arrow batches of turns in."""
+class DeliverLeasesPartition:
+    """The partition function: Arrow batches of leases in."""
 
     tools: task_context.Tools
     source: registries.Source
     settle_s: float
-    journal: Journal | None = None
+    work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
-        known = task_context.ended_before(self.journal)
-        for ended in task.worker.retry(shard_state.left(batches), self.source, self.settle_s, known):
-            task.write_turns(ended)
+        known = task_context.completed_before(self.work_log)
+        for ended in task.worker.retry(shard_state.items_of(batches), self.source, self.settle_s, known):
+            task.write_leases(ended)
         return task.finish()

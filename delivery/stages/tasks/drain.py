@@ -1,8 +1,8 @@
-"""Wait, when a job ends in order, until what goes on in its workers has ended and is told.
+"""Wait, when a job stops in order, until the workers have ended and reported their background work.
 
-Defined on the driver, run in the executors' Python workers. Attempts go on beside micro-batches: those that a fast lane does
-not wait for (delivery.webhooks.scheduling.background_attempts), and the retry lane's turns. Broken off, they would be made
-again by the next job.
+Created on the driver, run in the executors' Python workers. Two kinds of attempts outlive their micro-batch: background
+attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and leases of the retry lane. If they
+were aborted, the next job would repeat them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from pyspark.sql import SparkSession
 from delivery.stages.tasks import task_context
 
 
-def rest(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
-    """Wait in each worker process, no longer than `within_s` together.
+def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
+    """Wait in each worker process, at most `within_s` seconds in total.
 
-    Spark hands its processes out in turn, and a task has two of them at most: one that decides, and one that delivers. There
-    are fewer slots: at first all are asked to begin nothing more, or some would while others are waited for.
+    Spark assigns its processes round robin, and a task slot has at most two: one that decides, and one that delivers. There are
+    more processes than slots. So a first round asks all to start nothing more; otherwise some would start attempts while this
+    job waits for others.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")
     for each_s in (0.0, within_s):
-        task_context.run(nothing.mapInArrow(RestPartition(tools, each_s, time.time() + each_s), task_context.NO_ROWS))
+        task_context.run(nothing.mapInArrow(DrainPartition(tools, each_s, time.time() + each_s), task_context.NO_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
-class RestPartition:
-    """The partition function: nothing in."""
+class DrainPartition:
+    """The partition function: it gets no rows."""
 
     tools: task_context.Tools
     within_s: float
     until_s: float
-    """Since the epoch, by the driver's clock."""
+    """Deadline, in seconds since the epoch by the driver's clock."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

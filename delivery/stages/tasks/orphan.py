@@ -1,7 +1,7 @@
-"""Let a worker outlive its JVM for a moment, in which what is under way ends and is written.
+"""Let a worker outlive its JVM for a moment, so that requests in flight end and their results are written.
 
-Runs in the executors' Python workers. When a JVM has ended, or ends them in order, Spark's daemon sends SIGHUP to its workers,
-and Python workers end by that at once: what they had sent would be sent again. docs/adr/0022 says what becomes of it.
+Runs in the executors' Python workers. When a JVM ends, or ends its workers in order, Spark's daemon sends them SIGHUP. By
+default that ends a Python worker at once, and its requests in flight would be repeated. docs/adr/0022 describes the solution.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from types import FrameType
 
 ENDS_WITHIN_S = 2.0
-"""Whatever an orphan does, it does not live longer: no journal is read so soon by a job that is started anew."""
+"""Seconds after which an orphaned worker is killed. A restarted job reads the completed-work log later than that."""
 
 
-def outlive(told: Callable[[], None]) -> None:
-    """Have `told` called when the JVM is gone, in the thread of the task.
+def outlive(on_orphaned: Callable[[], None]) -> None:
+    """Call `on_orphaned` in the thread of the task when the JVM is gone.
 
-    Called as each task begins: between two of them Spark takes the default action again, and an idle worker ends at once.
+    Called as each task starts: between two tasks Spark restores the default action, and an idle worker ends at once.
     """
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, ENDS_WITHIN_S)  # SIGALRM: nobody handles it, so it ends the process
-        told()
+        signal.setitimer(signal.ITIMER_REAL, ENDS_WITHIN_S)  # SIGALRM has no handler, so it ends the process
+        on_orphaned()
 
     signal.signal(signal.SIGHUP, hung_up)

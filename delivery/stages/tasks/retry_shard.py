@@ -1,6 +1,6 @@
 """Take leases from the shards of the retry lane, as `retries.shard_scheduler` decides.
 
-Defined on the driver, run in the executors' Python workers. The registry has no part in it: the closure stays as it is.
+Created on the driver, run in the executors' Python workers. It does not use the registry, so its closure never changes.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from pyspark.sql import DataFrame
 from delivery.model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import shard_scheduler
+from delivery.webhooks.retries import shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
 _place = struct.Struct(">iq").pack
-"""Partition and offset, in an order of bytes: an endpoint's records are all in one partition, and decided on in its order."""
+"""Encode partition and offset as bytes that sort alike. An endpoint's records are in one partition and keep their order."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
-def retries(
+def take_leases(
     records: DataFrame,
-    policy: shard_scheduler.Policy,
+    policy: window.ShardPolicy,
     horizon_ms: int,
-    told: Accumulator[backlog.Pending],
+    pending: Accumulator[backlog.Pending],
     tools: task_context.Tools,
     *,
     parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
-    """Return the turns that leave now."""
+    """Return the leases to deliver now."""
     spread = (
         records.select(*COLUMNS)
-        .where("value IS NOT NULL")  # the others only count: rows.for_retries
+        .where("value IS NOT NULL")  # the others are padding: topic_rows.for_retries
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
-    return shard_state.kept(spread, Turns(policy=policy, horizon_ms=horizon_ms), told, tools.begin)
+    return shard_state.decide_shards(spread, RetryDecision(policy=policy, horizon_ms=horizon_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +55,35 @@ class SpreadPartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
-        # Each shard looks at its times in every micro-batch, also when nothing comes for it.
+        # Each shard checks its due times in every micro-batch, also without records.
         yield from route.written([route.Row(key) for key in self.shard_keys])
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in COLUMNS)
             yield from route.written(
-                route.Row(self._home_of(key), key=_place(partition, offset), value=value)
+                route.Row(self._shard_key_of(key), key=_place(partition, offset), value=value)
                 for partition, offset, key, value in zip(*columns, strict=True)
                 if key is not None
             )
         task.finish()
 
-    def _home_of(self, key: bytes) -> int:
+    def _shard_key_of(self, key: bytes) -> int:
         return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """The decision of the retry lane."""
+class RetryDecision:
+    """The decision of the retry lane for one shard."""
 
-    policy: shard_scheduler.Policy
+    policy: window.ShardPolicy
     horizon_ms: int
 
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """As state.Decide."""
+        """Decide which entries of one shard are leased now."""
         known = shard_scheduler.decoded(index)
-        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, horizon_ms=self.horizon_ms)
+        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
-        return shard_state.Decided(decided.turns, decided.append, decided.drop, written, shard_scheduler.told(decided, now_ms))
+        return shard_state.Decided(
+            decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)
+        )

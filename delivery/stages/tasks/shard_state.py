@@ -1,9 +1,9 @@
-"""Keep what waits in Spark's state, and let it leave: the shell around the decisions of a lane.
+"""Keep each shard in Spark's state, and apply the lane's decision to it.
 
-Runs in the executors' Python workers. One key is one shard of endpoints: Spark's state costs by the key and micro-batch, not by
-the event (docs/architecture.md). A shard's index is one small value, rewritten when it changes; its segments are written once
-under growing numbers, read when something leaves, and removed. Guarantee: Spark commits the state with the offsets, so that a
-micro-batch that runs again finds the state that it found the first time.
+Runs in the executors' Python workers. One key is one shard of endpoints, because the cost of Spark's state depends on keys and
+micro-batches, not on events (docs/architecture.md). A shard's index is one small value, rewritten when it changes. Its segments
+are written once under growing numbers, read when items leave, and removed. Guarantee: Spark commits the state with the offsets,
+so a micro-batch that runs again finds the same state.
 """
 
 from __future__ import annotations
@@ -25,84 +25,90 @@ from delivery.webhooks.state import chunking
 from delivery.webhooks.state.backlog import Pending
 
 ROW_BYTES = 256 * 1024
-"""What leaves shares rows of so many bytes; what is larger has one alone. A row costs some 10 µs on its way, whatever is in it,
-and ten thousand endpoints have ten thousand small batches where a thousand have a thousand."""
+"""Bytes of items that share one output row; a larger item has a row of its own. A row costs about 10 µs, whatever its size, and
+ten thousand endpoints have ten thousand small batches."""
 _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 class Decided(NamedTuple):
-    """What is to be done with a shard."""
+    """The decision on one shard."""
 
     left: list[bytes]
+    """Items to deliver now."""
     append: dict[int, bytes]
+    """Segments to write, by number."""
     drop: list[int]
+    """Numbers of the segments to remove."""
     written: bytes | None
-    """The index; None: nothing changed, and nothing is written."""
-    told: Pending
+    """The new index; None: nothing changed, and nothing is written."""
+    pending: Pending
+    """The items that still wait."""
 
 
-class Begun(Protocol):
-    """A task that has begun, in its worker."""
+class RunningTask(Protocol):
+    """A task in its worker."""
 
     def finish(self) -> object:
-        """End it."""
+        """End the task."""
 
 
 class Decide(Protocol):
-    """The decision of a lane. Survives pickling."""
+    """The decision function of a lane. Survives pickling."""
 
     def __call__(self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int) -> Decided:
-        """Decide by a shard's index, what arrived for it, and its segments."""
+        """Decide on a shard by its index, the values that arrived for it, and its segments."""
 
 
-def kept(rows: DataFrame, decide: Decide, told: Accumulator[Pending], begin: Callable[[], Begun]) -> DataFrame:
-    """Return what leaves now, by the time at which the micro-batch began, in rows that `left` reads.
+def decide_shards(
+    rows: DataFrame, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]
+) -> DataFrame:
+    """Return the items to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
 
-    `begin` is called as each task begins, in its worker. The time is in the offset log: a micro-batch that runs again decides
-    by the same. `transformWithState` knows processing time, but only by running a micro-batch at each trigger, whether anything
-    waits or not: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Here the rows bring the
-    time, and delivery.stages.kafka.wakeups a record when something is due.
+    `begin` is called in the worker as each task starts. Spark writes the time into the offset log, so a micro-batch that runs
+    again decides by the same time. The timers of `transformWithState` would need a micro-batch at each trigger, even without
+    waiting items: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Instead each row
+    carries the time, and delivery.stages.kafka.wakeups sends a record when an item is due.
     """
     return (
         rows.select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
         .groupBy("shard")
-        .transformWithState(Shard(decide, told, begin), "value binary", "Append", "None")
+        .transformWithState(Shard(decide, pending, begin), "value binary", "Append", "None")
         .select("value")
     )
 
 
-def left(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield what has left, of the Arrow batches that come of `kept`."""
+def items_of(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the items in the Arrow batches of `decide_shards`."""
     values = (value for batch in batches for value in batch.column("value").to_pylist())
-    return itertools.chain.from_iterable(map(those_in, values))
+    return itertools.chain.from_iterable(map(items_in_row, values))
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[bytes])
 
 
-def those_in(value: bytes) -> list[bytes]:
-    """Return what shares a row."""
+def items_in_row(value: bytes) -> list[bytes]:
+    """Return the items that share a row."""
     return _decoder.decode(value)
 
 
 class Shard(StatefulProcessor):
-    """The state of one shard, and its decision in each micro-batch."""
+    """The state of one shard, and the lane's decision on it in each micro-batch."""
 
-    def __init__(self, decide: Decide, told: Accumulator[Pending], begin: Callable[[], Begun]) -> None:
+    def __init__(self, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]) -> None:
         self._decide = decide
-        self._told = told
+        self._pending = pending
         self._begin = begin
-        self._task: Begun | None = None
+        self._task: RunningTask | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state. Called once a task, and once on the driver before the query begins, as `close` is."""
+        """Declare the state. Called once for each task, and once on the driver before the query starts, as is `close`."""
         self._index = handle.getValueState("index", _BYTES)
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
-        """Take what came for the shard, in the order of its keys where it has some; yield what leaves it."""
+        """Decide on the shard with the values that arrived for it, in the order of their keys; yield rows of due items."""
         self._task = self._task or self._begin()
         arrived, now_ms = [], 0
         for row in rows:
@@ -113,9 +119,9 @@ class Shard(StatefulProcessor):
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
-        for some in chunking.of(decided.left, len, ROW_BYTES):
-            yield Row(value=_encoder.encode(some))
-        self._told.add(decided.told)
+        for chunk in chunking.chunks(decided.left, len, ROW_BYTES):
+            yield Row(value=_encoder.encode(chunk))
+        self._pending.add(decided.pending)
         if decided.written is None:
             return
         for number, segment in decided.append.items():
@@ -125,12 +131,14 @@ class Shard(StatefulProcessor):
         self._index.update((decided.written,))
 
     def close(self) -> None:
-        """End the task, if one has begun."""
+        """End the task, if one has started."""
         if self._task is not None:
             self._task.finish()
 
     def _read(self, number: int) -> bytes:
-        kept = self._segments.getValue((number,))
-        if kept is None:
-            raise LookupError(f"segment {number} of a shard is not in its state")
-        return bytes(kept[0])
+        segment = self._segments.getValue((number,))
+        if segment is None:
+            raise LookupError(
+                f"segment {number} of a shard is missing in its state, so the lane stops: restore a backup of the checkpoint"
+            )
+        return bytes(segment[0])

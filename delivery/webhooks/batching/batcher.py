@@ -1,13 +1,13 @@
-"""Decide which batches leave a shard now: by count, by bytes, or because their first event has waited long enough.
+"""Decide which batches a shard sends now: by count, by bytes, or because their first event has waited long enough.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: values and `now_ms` in, a decision out.
+Runs in the executors. Pure: values and `now_ms` in, a decision out.
 
-A shard's state is an index, which is small and written at each decision, and numbered segments, which are not: a segment is
-written once and read when a batch with events in it leaves. Of each endpoint the index knows which segments those are, oldest
-first. Segments that are many or mostly empty are written together anew (delivery.webhooks.state.compaction).
+The state of a shard is an index and numbered segments. The index is small, and written by each decision. A segment is
+immutable, and read when a batch with events in it is sent. The index knows the segments of each endpoint, oldest first.
+Compaction merges segments that are many or mostly empty (delivery.webhooks.state.compaction).
 
-After an outage everything is due at once, and may be more than a worker has memory for. So one decision takes a bounded part of
-what waits, and the next one, which comes at once, goes on.
+After an outage the whole backlog is due at once, and may exceed a worker's memory. So one decision sends a bounded part of it.
+The next decision comes at once and sends more.
 """
 
 from __future__ import annotations
@@ -26,74 +26,76 @@ from delivery.webhooks.state.backlog import Pending
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Small, and each with the events of few endpoints, because a segment is read whole for each that leaves."""
-MAX_LEAVING_BYTES = 64 * 1024 * 1024
-"""Of what waited, no more leaves by one decision, whose batches are in memory together. One endpoint's events always may."""
+"""Small, with events of few endpoints, because a segment is read whole for each endpoint whose events are sent."""
+MAX_SENT_BYTES = 64 * 1024 * 1024
+"""Bytes of stored events that one decision sends. Its batches are in memory together. One endpoint may exceed the bound."""
 
 
-class Waiting(msgspec.Struct, array_like=True, gc=False):
-    """What waits for one endpoint."""
+class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
+    """The stored events of one endpoint."""
 
     bounds: segment.Bounds
-    """Those that came with the newest event."""
+    """The bounds that came with the newest event."""
     events: int
     size: int
     oldest_ms: int
-    """When its first event arrived."""
+    """When the oldest event arrived."""
     segments: list[int]
-    """Where they are, in order of arrival."""
+    """Segments with its events, in order of arrival."""
 
     @property
     def due_ms(self) -> int:
-        """When they must have left; 0, at once, where they fill a batch: an earlier decision had no room for it."""
+        """When a batch is due. 0: now, because the events fill a batch for which an earlier decision had no room."""
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
 
     @property
     def due_by_time_ms(self) -> int:
-        """When the first of them has waited long enough."""
+        """When the oldest event has waited long enough."""
         return self.oldest_ms + self.bounds.max_wait_ms
 
 
 class Index(msgspec.Struct, array_like=True):
-    """The state of one shard, less its segments."""
+    """The state of one shard, without its segments."""
 
     next_number: int = 0
-    endpoints: dict[str, Waiting] = {}
-    """By segment.Lot.key."""
-    segments: dict[int, compaction.Stored] = {}
+    endpoints: dict[str, EndpointEvents] = {}
+    """By segment.PendingBatch.key."""
+    segments: dict[int, compaction.StoredSegment] = {}
 
-    def waiting(self) -> tuple[int, int]:
-        """Return how many events wait, and their bytes."""
+    def totals(self) -> tuple[int, int]:
+        """Return the number of stored events, and their bytes."""
         return sum(one.events for one in self.endpoints.values()), sum(one.size for one in self.endpoints.values())
 
     def oldest_ms(self) -> int | None:
-        """Return when the first of all that wait arrived."""
+        """Return when the oldest event arrived. None: there is none."""
         return min((one.oldest_ms for one in self.endpoints.values()), default=None)
 
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """What is to be done. `append` and `drop` are disjoint."""
+    """The result of a decision. `append` and `drop` are disjoint."""
 
     index: Index
     changed: bool = False
     """Whether there is anything to write."""
     batches: list[bytes] = field(default_factory=list)
-    """As segment.batch reads them."""
+    """As segment.decoded_batch reads them."""
     append: dict[int, bytes] = field(default_factory=dict)
+    """Segments to write, by number."""
     drop: list[int] = field(default_factory=list)
+    """Numbers of the segments to delete."""
 
 
-def backlog_of(decided: Decision) -> Pending:
-    """Return what waits in one shard after a decision."""
-    events, size = decided.index.waiting()
+def backlog_of(decision: Decision) -> Pending:
+    """Return the backlog of one shard after a decision."""
+    events, size = decision.index.totals()
     return Pending(
         shards=1,
         events=events,
         size=size,
-        oldest_ms=decided.index.oldest_ms(),
-        due_ms=min((endpoint.due_ms for endpoint in decided.index.endpoints.values()), default=None),
+        oldest_ms=decision.index.oldest_ms(),
+        due_ms=min((endpoint.due_ms for endpoint in decision.index.endpoints.values()), default=None),
     )
 
 
@@ -102,171 +104,175 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def encoded(index: Index) -> bytes:
-    """Return the index as it is kept."""
+    """Return the index as bytes."""
     return versioning.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index of a shard; an empty one for a shard that has none yet."""
+    """Return the index of a shard; an empty one for a new shard."""
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the batch lane"))
 
 
-def decide(index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, horizon_ms: int) -> Decision:
-    """Return what leaves and what is kept, with the index changed in place. `read` gives a segment of the state.
+def decide(
+    index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
+) -> Decision:
+    """Return the batches and the new state. The index is changed in place. `read` returns a segment of the state.
 
-    `arrived` are the segments of this micro-batch, in any order; the same ones give the same batches when it runs again. What
-    would be due before the next decision, in `horizon_ms`, leaves now, because then it would be late. What is due beyond
-    MAX_LEAVING_BYTES stays, the newest of it, and is due at the next decision.
+    `arrived` are the segments of this micro-batch, in any order. A second run with the same segments sends the same batches.
+    A batch that is due within the look-ahead is sent now: at the next decision it would be late. Of due events beyond
+    MAX_SENT_BYTES, the newest stay until the next decision.
     """
-    return _Deciding(index, read, now_ms + horizon_ms).decided(arrived)
+    return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
 
-class _Deciding:
+class _Batcher:
+    """One decision of one shard."""
+
     def __init__(self, index: Index, read: Callable[[int], bytes], until_ms: int) -> None:
         self._index = index
         self._read = read
         self._until_ms = until_ms
-        self._open: dict[int, dict[str, segment.Lot]] = {}
-        """Segments that have been read, each as long as somebody who leaves has events in it."""
-        self._takers: Counter[int] = Counter()
-        """How many who leave have events in a segment, and have not taken them yet."""
+        self._open: dict[int, dict[str, segment.PendingBatch]] = {}
+        """Decoded segments, each kept until the events of all sending endpoints are taken out."""
+        self._readers: Counter[int] = Counter()
+        """Number of sending endpoints whose events are still in a segment, by segment."""
         self._decision = Decision(index=index)
 
-    def decided(self, arrived: Iterable[bytes]) -> Decision:
+    def decide(self, arrived: Iterable[bytes]) -> Decision:
         kept = self._gathered(arrived)
-        passing = {key for key, lot in kept.items() if lot.mark == segment.Mark.PASSES}
-        # Where waits are short this is all that comes. It leaves as it is, behind those who have waited.
-        passes_by = [kept.pop(key) for key in sorted(passing.difference(self._index.endpoints))]
-        for key, lot in kept.items():
-            self._count_in(key, lot)
-        leaving = self._leaving(passing)
-        self._decision.changed = bool(kept or leaving)
-        self._takers.update(number for key in leaving for number in self._index.endpoints[key].segments)
-        for key in leaving:
-            is_due = key in passing or self._index.endpoints[key].due_by_time_ms <= self._until_ms
+        immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
+        # With short waits these are all events. They are sent as they are, after the endpoints with stored events.
+        unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
+        for key, batch in kept.items():
+            self._count_in(key, batch)
+        sending = self._sending(immediate)
+        self._decision.changed = bool(kept or sending)
+        self._readers.update(number for key in sending for number in self._index.endpoints[key].segments)
+        for key in sending:
+            is_due = key in immediate or self._index.endpoints[key].due_by_time_ms <= self._until_ms
             rest = self._cut(self._taken(key, kept.pop(key, None)), is_due=is_due)
             if rest is not None:
                 kept[key] = rest
                 self._count_in(key, rest)
-        for lot in passes_by:
-            self._cut(lot, is_due=True)
-        generation = self._merge(kept)
-        self._append(kept, generation)
+        for batch in unstored:
+            self._cut(batch, is_due=True)
+        level = self._merge(kept)
+        self._append(kept, level)
         self._decision.changed |= bool(self._decision.append or self._decision.drop)
         return self._decision
 
-    def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.Lot]:
-        """Return what arrived for each endpoint, less the batches that arrived full: those leave."""
-        gathered: dict[str, segment.Lot] = {}
+    def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.PendingBatch]:
+        """Return the pending batch of each endpoint. Full batches are sent at once."""
+        gathered: dict[str, segment.PendingBatch] = {}
         for written in sorted(arrived):
-            for lot in segment.decoded(written):
-                if lot.mark == segment.Mark.FULL:
-                    self._leave(lot, LeaveReason.COUNT if len(lot.items) >= lot.bounds.max_events else LeaveReason.BYTES)
-                elif lot.key in gathered:
-                    gathered[lot.key].extend(lot)
+            for batch in segment.decoded(written):
+                if batch.mark == segment.Mark.FULL:
+                    self._send(batch, LeaveReason.COUNT if len(batch.items) >= batch.bounds.max_events else LeaveReason.BYTES)
+                elif batch.key in gathered:
+                    gathered[batch.key].extend(batch)
                 else:
-                    gathered[lot.key] = lot
+                    gathered[batch.key] = batch
         return gathered
 
-    def _count_in(self, key: str, lot: segment.Lot) -> None:
+    def _count_in(self, key: str, batch: segment.PendingBatch) -> None:
         one = self._index.endpoints.get(key)
         if one is None:
-            one = self._index.endpoints[key] = Waiting(lot.bounds, 0, 0, lot.oldest_ms, [])
-        one.bounds = lot.bounds
-        one.events += len(lot.items)
-        one.size += lot.size
-        one.oldest_ms = min(one.oldest_ms, lot.oldest_ms)
+            one = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])
+        one.bounds = batch.bounds
+        one.events += len(batch.items)
+        one.size += batch.size
+        one.oldest_ms = min(one.oldest_ms, batch.oldest_ms)
 
-    def _leaving(self, passing: set[str]) -> list[str]:
-        """Return whose events leave: those who are due, the first to arrive first, as far as MAX_LEAVING_BYTES go.
+    def _sending(self, immediate: set[str]) -> list[str]:
+        """Return the keys of the endpoints whose events are sent: the due ones, oldest first, up to MAX_SENT_BYTES.
 
-        Who has nothing in the state yet is not counted: all of it is in memory already, and bounded with the micro-batch.
-        In order of their keys, as they stand in segments, so that few segments are open at a time.
+        Endpoints without stored events are not counted: the micro-batch bounds them, and their events are in memory already.
+        The keys are sorted, as in segments, so that few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
-        due = [key for key, one in endpoints.items() if key in passing or one.due_ms <= self._until_ms]
-        leaving = [key for key in due if not endpoints[key].segments]
-        waited = sorted((key for key in due if endpoints[key].segments), key=lambda key: endpoints[key].oldest_ms)
-        leaves = itertools.accumulate(endpoints[key].size for key in waited)
-        leaving += [key for key, size in zip(waited, leaves, strict=True) if size <= MAX_LEAVING_BYTES] or waited[:1]
-        return sorted(leaving)
+        due = [key for key, one in endpoints.items() if key in immediate or one.due_ms <= self._until_ms]
+        sending = [key for key in due if not endpoints[key].segments]
+        stored = sorted((key for key in due if endpoints[key].segments), key=lambda key: endpoints[key].oldest_ms)
+        sizes = itertools.accumulate(endpoints[key].size for key in stored)
+        sending += [key for key, size in zip(stored, sizes, strict=True) if size <= MAX_SENT_BYTES] or stored[:1]
+        return sorted(sending)
 
-    def _taken(self, key: str, fresh: segment.Lot | None) -> segment.Lot:
-        """Take out all that waits for an endpoint, with what has just come."""
-        lots = []
+    def _taken(self, key: str, fresh: segment.PendingBatch | None) -> segment.PendingBatch:
+        """Remove and return all events of an endpoint, with those of `fresh` behind them."""
+        batches = []
         for number in self._index.endpoints.pop(key).segments:
-            lot = self._lot(number, key)
+            batch = self._remove_from_segment(number, key)
             stored = self._index.segments[number]
-            stored.live -= lot.size
+            stored.live -= batch.size
             if not stored.live:
                 self._drop(number)
-            lots.append(lot)
-        lots += [] if fresh is None else [fresh]
-        for later in lots[1:]:
-            lots[0].extend(later)
-        return lots[0]
+            batches.append(batch)
+        batches += [] if fresh is None else [fresh]
+        for later in batches[1:]:
+            batches[0].extend(later)
+        return batches[0]
 
-    def _cut(self, lot: segment.Lot, *, is_due: bool) -> segment.Lot | None:
-        """Let batches leave within the bounds; return what stays."""
-        first, size, bounds = 0, 0, lot.bounds
-        # The usual case, in which there is nothing to look for.
-        fits_one = len(lot.items) < bounds.max_events and lot.size < bounds.max_bytes
-        for place, item in enumerate(() if fits_one else lot.items):
+    def _cut(self, batch: segment.PendingBatch, *, is_due: bool) -> segment.PendingBatch | None:
+        """Send batches within the bounds. Return the events that stay."""
+        first, size, bounds = 0, 0, batch.bounds
+        # The usual case: there is nothing to search.
+        fits_one = len(batch.items) < bounds.max_events and batch.size < bounds.max_bytes
+        for place, item in enumerate(() if fits_one else batch.items):
             if place > first and size + item.size > bounds.max_bytes:
-                self._leave(lot.part(first, place), LeaveReason.BYTES)
+                self._send(batch.part(first, place), LeaveReason.BYTES)
                 first, size = place, 0
             size += item.size
             if place + 1 - first == bounds.max_events or size >= bounds.max_bytes:
                 is_many = place + 1 - first == bounds.max_events
-                self._leave(lot.part(first, place + 1), LeaveReason.COUNT if is_many else LeaveReason.BYTES)
+                self._send(batch.part(first, place + 1), LeaveReason.COUNT if is_many else LeaveReason.BYTES)
                 first, size = place + 1, 0
-        if first == len(lot.items):
+        if first == len(batch.items):
             return None
-        rest = lot.part(first, len(lot.items))
+        rest = batch.part(first, len(batch.items))
         if is_due:
-            self._leave(rest, LeaveReason.TIME)
+            self._send(rest, LeaveReason.TIME)
             return None
         return rest
 
-    def _leave(self, lot: segment.Lot, reason: LeaveReason) -> None:
-        self._decision.batches.append(segment.batch_of(lot, reason))
+    def _send(self, batch: segment.PendingBatch, reason: LeaveReason) -> None:
+        self._decision.batches.append(segment.encoded_batch(batch, reason))
 
-    def _merge(self, kept: dict[str, segment.Lot]) -> int:
-        """Put what waits in segments that are to be written together anew before what is kept; return its generation."""
-        numbers, generation = compaction.to_merge(self._index.segments)
+    def _merge(self, kept: dict[str, segment.PendingBatch]) -> int:
+        """Put the events of the segments to merge before those in `kept`. Return the level of the merged segment."""
+        numbers, level = compaction.pick_compaction(self._index.segments)
         for number in sorted(numbers, reverse=True):
-            for lot in segment.decoded(self._read(number)):
-                waiting = self._index.endpoints.get(lot.key)
-                if waiting is not None and number in waiting.segments:  # else it has left
-                    waiting.segments.remove(number)
-                    if lot.key in kept:
-                        lot.extend(kept[lot.key])
-                    kept[lot.key] = lot
+            for batch in segment.decoded(self._read(number)):
+                stored = self._index.endpoints.get(batch.key)
+                if stored is not None and number in stored.segments:  # else its events were sent
+                    stored.segments.remove(number)
+                    if batch.key in kept:
+                        batch.extend(kept[batch.key])
+                    kept[batch.key] = batch
             self._drop(number)
-        return generation
+        return level
 
-    def _append(self, kept: dict[str, segment.Lot], generation: int) -> None:
+    def _append(self, kept: dict[str, segment.PendingBatch], level: int) -> None:
         run = self._index.next_number
-        for written, lots in segment.encoded((kept[key] for key in sorted(kept)), MAX_SEGMENT_BYTES):
+        for written, batches in segment.encoded((kept[key] for key in sorted(kept)), MAX_SEGMENT_BYTES):
             number = self._index.next_number
             self._index.next_number += 1
-            size = sum(lot.size for lot in lots)
-            self._index.segments[number] = compaction.Stored(run, generation, size, size)
+            size = sum(batch.size for batch in batches)
+            self._index.segments[number] = compaction.StoredSegment(run, level, size, size)
             self._decision.append[number] = written
-            for lot in lots:
-                self._index.endpoints[lot.key].segments.append(number)
+            for batch in batches:
+                self._index.endpoints[batch.key].segments.append(number)
 
-    def _lot(self, number: int, key: str) -> segment.Lot:
-        """Take the events of one who leaves out of a segment."""
-        lots = self._open.pop(number, None)
-        if lots is None:
-            lots = {lot.key: lot for lot in segment.decoded(self._read(number))}
-        taken = lots.pop(key)
-        self._takers[number] -= 1
-        if self._takers[number]:
-            self._open[number] = lots
+    def _remove_from_segment(self, number: int, key: str) -> segment.PendingBatch:
+        """Remove and return the events of one endpoint from a decoded segment."""
+        batches = self._open.pop(number, None)
+        if batches is None:
+            batches = {batch.key: batch for batch in segment.decoded(self._read(number))}
+        taken = batches.pop(key)
+        self._readers[number] -= 1
+        if self._readers[number]:
+            self._open[number] = batches
         return taken
 
     def _drop(self, number: int) -> None:

@@ -1,11 +1,10 @@
-"""Write what waits for its batch as bytes, and read it back: the events of some endpoints, and the batch that is ready.
+"""Write pending batches and finished batches as bytes, and read them back.
 
-Runs in the executors. Must not import pyspark or psycopg. These bytes are shuffled, and stay in a lane's state over restarts
-and upgrades: a new field stands at the end and has a default, so that old bytes can be read; VERSION rises when that is not
-enough.
+Runs in the executors. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A new field comes at the
+end and has a default, so that old bytes can be read. VERSION rises when that is not enough.
 
-An event is packed once, when it is collected, and unpacked when its request is made. Between, batching moves packed events
-about: all that it decides by stands beside them.
+An event is packed once, when it is collected, and unpacked when its request is made. Batching moves packed events without
+decoding them: the facts by which it decides stand beside them.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from delivery.webhooks.state import versioning
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
-"""A segment is cut when its events have so many bytes: far below what a row, or a value of the state, may have."""
+"""Bytes of events in a segment; far below the bound of a row and of a value in the state."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
-"""Endpoints wait less than they may by up to this part of it, and by no more than this."""
+"""Largest reduction of an endpoint's wait: a share of the wait, and milliseconds."""
 _SPREAD_SALT = -1
-"""Makes that part independent of the endpoint's shard. A full batch's salt is its number."""
+"""Salt that makes the reduction independent of the endpoint's shard. The salt of a full batch is its number."""
 _FRAME_BYTES = 136
-"""What the larger of the two layouts of a body adds to an event's attributes and payload. Held by a test."""
+"""Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks it."""
 _ATTRIBUTES_FRAME_BYTES = 16
-"""What it adds to further attributes, where there are some."""
+"""Bytes that a body adds to further attributes, where an event has any."""
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event, with all that a dead letter tells of it. The parsed content is left out: it was for the filters."""
+    """An event, with every field of its dead letter. Without the parsed content, which only filters need."""
 
     event_id: EventId
     """The event's id, as its producer gave it."""
@@ -79,7 +78,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Since 2026-11-24."""
 
     def event(self) -> Event:
-        """Return the event as the direct lane has it, less what was parsed and the record's value."""
+        """Return the event as the direct lane has it, without the parsed content and the record's value."""
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
             event_id=self.event_id,
@@ -96,16 +95,16 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Item(NamedTuple):
-    """A packed event and what batching needs to know of it."""
+    """A packed event, with its size and time of arrival."""
 
     packed: bytes
     size: int
-    """No fewer bytes than it takes in a body, in either layout."""
+    """Upper bound of its bytes in a body, in either layout."""
     arrived_at_ms: int
 
 
 class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """When a batch leaves. They come with the events, so that the state needs no registry."""
+    """Bounds of a batch. They travel with the events, so that a shard needs no registry."""
 
     max_events: int
     max_wait_ms: int
@@ -113,70 +112,70 @@ class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mark:
-    """What is to be done with a lot."""
+    """How a shard treats a pending batch."""
 
     WAITS = 0
-    PASSES = 1
-    """Its endpoint's wait is over before the next micro-batch can come: it leaves now."""
+    IMMEDIATE = 1
+    """Immediate flush: its endpoint's wait ends before the next micro-batch. The shard sends it now."""
     FULL = 2
-    """It is a whole batch already, and has nothing to do with what else waits for the endpoint."""
+    """It is a full batch. The shard sends it as it is, apart from the endpoint's other events."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Lot:
-    """What is due to one endpoint, in order of arrival."""
+class PendingBatch:
+    """Events due to one endpoint, in order of arrival, that no batch has yet."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
     bounds: Bounds
     mark: int = Mark.WAITS
     items: list[Item] = field(default_factory=list)
-    through: list[SubscriptionId] = field(default_factory=list)
-    """By which subscription each item is due."""
+    subscription_ids: list[SubscriptionId] = field(default_factory=list)
+    """Subscription by which each item is due."""
     size: int = 0
-    """Of all items."""
+    """Size of all items."""
     oldest_ms: int = 2**62
-    """When the first of them arrived."""
+    """When the oldest item arrived."""
 
     @property
     def key(self) -> str:
-        """Say whose it is. With the customer, who may be another one when the id is registered again; no id has a `/`."""
+        """Return the endpoint's key. It names the customer, as another one may register the id later. No id has a `/`."""
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: Item, subscription_id: SubscriptionId) -> None:
         """Add the item that arrived last."""
         self.items.append(item)
-        self.through.append(subscription_id)
+        self.subscription_ids.append(subscription_id)
         self.size += item.size
         if item.arrived_at_ms < self.oldest_ms:  # noqa: PLR1730  # for each event; min takes three times as long
             self.oldest_ms = item.arrived_at_ms
 
-    def extend(self, later: Lot) -> None:
-        """Add what arrived after this; the bounds are those that came last."""
+    def extend(self, later: PendingBatch) -> None:
+        """Add a later pending batch of the endpoint. Its bounds and its mark replace the earlier ones."""
         self.items += later.items
-        self.through += later.through
+        self.subscription_ids += later.subscription_ids
         self.size += later.size
         self.oldest_ms = min(self.oldest_ms, later.oldest_ms)
         self.bounds, self.mark = later.bounds, later.mark
 
-    def part(self, first: int, end: int) -> Lot:
+    def part(self, first: int, end: int) -> PendingBatch:
         """Return the items from `first` to `end`."""
         if (first, end) == (0, len(self.items)):
             return self
         items = self.items[first:end]
-        return Lot(
+        return PendingBatch(
             endpoint_id=self.endpoint_id,
             customer_id=self.customer_id,
             bounds=self.bounds,
             items=items,
-            through=self.through[first:end],
+            subscription_ids=self.subscription_ids[first:end],
             size=sum(item.size for item in items),
             oldest_ms=min((item.arrived_at_ms for item in items), default=2**62),
         )
 
 
-class _Due(msgspec.Struct, array_like=True, gc=False):
-    """A lot as it is written: its items by their places in the segment, its subscriptions by their places in a list."""
+class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
+    """A pending batch as written: its items by place in the segment, its subscriptions by place in `subscriptions`."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -186,25 +185,26 @@ class _Due(msgspec.Struct, array_like=True, gc=False):
     oldest_ms: int
     subscriptions: list[SubscriptionId]
     places: list[int]
-    through: list[int]
-    """Empty where all are due by the one subscription."""
+    subscription_places: list[int]
+    """Empty where there is one subscription."""
 
 
 class _Segment(msgspec.Struct, array_like=True, gc=False):
     packed: list[bytes]
     sizes: list[int]
     arrived_at_ms: list[int]
-    lots: list[_Due]
+    batches: list[_WrittenBatch]
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):
-    """A batch that has left its shard and is to be delivered."""
+    """A batch that a shard sends."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
     reason: LeaveReason
     subscriptions: list[SubscriptionId]
-    through: list[int]
+    subscription_places: list[int]
+    """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
     packed: list[bytes]
 
 
@@ -215,17 +215,17 @@ _batches = msgspec.msgpack.Decoder(Batch)
 
 
 def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
-    """Return the shard that an endpoint lives in; with a salt, where one of its full batches goes. The same everywhere."""
+    """Return the shard of an endpoint; with a salt, the shard of one of its full batches. The same in every process."""
     digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % shards
 
 
-@functools.lru_cache(maxsize=50_000)  # asked for each lot
+@functools.lru_cache(maxsize=50_000)  # asked for each batch
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
-    """Return the part of an endpoint's settings that travels with its events.
+    """Return the bounds that travel with an endpoint's events.
 
-    Each endpoint waits a little less than it may, by a part of its own. Those that began together, as after a start or a spike,
-    would else be due together ever after: a thousand batches in one moment, and nothing between.
+    Each endpoint's wait is reduced by a fixed share of its own. Without the reduction, endpoints that began together, as after
+    a start or a spike, would be due together for ever: a thousand batches in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
     spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)
@@ -234,17 +234,17 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Pack an event that has arrived by now, even if it says otherwise: producers' clocks may be ahead."""
+    """Pack an event. It arrives at `now_ms` at the latest: a producer's clock may be ahead."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
-    # As a Packed is written: to make one first would take half as long again.
+    # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)
-    # The attributes as JSON have the escapes that they have in a body.
+    # Attributes as JSON have the same escapes as in a body.
     size = len(orjson.dumps(event[:6])) + len(event.data) + _FRAME_BYTES
     if event.attributes:
         fields = (*fields, event.attributes)
         size += len(orjson.dumps(dict(event.attributes))) + _ATTRIBUTES_FRAME_BYTES
     packed = _encoder.encode(fields)
-    # Headers of Kafka are in no body, and yet travel with the event: a batch that is postponed is one record with all of them.
+    # Kafka headers are in no body, but travel with the event: a deferred batch is one record with all of them.
     return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
 
 
@@ -254,35 +254,35 @@ def unpacked(packed: bytes) -> Packed:
 
 
 def packed(event: Packed) -> bytes:
-    """Return the bytes of which it was read."""
+    """Return the bytes from which `unpacked` read the event."""
     return _encoder.encode(event if event.attributes else msgspec.structs.astuple(event)[:-1])
 
 
-def encoded(lots: Iterable[Lot], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[Lot]]]:
-    """Yield segments with all `lots`, each with those that it holds, at most `max_bytes` of them or one.
+def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:
+    """Yield segments with all pending batches, each with its own, of at most `max_bytes` or with a single one.
 
-    An event that is due to several stands in a segment once.
+    An event that is due to several endpoints is in a segment once.
     """
-    held: list[Lot] = []
+    together: list[PendingBatch] = []
     places: dict[int, int] = {}
     size = 0
-    for lot in lots:
-        if held and size + lot.size > max_bytes:
-            yield _encoded(held, places), held
-            held, places, size = [], {}, 0
-        held.append(lot)
-        size += lot.size
-    if held:
-        yield _encoded(held, places), held
+    for batch in batches:
+        if together and size + batch.size > max_bytes:
+            yield _encoded(together, places), together
+            together, places, size = [], {}, 0
+        together.append(batch)
+        size += batch.size
+    if together:
+        yield _encoded(together, places), together
 
 
-def _encoded(lots: list[Lot], places: dict[int, int]) -> bytes:
+def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
     written = _Segment([], [], [], [])
-    for lot in lots:
-        subscriptions = {name: number for number, name in enumerate(dict.fromkeys(lot.through))}
+    for batch in batches:
+        subscriptions = {name: number for number, name in enumerate(dict.fromkeys(batch.subscription_ids))}
         stands_at = []
-        for one in lot.items:
-            # By identity: the same object is the same event, and all of them are alive here.
+        for one in batch.items:
+            # By identity: the same object is the same event, and all items are alive here.
             place = places.get(id(one))
             if place is None:
                 place = places[id(one)] = len(written.packed)
@@ -290,57 +290,57 @@ def _encoded(lots: list[Lot], places: dict[int, int]) -> bytes:
                 written.sizes.append(one.size)
                 written.arrived_at_ms.append(one.arrived_at_ms)
             stands_at.append(place)
-        written.lots.append(
-            _Due(
-                lot.endpoint_id,
-                lot.customer_id,
-                lot.bounds,
-                lot.mark,
-                lot.size,
-                lot.oldest_ms,
+        written.batches.append(
+            _WrittenBatch(
+                batch.endpoint_id,
+                batch.customer_id,
+                batch.bounds,
+                batch.mark,
+                batch.size,
+                batch.oldest_ms,
                 list(subscriptions),
                 stands_at,
-                [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
+                [subscriptions[name] for name in batch.subscription_ids] if len(subscriptions) > 1 else [],
             )
         )
     return versioning.marked(VERSION, _encoder.encode(written))
 
 
-def decoded(written: bytes) -> list[Lot]:
-    """Return the lots of a segment."""
+def decoded(written: bytes) -> list[PendingBatch]:
+    """Return the pending batches of a segment."""
     read = _segments.decode(versioning.read(written, VERSION, "a segment of the batch lane"))
     items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
     return [
-        Lot(
-            endpoint_id=due.endpoint_id,
-            customer_id=due.customer_id,
-            bounds=due.bounds,
-            mark=due.mark,
-            items=[items[place] for place in due.places],
-            through=[due.subscriptions[number] for number in due.through]
-            if due.through
-            else due.subscriptions * len(due.places),
-            size=due.size,
-            oldest_ms=due.oldest_ms,
+        PendingBatch(
+            endpoint_id=one.endpoint_id,
+            customer_id=one.customer_id,
+            bounds=one.bounds,
+            mark=one.mark,
+            items=[items[place] for place in one.places],
+            subscription_ids=[one.subscriptions[number] for number in one.subscription_places]
+            if one.subscription_places
+            else one.subscriptions * len(one.places),
+            size=one.size,
+            oldest_ms=one.oldest_ms,
         )
-        for due in read.lots
+        for one in read.batches
     ]
 
 
-def batch_of(lot: Lot, reason: LeaveReason) -> bytes:
-    """Return the whole lot as a batch that leaves."""
-    subscriptions = {name: number for number, name in enumerate(dict.fromkeys(lot.through))}
-    batch = Batch(
-        lot.endpoint_id,
-        lot.customer_id,
+def encoded_batch(batch: PendingBatch, reason: LeaveReason) -> bytes:
+    """Return a pending batch as the bytes of a batch."""
+    subscriptions = {name: number for number, name in enumerate(dict.fromkeys(batch.subscription_ids))}
+    left = Batch(
+        batch.endpoint_id,
+        batch.customer_id,
         reason,
         list(subscriptions),
-        [subscriptions[name] for name in lot.through] if len(subscriptions) > 1 else [],
-        [one.packed for one in lot.items],
+        [subscriptions[name] for name in batch.subscription_ids] if len(subscriptions) > 1 else [],
+        [item.packed for item in batch.items],
     )
-    return versioning.marked(VERSION, _encoder.encode(batch))
+    return versioning.marked(VERSION, _encoder.encode(left))
 
 
-def batch(written: bytes) -> Batch:
-    """Return a batch that left."""
+def decoded_batch(written: bytes) -> Batch:
+    """Return the batch that `encoded_batch` wrote."""
     return _batches.decode(versioning.read(written, VERSION, "a batch that left its shard"))

@@ -65,17 +65,17 @@ class Collector:
         self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_match_event, now_ms))
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
-        self._open: dict[EndpointId, segment.Lot] = {}
+        self._open: dict[EndpointId, segment.PendingBatch] = {}
         self._batch_counts: collections.Counter[EndpointId] = collections.Counter()
         """Number of full batches per endpoint."""
-        self._closed: dict[int, list[segment.Lot]] = {}
+        self._closed: dict[int, list[segment.PendingBatch]] = {}
         self._closed_size = 0
 
     async def add(self, records: Iterable[Record]) -> Collected:
         """Collect `records`; return the segments and results that are ready."""
         collected = Collected()
         for record in records:
-            due = await self._intake.take(record, collected.results.rejections)
+            due = await self._intake.accept(record, collected.results.rejections)
             if due is not None:
                 collected.results.outcomes += due.skipped
                 for match in due.collected:
@@ -103,7 +103,7 @@ class Collector:
         if len(lot.items) >= bounds.max_events or lot.size >= bounds.max_bytes:
             self._close_batch(lot, endpoint)
 
-    def _close_batch(self, lot: segment.Lot, endpoint: Endpoint) -> segment.Lot:
+    def _close_batch(self, lot: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
         """Close a full batch; return the next one of its endpoint."""
         endpoint_id = endpoint.endpoint_id
         lot.mark = segment.Mark.FULL
@@ -113,19 +113,19 @@ class Collector:
         self._batch_counts[endpoint_id] += 1
         return self._lot(endpoint)
 
-    def _lot(self, endpoint: Endpoint) -> segment.Lot:
+    def _lot(self, endpoint: Endpoint) -> segment.PendingBatch:
         assert endpoint.batching is not None, "the registry sets it for each endpoint in batch mode"  # noqa: S101
         is_immediate = endpoint.batching.max_wait_s * 1000 <= self._immediate_flush_ms
-        lot = self._open[endpoint.endpoint_id] = segment.Lot(
+        lot = self._open[endpoint.endpoint_id] = segment.PendingBatch(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
-            mark=segment.Mark.PASSES if is_immediate else segment.Mark.WAITS,
+            mark=segment.Mark.IMMEDIATE if is_immediate else segment.Mark.WAITS,
         )
         return lot
 
     @staticmethod
-    def _rows(lots: dict[int, list[segment.Lot]]) -> Iterator[Row]:
+    def _rows(lots: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
         for shard, of_shard in lots.items():
             for written, _ in segment.encoded(of_shard):
                 yield Row(shard, written)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, last_of
+from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, registries, revalidation
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import batch_payload
@@ -41,7 +41,7 @@ class BatchLane:
         registry: registries.Registry,
         dispatcher: dispatch.Dispatcher[BatchDelivery],
         deferrals: deferral.Deferrals,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
@@ -55,9 +55,11 @@ class BatchLane:
         """Begin to deliver batches in the shards' encoding; return the results so far."""
         since_io = 0
         for one in written:
-            batch = segment.batch(one)
-            destination = await self._registry.destination(batch.endpoint_id, revalidation.tenants(batch.packed))
-            parts = revalidation.parted(batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination)
+            batch = segment.decoded_batch(one)
+            destination = await self._registry.destination(batch.endpoint_id, revalidation.tenant_ids(batch.packed))
+            parts = revalidation.split_by_eligibility(
+                batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination
+            )
             for reason, places in parts.items():
                 self._begin(batch, destination.endpoint, reason, places)
             since_io += len(one) + REQUEST_COUNTS_BYTES
@@ -79,7 +81,7 @@ class BatchLane:
         """Wait for all attempts in flight; return the remaining results."""
         await self._dispatcher.finish()
         self._collect_outcomes()
-        return last_of(self._dispatcher, batches=self._drained())
+        return final_results(self._dispatcher, batches=self._drained())
 
     def abandon(self) -> None:
         """Stop sending: the task no longer reads the results."""
@@ -89,9 +91,11 @@ class BatchLane:
         """Send the events of a batch at `places`, or skip or defer them."""
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
-        through = revalidation.through(batch, places)
+        through = revalidation.subscription_ids(batch, places)
         if self._ended_before:
-            due = [one for one in zip(events, through, strict=True) if completed_work.of_packed(*one) not in self._ended_before]
+            due = [
+                one for one in zip(events, through, strict=True) if completed_work.key_of_packed(*one) not in self._ended_before
+            ]
             if not due:
                 return
             events, through = [event for event, _ in due], [name for _, name in due]

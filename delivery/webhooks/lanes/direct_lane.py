@@ -8,7 +8,7 @@ from typing import NamedTuple
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, last_of
+from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
@@ -38,7 +38,7 @@ class DirectLane:
         dispatcher: dispatch.Dispatcher[Delivery],
         deferrals: deferral.Deferrals,
         layout: parsing.Layout,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> None:
         self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared)
         self._dispatcher = dispatcher
@@ -49,7 +49,7 @@ class DirectLane:
         """Begin to deliver `records`; return the results so far, also of earlier records."""
         results = Results()
         for count, record in enumerate(records, start=1):
-            due = await self._intake.take(record, results.rejections)
+            due = await self._intake.accept(record, results.rejections)
             if due is not None:
                 results.outcomes += due.ended
                 for delivery in due.deliveries:
@@ -66,7 +66,7 @@ class DirectLane:
     async def finish(self) -> Results:
         """Wait for all attempts in flight; return the remaining results, and the receipts."""
         await self._dispatcher.finish()
-        return last_of(self._dispatcher, outcomes=self._dispatcher.drain(), receipts=self._intake.receipts())
+        return final_results(self._dispatcher, outcomes=self._dispatcher.drain(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
         """Stop sending: the task no longer reads the results."""
@@ -79,7 +79,10 @@ class DirectLane:
         for match in due:
             endpoint = match.endpoint
             webhook_id = payload.webhook_id(event, match.subscription.subscription_id)
-            if self._ended_before and completed_work.of(event, match.subscription.subscription_id) in self._ended_before:
+            if (
+                self._ended_before
+                and completed_work.key_of_event(event, match.subscription.subscription_id) in self._ended_before
+            ):
                 continue  # its rows are written; the receipt counts it as due, as in the run that completed it
             skip = matching.skip_reason(match.subscription)
             postponed = self._deferrals.reason_for(endpoint) if skip is None else None

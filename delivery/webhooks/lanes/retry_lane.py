@@ -108,7 +108,11 @@ class RetryLane:
         return bool(self._tasks)
 
     async def start(
-        self, leases: Iterable[bytes], registry: registries.Registry, settle_s: float, ended: completed_work.Ended = frozenset()
+        self,
+        leases: Iterable[bytes],
+        registry: registries.Registry,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> LeaseResults:
         """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
 
@@ -118,8 +122,8 @@ class RetryLane:
         3. Deliveries that were accepted (in `ended`) are left out.
         """
         for written in leases:
-            lease = retry_messages.turn(written)
-            if lease.number and completed_work.of_turn(lease.endpoint_id, lease.number, len(lease.parcels)) in ended:
+            lease = retry_messages.lease(written)
+            if lease.number and completed_work.key_of_lease(lease.endpoint_id, lease.number, len(lease.entries)) in ended:
                 continue
             known, task = self._leases.get(_fifo_id(lease), (None, None))
             if lease.number and known is not None and known.lease.number == lease.number:
@@ -127,7 +131,7 @@ class RetryLane:
                     self._awaited.add(task)
                 continue
             has_room = not lease.number or await self._has_room(lease, settle_s)
-            tenants = revalidation.tenants(itertools.chain.from_iterable(entry.packed for entry in lease.parcels))
+            tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
             revision = (
                 registry.revision
             )  # read first: a change that takes effect during the look-up may not be in the destination
@@ -197,7 +201,7 @@ class RetryLane:
         self._ended, self._most_in_flight = [], self._in_flight
         return drained
 
-    async def _has_room(self, lease: retry_messages.Turn, settle_s: float) -> bool:
+    async def _has_room(self, lease: retry_messages.Lease, settle_s: float) -> bool:
         """Wait for memory as long as leases end. Return False if none ends within `settle_s`, which is waited once per task."""
         while self._bytes and self._bytes + _weight(lease) > MAX_IN_FLIGHT_BYTES:
             if self._is_full:
@@ -290,12 +294,12 @@ class RetryLane:
             if made is None:
                 return
             attempt = await self._sender.attempt(made.delivery, made.number, made.timeout_s)
-            self._note_response(one, one.lease.parcels[place], attempt)
+            self._note_response(one, one.lease.entries[place], attempt)
             one.record_attempt(made, attempt, now_ms=self._now_ms(), rng=self._rng)
         except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
             one.defer_faulty(place, fault, self._now_ms())
 
-    def _note_response(self, one: LeaseInFlight, entry: retry_messages.Parcel, attempt: Attempt) -> None:
+    def _note_response(self, one: LeaseInFlight, entry: retry_messages.RetryEntry, attempt: Attempt) -> None:
         """Record what an attempt shows about the endpoint and our network.
 
         All entries here have failed before. So an unreachable endpoint counts only if it was reachable before: the lease is no
@@ -318,9 +322,9 @@ class RetryLane:
         return int(self._now_s() * 1000)
 
 
-def _fifo_id(lease: retry_messages.Turn) -> _FifoId:
+def _fifo_id(lease: retry_messages.Lease) -> _FifoId:
     return (lease.customer_id, lease.endpoint_id, lease.order_key)
 
 
-def _weight(lease: retry_messages.Turn) -> int:
-    return sum(entry.size + ENTRY_BYTES for entry in lease.parcels)
+def _weight(lease: retry_messages.Lease) -> int:
+    return sum(entry.size + ENTRY_BYTES for entry in lease.entries)

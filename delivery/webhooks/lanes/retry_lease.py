@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import (
-    Again,
     Attempt,
     Delivery,
     DeliveryMode,
     Endpoint,
     EndpointStatus,
+    NextAttempt,
     Outcome,
     OutcomeKind,
     Record,
@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
 class LeaseInFlight:
     """A lease, and its results so far."""
 
-    lease: retry_messages.Turn
+    lease: retry_messages.Lease
     destination: registries.Destination
     until: float
     """When the last attempt may begin, in seconds of the caller's clock."""
@@ -82,7 +82,7 @@ class LeaseInFlight:
     """The destination includes every change of the registry up to this revision."""
     registry_max_age_s: float
     """Seconds. A change of the registry that is older than this is included in any case."""
-    ended: completed_work.Ended = frozenset()
+    ended: completed_work.CompletedKeys = frozenset()
     """Deliveries that an earlier run of the micro-batch has completed."""
     waiting: collections.deque[int] = field(default_factory=collections.deque)
     """Places of the entries that are still to be attempted."""
@@ -90,7 +90,7 @@ class LeaseInFlight:
     """Accepted deliveries. They may leave before the report: a further run of the micro-batch leaves them out."""
     results: Results = field(default_factory=Results)
     """Results that leave with the report."""
-    _requeued: list[retry_messages.Back] = field(default_factory=list)
+    _requeued: list[retry_messages.Requeue] = field(default_factory=list)
     _delivered: int = 0
     _failed: int = 0
     _refused: int = 0
@@ -118,12 +118,12 @@ class LeaseInFlight:
         if endpoint is not None and pause_reason is not None:
             if lease.number and endpoint.customer_id == lease.customer_id:
                 self._pause_reason = pause_reason
-                for place, entry in enumerate(lease.parcels):
-                    self._requeue(place, Again(entry.again_at_ms, entry.retries), self._pause_reason)
+                for place, entry in enumerate(lease.entries):
+                    self._requeue(place, NextAttempt(entry.again_at_ms, entry.retries), self._pause_reason)
                 return
             # An entry that is given up is not sent, so the endpoint's status does not matter.
             self.destination = self.destination._replace(endpoint=replace(endpoint, status=EndpointStatus.ACTIVE, fault=None))
-        for place, entry in enumerate(lease.parcels):
+        for place, entry in enumerate(lease.entries):
             parts = self._parts(entry)
             if lease.number and not _MISSING.isdisjoint(parts) and self._may_be_newer(entry, now_ms):
                 self._wait_for_registry(place, now_ms)
@@ -135,8 +135,8 @@ class LeaseInFlight:
     def refuse(self, now_ms: int) -> None:
         """Requeue all entries unattempted: this worker has no memory for them."""
         at_ms = now_ms + round(retry_decision.LOCAL_WAIT_S * 1000)
-        for place, entry in enumerate(self.lease.parcels):
-            self._requeue(place, Again(at_ms, entry.retries))
+        for place, entry in enumerate(self.lease.entries):
+            self._requeue(place, NextAttempt(at_ms, entry.retries))
 
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, much later. The other entries go on."""
@@ -147,15 +147,15 @@ class LeaseInFlight:
             extra={"endpoint_id": self.lease.endpoint_id},
         )
         # Counts as an attempt that failed by our own fault. Without an attempt, the entry would stay first in line.
-        entry = self.lease.parcels[place]
+        entry = self.lease.entries[place]
         attempt = Attempt(
             entry.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the worker's log"
         )
-        again = Again(now_ms + round(DEFER_FAULTY_S * 1000), entry.retries)
+        again = NextAttempt(now_ms + round(DEFER_FAULTY_S * 1000), entry.retries)
         self._requeue(place, again, intake.UNFORESEEN, (attempt,))
         self._stop_if_ordered()
 
-    def _may_be_newer(self, entry: retry_messages.Parcel, now_ms: int) -> bool:
+    def _may_be_newer(self, entry: retry_messages.RetryEntry, now_ms: int) -> bool:
         """Return True if the entry may be due by a newer registry than this one.
 
         This holds for `registry_max_age_s` only, even if the registry was restored from a backup.
@@ -164,9 +164,9 @@ class LeaseInFlight:
 
     def _wait_for_registry(self, place: int, now_ms: int) -> None:
         """Requeue an entry. Its wait is the time since it entered the lane, within bounds."""
-        entry = self.lease.parcels[place]
+        entry = self.lease.entries[place]
         wait_s = min(max((now_ms - entry.since_ms) / 1000, retry_decision.LOCAL_WAIT_S), retry_decision.MAX_BEHIND_S)
-        self._requeue(place, Again(now_ms + round(wait_s * 1000), entry.retries), retry_decision.REGISTRY_BEHIND)
+        self._requeue(place, NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_decision.REGISTRY_BEHIND)
         self._stop_if_ordered()
 
     def stop(self) -> None:
@@ -175,7 +175,7 @@ class LeaseInFlight:
 
     def prepare(self, place: int) -> Prepared | None:
         """Return an entry ready to be sent. Return None if its content cannot be built, and record its dead letter."""
-        entry = self.lease.parcels[place]
+        entry = self.lease.entries[place]
         skipped = self._parts(entry)
         delivery = self._unsent(entry, skipped.pop(None))
         try:
@@ -185,7 +185,7 @@ class LeaseInFlight:
                 "an unforeseen error in the content of one retry entry; it becomes a dead letter",
                 extra={"endpoint_id": self.lease.endpoint_id},
             )
-            self._record(entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.story))
+            self._record(entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.history))
             return None
         return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
@@ -196,7 +196,7 @@ class LeaseInFlight:
         2. Failed: requeued by the endpoint's schedule. If the entries are ordered, no further one is attempted.
         3. Failed, and nothing is left of the schedule or of the entry's time: a dead letter.
         """
-        entry, error_class = self.lease.parcels[prepared.place], attempt.error_class
+        entry, error_class = self.lease.entries[prepared.place], attempt.error_class
         kind, again = OutcomeKind.DELIVERED, None
         if error_class is not None:
             again = retry_decision.again(
@@ -220,12 +220,12 @@ class LeaseInFlight:
             self._requeue(prepared.place, again, error_class, (attempt,))
         else:
             self._skip_all(entry, prepared.skipped)
-        self._record(entry, Outcome(prepared.delivery, kind, (attempt,), error_class, again, entry.story))
+        self._record(entry, Outcome(prepared.delivery, kind, (attempt,), error_class, again, entry.history))
 
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted: time ran out, or an earlier entry of its order key failed."""
         for place in self.waiting:
-            self._requeue(place, Again(now_ms, self.lease.parcels[place].retries))
+            self._requeue(place, NextAttempt(now_ms, self.lease.entries[place].retries))
 
     def report(self, now_ms: int) -> retry_messages.Report:
         """Return the report of the lease."""
@@ -234,32 +234,34 @@ class LeaseInFlight:
             endpoint_id=lease.endpoint_id,
             customer_id=lease.customer_id,
             order_key=lease.order_key,
-            turn=lease.number,
+            lease=lease.number,
             delivered=self._delivered,
             failed=self._failed,
             refused=self._refused,
-            hold=self._pause_reason,
+            blocked=self._pause_reason,
             retry_after_s=self._retry_after_s,
-            back=sorted(self._requeued, key=lambda back: back.place),
-            parcels=len(lease.parcels),
+            requeued=sorted(self._requeued, key=lambda back: back.place),
+            entries=len(lease.entries),
             at_ms=now_ms,
         )
 
-    def _requeue(self, place: int, again: Again, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
-        kept = tuple(map(retry_messages.as_kept, attempts))
-        self._requeued.append(retry_messages.Back(place, again, reason or self.lease.parcels[place].reason, kept))
+    def _requeue(self, place: int, again: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()) -> None:
+        kept = tuple(map(retry_messages.shortened, attempts))
+        self._requeued.append(retry_messages.Requeue(place, again, reason or self.lease.entries[place].reason, kept))
 
     def _stop_if_ordered(self) -> None:
         if self.lease.order_key is not None:
             self.stop()
 
     def _end_unsent(self, place: int, parts: dict[SkipReason | None, Sequence[int]], now_ms: int) -> None:
-        entry, lease = self.lease.parcels[place], self.lease
+        entry, lease = self.lease.entries[place], self.lease
         for reason, places in parts.items():
             try:
                 if reason is None:
                     unsent = self._unsent(entry, places)
-                    self._record(entry, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=lease.given_up, earlier=entry.story))
+                    self._record(
+                        entry, Outcome(unsent, OutcomeKind.DEAD_LETTERED, reason=lease.given_up, earlier=entry.history)
+                    )
                 else:
                     self._skip(entry, places, reason)
             except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
@@ -269,34 +271,34 @@ class LeaseInFlight:
                 self._quarantine(entry, places, fault)
 
     def _attempt_unless_accepted(self, place: int, parts: dict[SkipReason | None, Sequence[int]]) -> None:
-        entry = self.lease.parcels[place]
+        entry = self.lease.entries[place]
         if self._was_accepted(entry, parts.pop(None)):
             self._accept(entry, parts)
         else:
             self.waiting.append(place)
 
-    def _was_accepted(self, entry: retry_messages.Parcel, places: Sequence[int]) -> bool:
+    def _was_accepted(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> bool:
         """Return True if all events that would be sent were accepted. If only some were, the whole batch is sent again."""
         if not self.ended or entry.replay is not None:
             return False
         keys = (
-            completed_work.of_packed(segment.unpacked(entry.packed[place]), name)
-            for place, name in zip(places, revalidation.through(entry, places), strict=True)
+            completed_work.key_of_packed(segment.unpacked(entry.packed[place]), name)
+            for place, name in zip(places, revalidation.subscription_ids(entry, places), strict=True)
         )
         return all(key in self.ended for key in keys)
 
-    def _accept(self, entry: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _accept(self, entry: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         self._delivered += 1
         self._skip_all(entry, skipped)
 
-    def _skip_all(self, entry: retry_messages.Parcel, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
+    def _skip_all(self, entry: retry_messages.RetryEntry, skipped: Mapping[SkipReason | None, Sequence[int]]) -> None:
         for reason, places in skipped.items():
             self._skip(entry, places, reason)
 
-    def _skip(self, entry: retry_messages.Parcel, places: Sequence[int], reason: SkipReason | None) -> None:
+    def _skip(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
         self._record(entry, Outcome(self._unsent(entry, places), OutcomeKind.SKIPPED, reason=reason))
 
-    def _record(self, entry: retry_messages.Parcel, outcome: Outcome[Any]) -> None:
+    def _record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
         """Record how an entry ended in this lease, without its body."""
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
@@ -308,7 +310,7 @@ class LeaseInFlight:
             into = self.accepted if is_accepted else self.results
             into.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
 
-    def _quarantine(self, entry: retry_messages.Parcel, places: Sequence[int], fault: Exception) -> None:
+    def _quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
         """Pass the stored events of an entry to the operator.
 
         The entry cannot wait any longer, and cannot have a dead letter.
@@ -321,7 +323,7 @@ class LeaseInFlight:
         for place in places:
             detail = (
                 f"waited for endpoint {self.lease.endpoint_id} of customer {self.lease.customer_id}, by subscription "
-                f"{revalidation.through(entry, [place])[0]}; {self.lease.given_up}; {type(fault).__name__}, see the "
+                f"{revalidation.subscription_ids(entry, [place])[0]}; {self.lease.given_up}; {type(fault).__name__}, see the "
                 "worker's log"
             )
             record = Record(NO_TOPIC, -1, -1, entry.since_ms, entry.packed[place])
@@ -329,16 +331,18 @@ class LeaseInFlight:
                 intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
             )
 
-    def _parts(self, entry: retry_messages.Parcel) -> dict[SkipReason | None, Sequence[int]]:
-        return revalidation.parted(entry, self.lease.endpoint_id, self.lease.customer_id, _mode(entry), self.destination)
+    def _parts(self, entry: retry_messages.RetryEntry) -> dict[SkipReason | None, Sequence[int]]:
+        return revalidation.split_by_eligibility(
+            entry, self.lease.endpoint_id, self.lease.customer_id, _mode(entry), self.destination
+        )
 
-    def _unsent(self, entry: retry_messages.Parcel, places: Sequence[int]) -> Delivery | BatchDelivery:
+    def _unsent(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> Delivery | BatchDelivery:
         """Return the events of an entry at these places as a delivery or batch, without a body."""
         lease, endpoint = self.lease, self.destination.endpoint
         if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs
             endpoint = Endpoint(endpoint_id=lease.endpoint_id, customer_id=lease.customer_id, url="", mode=_mode(entry))
         events = [segment.unpacked(entry.packed[place]) for place in places]
-        through = revalidation.through(entry, places)
+        through = revalidation.subscription_ids(entry, places)
         if entry.left_by is not None:
             webhook_id = batch_payload.webhook_id(lease.endpoint_id, events, through)
             return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, through, entry.left_by)
@@ -349,7 +353,7 @@ class LeaseInFlight:
         return Delivery(events[0].event(), subscription, endpoint, payload.webhook_id(events[0], name), b"")
 
 
-def _mode(entry: retry_messages.Parcel) -> DeliveryMode:
+def _mode(entry: retry_messages.RetryEntry) -> DeliveryMode:
     return DeliveryMode.DIRECT if entry.left_by is None else DeliveryMode.BATCH
 
 

@@ -94,7 +94,7 @@ class Worker:
         """The gate of the current task."""
         self._is_orphan = False
         self._retry: retry_lane.RetryLane | None = None
-        self._background_results = background_results.LateResults(lambda: self.revision)
+        self._background_results = background_results.BackgroundResults(lambda: self.revision)
         self._background = background_attempts.BackgroundAttempts(
             self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._background_results.put
         )
@@ -144,7 +144,7 @@ class Worker:
         batches: Iterable[Iterable[Record]],
         source: registries.Source,
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task by the registry in `source`; yield results until each record has its outcome.
 
@@ -158,7 +158,7 @@ class Worker:
         self,
         registry: Callable[[], registries.Registry],
         suppressed: deferral.SuppressedEndpoints,
-        ended: completed_work.Ended,
+        ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
     ) -> realtime_lane.RealtimeLane:
         """Return a lane for a long task. `registry` and `suppressed` are read in the loop, where they may change meanwhile."""
@@ -190,10 +190,10 @@ class Worker:
         batches: Iterable[bytes],
         source: registries.Source,
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
-        ended: completed_work.Ended = frozenset(),
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
-        chunks = chunking.of(batches, len, BATCH_BYTES_AT_ONCE)
+        chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
         lane = self._thread.run(self._begin_batch_lane(source, suppressed, ended))
         yield from self._driver(lane).results(chunks)
 
@@ -207,7 +207,11 @@ class Worker:
         self._is_orphan = True
 
     def retry(
-        self, leases: Iterable[bytes], source: registries.Source, settle_s: float, ended: completed_work.Ended = frozenset()
+        self,
+        leases: Iterable[bytes],
+        source: registries.Source,
+        settle_s: float,
+        ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[retry_lane.LeaseResults]:
         """Deliver leases that have left their shards, by the registry in `source`; yield results.
 
@@ -269,7 +273,7 @@ class Worker:
 
     def _with_worker_state(self, results: Results) -> Results:
         """Add the worker's own state to a task's last results. Forget all circuit breakers if our own network failed."""
-        results.accepting = self._acceptances.news(results.accepting, time.monotonic())
+        results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()
         results.waited_for_hosts = self._memory.hosts.drain_delayed()
         results.clock_ahead_s = self.now_s.ahead_s
@@ -278,7 +282,7 @@ class Worker:
         return results
 
     async def _begin_direct_lane(
-        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.Ended
+        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         deferrals = self._deferrals_of(suppressed)
         return direct_lane.DirectLane(
@@ -286,7 +290,7 @@ class Worker:
         )
 
     async def _begin_batch_lane(
-        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.Ended
+        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         deferrals = self._deferrals_of(suppressed)
         return batch_lane.BatchLane(self._registry_from(source), self._dispatcher_of(deferrals), deferrals, ended)

@@ -17,7 +17,7 @@ from typing import Protocol
 import tenacity
 
 from delivery import errors
-from delivery.model import Again, Retrying
+from delivery.model import NextAttempt, Retrying
 
 REDIRECT = "redirect"
 REFUSED = "refused"
@@ -179,7 +179,7 @@ def again(
     expires_ms: int,
     retry_after_s: float | None = None,
     rng: _Rng = random,
-) -> Again | None:
+) -> NextAttempt | None:
     """Return when a delivery is attempted again in the retry lane, after an attempt that failed; None: it is given up.
 
     `retries` waits of the schedule are used up.
@@ -202,4 +202,4 @@ def again(
     asked_s = retry_after_s or 0.0
     wait_s = max(wait_s * rng.uniform(1 - JITTER, 1 + JITTER), asked_s * rng.uniform(1, 1 + JITTER))
     at_ms = now_ms + round(wait_s * 1000)
-    return Again(at_ms, used) if at_ms <= expires_ms else None
+    return NextAttempt(at_ms, used) if at_ms <= expires_ms else None

@@ -1,8 +1,7 @@
-"""Write the canonical log line of an attempt, `delivery.attempted`, for a sample of them.
+"""Write the log line `delivery.attempted` for a sample of the attempts.
 
-Runs in the executors. Must not import pyspark or psycopg. Every attempt is in the attempts topic; the log is for the person who
-looks at a worker. Failures are written up to a bounded rate, because a dead endpoint must not fill the disk. Never in a line:
-payloads, responses, secrets, URLs.
+Runs in the executors. The attempts topic has every attempt; the log lines are for a person who examines one worker. Lines of
+failures have a bounded rate, so that a dead endpoint does not fill the disk. No line has a payload, response, secret or URL.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ log = logging.getLogger(__name__)
 EVENT = "delivery.attempted"
 BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
-"""In one worker process, and the size of a burst."""
+"""Lines of failed attempts a second in one worker process. A burst may have as many."""
 
 
 class AttemptLog:
-    """Decide for each attempt whether it is written. `sample` is the share, 0 to 1; `clock` is monotonic, in seconds."""
+    """Choose the attempts to log. `sample` is their share, 0 to 1. `clock` is monotonic, in seconds."""
 
     def __init__(self, sample: float, *, clock: Callable[[], float], rng: random.Random) -> None:
         self._sample = sample
@@ -34,7 +33,7 @@ class AttemptLog:
         self._refilled_at = clock()
 
     def write(self, results: Results) -> None:
-        """Write the lines of `results`."""
+        """Log the chosen attempts of `results`."""
         if not log.isEnabledFor(logging.INFO):
             return
         for outcome in results.outcomes:
@@ -47,12 +46,12 @@ class AttemptLog:
                     log.info(BATCH_EVENT, extra=batch_fields(batch, attempt))
 
     def _is_written(self, attempt: Attempt) -> bool:
-        return self._is_sampled() or (attempt.error_class is not None and self._may_tell_failure())
+        return self._is_sampled() or (attempt.error_class is not None and self._may_log_failure())
 
     def _is_sampled(self) -> bool:
         return self._sample > 0 and self._rng.random() < self._sample
 
-    def _may_tell_failure(self) -> bool:
+    def _may_log_failure(self) -> bool:
         now = self._clock()
         self._failures_left = min(FAILURES_PER_S, self._failures_left + (now - self._refilled_at) * FAILURES_PER_S)
         self._refilled_at = now
@@ -63,7 +62,7 @@ class AttemptLog:
 
 
 def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the keys of the line: always these."""
+    """Return the keys of a delivery's line. Every line has all of them."""
     delivery = outcome.delivery
     record = delivery.event.record
     return {
@@ -88,7 +87,7 @@ def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int 
 
 
 def batch_fields(batch: BatchOutcome, attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the keys of the line of a batch: always these."""
+    """Return the keys of a batch's line. Every line has all of them."""
     outcome = batch.outcome
     delivery = outcome.delivery
     return {

@@ -1,7 +1,4 @@
-"""Write what came of attempts that had gone on alone, on a thread of its own, task or no task.
-
-Runs in the executors. Must not import pyspark or psycopg.
-"""
+"""Write the results of background attempts, on a thread that outlives the tasks. Runs in the executors."""
 
 from __future__ import annotations
 
@@ -13,65 +10,65 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from delivery.model import Revision
-from delivery.webhooks.results.results import Results, of_late
+from delivery.webhooks.results.results import Results, background_results
 from delivery.webhooks.scheduling import background_attempts
 
 log = logging.getLogger(__name__)
 
 Write = Callable[[Results, list[background_attempts.BackgroundResult], Revision], None]
-Taken = TypeVar("Taken")
+T = TypeVar("T")
 
 
-class LateResults:
-    """What has ended and is not written yet. `forget` takes note of what is written, or cannot be."""
+class BackgroundResults:
+    """A queue of completed background attempts, and the thread that writes their results."""
 
     def __init__(self, revision: Callable[[], Revision]) -> None:
         self._revision = revision
         self._ended: queue.SimpleQueue[background_attempts.BackgroundResult | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Results] = queue.SimpleQueue()
         self.write: Write | None = None
-        """Writes it. Called on the thread."""
+        """Writes results. Set by tasks, called on the thread."""
 
     def put(self, ended: background_attempts.BackgroundResult) -> None:
-        """Take the end of an attempt. Safe between threads."""
+        """Add a completed attempt. Thread-safe."""
         self._ended.put(ended)
 
     def start(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
-        """Begin to write."""
-        threading.Thread(target=self._write_all, args=(forget,), name="late results", daemon=True).start()
+        """Start the thread. It calls `forget` with attempts whose results are written or cannot be written."""
+        threading.Thread(target=self._write_all, args=(forget,), name="background results", daemon=True).start()
 
     def close(self) -> None:
-        """Write what has ended by now, and end."""
+        """Write the results of the attempts that have completed, and end the thread."""
         self._ended.put(None)
 
     def written(self) -> list[Results]:
-        """Return what is written, for a task to take note of it."""
-        return _taken(self._written)
+        """Return the results that were written since the last call, for a task to report."""
+        return _drained(self._written)
 
     def _write_all(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
-        """Write it as it comes, until it is closed. What cannot be written is attempted again by the retry lane."""
+        """Write results until `close`. The retry lane repeats attempts whose results cannot be written."""
         is_open = True
         while is_open:
-            came = [self._ended.get(), *_taken(self._ended)]
-            ended = [one for one in came if one is not None]
-            is_open = len(ended) == len(came)
+            queued = [self._ended.get(), *_drained(self._ended)]
+            ended = [attempt for attempt in queued if attempt is not None]
+            is_open = len(ended) == len(queued)
             if ended:
-                self._write_some(ended)
+                self._write(ended)
                 forget(ended)
 
-    def _write_some(self, ended: list[background_attempts.BackgroundResult]) -> None:
+    def _write(self, ended: list[background_attempts.BackgroundResult]) -> None:
         try:
-            assert self.write is not None, "only tasks let attempts go on"  # noqa: S101
-            self.write(told := of_late(ended), ended, self._revision())
+            assert self.write is not None, "a task sets it before its first background attempt"  # noqa: S101
+            self.write(results := background_results(ended), ended, self._revision())
         except Exception:
-            log.exception("the end of %d attempts could not be written; the retry lane makes them again", len(ended))
+            log.exception("results of %d background attempts could not be written; the retry lane repeats them", len(ended))
         else:
-            self._written.put(told)
+            self._written.put(results)
 
 
-def _taken(waiting: queue.SimpleQueue[Taken]) -> list[Taken]:
-    taken: list[Taken] = []
+def _drained(waiting: queue.SimpleQueue[T]) -> list[T]:
+    items: list[T] = []
     with contextlib.suppress(queue.Empty):
         while True:
-            taken.append(waiting.get_nowait())
-    return taken
+            items.append(waiting.get_nowait())
+    return items

@@ -1,12 +1,15 @@
-"""Decide, from what a micro-batch has written before it was broken off, which of its deliveries have ended.
+"""Read the completed-work log: the deliveries that an interrupted micro-batch has completed, by its records in Kafka.
 
-Runs on the driver and in the executors. Must not import pyspark or psycopg. A micro-batch that runs again makes everything
-again that is not known here. That is allowed, at least once; to leave out what has not ended is not. So only what itself ends a
-delivery counts: the row that says delivered, the dead letter, the parcel of the retry lane. That an attempt failed is not
-enough: its dead letter may never have reached Kafka. Rows of replays are passed over: what they tell of was asked for besides.
+Runs on the driver and in the executors. When the micro-batch runs again, it repeats every delivery that is not in the log. A
+repeat is allowed (at least once). Leaving out a delivery that has not ended is not allowed. So only a record that itself ends
+a delivery counts:
 
-For the retry lane the parcel and the dead letter do not count. The parcel is what it is to deliver; and a delivery that was
-given up may have been redriven since, which only clocks could tell. There the report ends a turn, whatever came of it.
+1. Direct and batch lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does not count:
+   its dead letter may never have reached Kafka.
+2. Retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to deliver them.
+   Dead letters do not count, because a redrive may have come later, which only clocks could decide.
+
+Records of replays do not count: a replay was not due.
 """
 
 from __future__ import annotations
@@ -26,109 +29,109 @@ from delivery.webhooks.retries import retry_messages
 
 log = logging.getLogger(__name__)
 
-MAX_ENDED = 1_000_000
-"""More are not remembered: some 100 bytes each. What is not remembered is made again."""
+MAX_COMPLETED = 1_000_000
+"""Keys in the log, of some 100 bytes each. Further deliveries are repeated."""
 Key = bytes
-"""Names a delivery, alone or in a batch, or a turn. 16 bytes, because there may be very many."""
-Ended = Container[Key]
+"""Digest that identifies a delivery, alone or in a batch, or a lease. 16 bytes, because there may be a million."""
+CompletedKeys = Container[Key]
 
 
-class Place(NamedTuple):
-    """Where an event is in Kafka."""
+class KafkaPosition(NamedTuple):
+    """Position of an event in Kafka."""
 
     topic: str
     partition: int
     offset: int
 
 
-def key(subscription_id: str, place: Place) -> Key:
-    """Return the key of a delivery: by its place, because an event that is published twice has its `webhook-id` twice."""
-    return hashlib.blake2b(f"{subscription_id} {place}".encode(), digest_size=16).digest()
+def key(subscription_id: str, position: KafkaPosition) -> Key:
+    """Return the key of a delivery. It has the position, because an event that is published twice has one `webhook-id`."""
+    return hashlib.blake2b(f"{subscription_id} {position}".encode(), digest_size=16).digest()
 
 
-def of(event: Event, subscription_id: SubscriptionId) -> Key:
+def key_of_event(event: Event, subscription_id: SubscriptionId) -> Key:
     """Return the key of a delivery of this event."""
     record = event.record
-    return key(subscription_id, Place(record.topic, record.partition, record.offset))
+    return key(subscription_id, KafkaPosition(record.topic, record.partition, record.offset))
 
 
-def of_turn(endpoint_id: str, number: int, parcels: int) -> Key:
-    """Return the key of a turn of the retry lane. A shard counts its turns, and an endpoint is always in the same one."""
-    return hashlib.blake2b(f"turn {number} of {parcels} {endpoint_id}".encode(), digest_size=16).digest()
+def key_of_lease(endpoint_id: str, number: int, entries: int) -> Key:
+    """Return the key of a lease. A shard numbers its leases, and an endpoint is always in the same shard."""
+    return hashlib.blake2b(f"lease {number} of {entries} {endpoint_id}".encode(), digest_size=16).digest()
 
 
-def of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
-    """Return the key of an event of a batch. The events that share a batch may be others when the micro-batch runs again."""
-    return key(subscription_id, Place(event.topic, event.partition, event.offset))
+def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
+    """Return the key of one event of a batch. A micro-batch that runs again may combine other events into a batch."""
+    return key(subscription_id, KafkaPosition(event.topic, event.partition, event.offset))
 
 
-class Journal(abc.ABC):
-    """What has ended of a lane's deliveries, as it is read."""
+class CompletedWorkLog(abc.ABC):
+    """The completed work of one lane. Filled record by record."""
 
-    def __init__(self, max_ended: int = MAX_ENDED) -> None:
-        self.ended: set[Key] = set()
-        self._max_ended = max_ended
+    def __init__(self, max_completed: int = MAX_COMPLETED) -> None:
+        self.completed: set[Key] = set()
+        self._max_completed = max_completed
 
     @abc.abstractmethod
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return by topic who takes its rows; what is in no topic that is named ends nothing."""
+        """Return the function that reads the records of each topic. Records of other topics complete nothing."""
 
-    def take(self, value: bytes, reader: Callable[[bytes], None]) -> None:
-        """Let one of the readers take a row."""
-        if len(self.ended) >= self._max_ended:
+    def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
+        """Add the completed work in a record, by one of the readers."""
+        if len(self.completed) >= self._max_completed:
             return
         try:
             reader(value)
-        except Exception:  # a row of another version: what it says is made again, and nothing stands still for it
-            log.exception("a row could not be read back; what it is about is made again")
+        except Exception:  # a record of another version must not stop the lane
+            log.exception("a record of completed work could not be read; its deliveries are repeated")
 
     def _accepted(self, value: bytes) -> None:
         record = log_records.decode(value)
         if not isinstance(record, LogRecord):
             return
         for entry in record.entries:
-            # What the answer to a batch rejected has a dead letter for each event, which may be missing.
+            # Each event that the response to a batch rejected has a dead letter, which may not have reached Kafka.
             if isinstance(entry, log_entries.ATTEMPTED) and entry.error_class is None and not entry.replay:
-                self.ended.update(map(_of_due, entry.accepted()))
+                self.completed.update(map(_key_of_due, entry.accepted()))
 
 
-class OfFastLane(Journal):
-    """Of the direct lane, or the batch lane."""
+class FastLaneLog(CompletedWorkLog):
+    """The completed work of the direct lane, or of the batch lane."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """As Journal."""
+        """See CompletedWorkLog."""
         return {
             topics.dead_letters: self._dead_letter,
-            topics.retries: self._handed_over,
+            topics.retries: self._deferred,
             topics.attempts: self._accepted,
         }
 
     def _dead_letter(self, value: bytes) -> None:
         letter = dead_letter_records.decode(value)
         if not letter.replay:
-            self.ended.add(_of_due(letter.due()))
+            self.completed.add(_key_of_due(letter.due()))
 
-    def _handed_over(self, value: bytes) -> None:
-        told = retry_messages.message(value)
-        if isinstance(told, retry_messages.Postponed):
-            for waiting in (one for one in told.parcels if one.replay is None):
-                through = waiting.through or [0] * len(waiting.packed)
-                for packed, number in zip(waiting.packed, through, strict=True):
-                    self.ended.add(of_packed(segment.unpacked(packed), waiting.subscriptions[number]))
+    def _deferred(self, value: bytes) -> None:
+        message = retry_messages.message(value)
+        if isinstance(message, retry_messages.Postponed):
+            for entry in (entry for entry in message.entries if entry.replay is None):
+                places = entry.subscription_places or [0] * len(entry.packed)
+                for packed, place in zip(entry.packed, places, strict=True):
+                    self.completed.add(key_of_packed(segment.unpacked(packed), entry.subscriptions[place]))
 
 
-class OfRetryLane(Journal):
-    """Of the retry lane: turns that were reported, and what was accepted of those that were not."""
+class RetryLaneLog(CompletedWorkLog):
+    """The completed work of the retry lane: reported leases, and accepted attempts of other leases."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """As Journal."""
+        """See CompletedWorkLog."""
         return {topics.retries: self._reported, topics.attempts: self._accepted}
 
     def _reported(self, value: bytes) -> None:
-        told = retry_messages.message(value)
-        if isinstance(told, retry_messages.Report):
-            self.ended.add(of_turn(told.endpoint_id, told.turn, told.parcels))
+        message = retry_messages.message(value)
+        if isinstance(message, retry_messages.Report):
+            self.completed.add(key_of_lease(message.endpoint_id, message.lease, message.entries))
 
 
-def _of_due(due: Due) -> Key:
-    return key(due.subscription_id, Place(due.topic, due.partition, due.offset))
+def _key_of_due(due: Due) -> Key:
+    return key(due.subscription_id, KafkaPosition(due.topic, due.partition, due.offset))

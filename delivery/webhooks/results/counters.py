@@ -1,7 +1,7 @@
-"""Count what came of some records, in a form that merges: what a worker tells the driver for the metrics.
+"""Count results for the driver's metrics, in counters that can be added.
 
-Runs in the executors, merged on the driver. Must not import pyspark or psycopg. Pure. Keys come from closed sets only, so a
-tally stays as small after a million records as after ten: nothing here names a tenant, an endpoint or a URL.
+Runs in the executors, added up on the driver. Pure. Keys come from closed sets, so counters are as small after a million
+records as after ten. No key names a tenant, an endpoint or a URL.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from delivery.webhooks.scheduling import outage
 from delivery.webhooks.sending.batch_payload import REJECTED
 
 NONE = "none"
-"""The label of what has no reason or error class: a success."""
+"""Label of a success, which has no reason and no error class."""
 LATENCY_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, math.inf)
-"""Upper bounds. Dense where a micro-batch ends (0.3–5 s), and far enough to see a backlog worked off."""
+"""Upper bounds in seconds. Dense around the length of a micro-batch (0.3–5 s), and wide enough for a backlog."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """Numbers about some records. `a + b` is the tally of both."""
+class Counters:
+    """Counts of some records. `a + b` counts both."""
 
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By outcome and reason."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Records, by reason."""
+    """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
-    """Those that were sent, by why they left."""
+    """Batches that were sent, by LeaveReason."""
     attempts: Counter[str] = field(default_factory=Counter)
     """By error class."""
     retries: int = 0
-    """Those of the attempts that were not a delivery's first."""
+    """Attempts that were not the first of their delivery."""
     latencies: Counter[float] = field(default_factory=Counter)
     """Accepted deliveries, by the upper bound of the time from Kafka's append to the response."""
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
-    """Requests under way at once in one worker process; of two tallies the larger."""
+    """Most requests in flight at the same time in one worker process. A sum has the larger number."""
     reach: outage.Reachability = outage.NOTHING_ASKED
-    """Destinations to which requests were made, and whether there was a way."""
+    """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
     waited_for_hosts: int = 0
-    """How often requests have waited for the bounds of their hosts."""
+    """Requests that waited for the bounds of their host."""
     clock_ahead_s: float = 0.0
-    """By how much a worker's clock is ahead of the driver's, or behind; of two tallies the larger difference."""
+    """Seconds by which a worker's clock is ahead of the driver's; negative: behind. A sum has the larger difference."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(
             deliveries=self.deliveries + other.deliveries,
             rejected=self.rejected + other.rejected,
             batches=self.batches + other.batches,
@@ -71,8 +71,8 @@ class Tally:
         )
 
 
-def of(results: Results, *, cpu_s: float) -> Tally:
-    """Return the tally of `results`. One pass, with the usual case first: this runs for every delivery."""
+def count(results: Results, *, cpu_s: float) -> Counters:
+    """Return the counts of `results`. One pass, with the usual case first: this runs for every delivery."""
     deliveries: Counter[tuple[str, str]] = Counter()
     attempts: Counter[str] = Counter()
     waits_ms: list[float] = []
@@ -100,7 +100,7 @@ def of(results: Results, *, cpu_s: float) -> Tally:
     if waits_ms:
         deliveries[OutcomeKind.DELIVERED.value, NONE] = len(waits_ms)
     latencies, latency_sum_s = _in_buckets(waits_ms)
-    return Tally(
+    return Counters(
         deliveries=deliveries,
         rejected=Counter(rejection.reason for rejection in results.rejections),
         batches=Counter(batch.delivery.left_by.value for batch, _ in results.batches if batch.attempts),

@@ -1,4 +1,4 @@
-"""The records of the dead-letter topic: the one place that writes and reads their bytes.
+"""The records of the dead-letter topic. Only this module writes and reads their bytes.
 
 docs/delivery-contract.md describes a dead letter for customers. No field holds a secret: request headers are left out, and a
 URL is cut to its origin, since paths and queries carry tokens. The rules for fields are those of `log_records`.
@@ -37,14 +37,14 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An attempt, as its dead letter tells of it."""
+    """An attempt in a dead letter."""
 
     attempt: int
     """Number of the attempt, from 1."""
     started_at_ms: int
     """When the attempt started."""
     duration_ms: float
-    """How long the attempt took, rounded to a tenth."""
+    """Duration of the attempt, rounded to a tenth."""
     status: int | None = None
     """HTTP status of the response. Null: no response came."""
     error_class: str | None = None
@@ -52,9 +52,9 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response: str = ""
-    """Beginning of the response's body, 1 KiB at most, as text. Bytes that are no UTF-8 are replaced."""
+    """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
 
     def attempted(self) -> Attempt:
         """Return the attempt."""
@@ -125,7 +125,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_of_batch(self) -> bool:
-        """Tell whether the event was sent in a batch: its endpoint takes nothing else."""
+        """Return True if the event was sent in a batch."""
         return isinstance(self.batch_webhook_id, str)
 
     @property
@@ -138,7 +138,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return Due(self.topic, self.partition, self.offset, self.subscription_id)
 
     def event(self) -> Event:
-        """Return the event, as it was before its delivery."""
+        """Return the event."""
         headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
@@ -155,7 +155,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def history(self) -> tuple[Attempt, ...]:
-        """Return the attempts that the letter tells of."""
+        """Return the attempts in the letter."""
         return tuple(one.attempted() for one in self.attempts)
 
 
@@ -165,7 +165,7 @@ _documents = msgspec.json.Decoder(dict[str, Any])
 
 
 def encode(letter: DeadLetter) -> bytes:
-    """Return a dead letter as it is written."""
+    """Return a dead letter as bytes."""
     return _encoder.encode(letter)
 
 
@@ -175,7 +175,7 @@ def decode(written: bytes) -> DeadLetter:
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
-    """Return the dead letter in a record, and its document with every field, also those of a newer version.
+    """Return the dead letter in a record, and its JSON document with every field, including those of newer versions.
 
     The record is parsed once. Raises as `decode`.
     """

@@ -1,4 +1,4 @@
-"""Make the records of the dead-letter topic from results. Pure, less the time that is now."""
+"""Make the records of the dead-letter topic from results. Pure, except that it reads the clock."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
 def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
     """Return the dead letter of a delivery that was given up."""
     delivery, attempts = outcome.delivery, (*outcome.earlier, *outcome.attempts)
-    through = delivery.subscription.subscription_id
-    return _letter(outcome, delivery.event, through, webhook_id=delivery.webhook_id, reason=outcome.reason, attempts=attempts)
+    subscription_id = delivery.subscription.subscription_id
+    return _letter(
+        outcome, delivery.event, subscription_id, webhook_id=delivery.webhook_id, reason=outcome.reason, attempts=attempts
+    )
 
 
 def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
-    """Yield a dead letter for each event that the endpoint did not take, as if it had been sent alone."""
+    """Yield a dead letter for each event that the endpoint did not accept, as if it had been sent alone."""
     outcome, delivery = batch.outcome, batch.outcome.delivery
     if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
         return
     for place in sorted(batch.rejected) if outcome.kind is OutcomeKind.DELIVERED else range(len(delivery.events)):
-        event, through = delivery.events[place].event(), delivery.subscription_ids[place]
+        event, subscription_id = delivery.events[place].event(), delivery.subscription_ids[place]
         reason, attempts = outcome.reason, (*outcome.earlier, *outcome.attempts)
         if place in batch.rejected:
             last = attempts[-1]._replace(error_class=REJECTED, detail=batch.rejected[place], response=b"")
@@ -38,8 +40,8 @@ def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
         yield _letter(
             outcome,
             event,
-            through,
-            webhook_id=payload.webhook_id(event, through),
+            subscription_id,
+            webhook_id=payload.webhook_id(event, subscription_id),
             reason=reason,
             attempts=attempts,
             batch_webhook_id=delivery.webhook_id,
@@ -49,7 +51,7 @@ def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
 def _letter(
     outcome: Outcome[Any],
     event: Event,
-    through: SubscriptionId,
+    subscription_id: SubscriptionId,
     *,
     webhook_id: str,
     reason: str | None,
@@ -63,7 +65,7 @@ def _letter(
         event_id=event.event_id,
         event_type=event.event_type,
         tenant_id=event.tenant_id,
-        subscription_id=through,
+        subscription_id=subscription_id,
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
@@ -100,7 +102,7 @@ def _letter_attempt(attempt: Attempt) -> LetterAttempt:
 
 
 def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
-    """Return the record's headers, as many as fit into `max_bytes`. A value is any bytes, so it is kept in base64."""
+    """Return the record's headers, as many as fit into `max_bytes`. Values may be any bytes, so they are in base64."""
     kept, size = [], 0
     for name, value in record.headers:
         size += parsing.header_bytes(name, value)

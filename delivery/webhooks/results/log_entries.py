@@ -1,4 +1,4 @@
-"""The entries of the delivery log: what a LogRecord of the attempts topic consists of. `log_records` writes and reads them."""
+"""The entries of the delivery log, of which a LogRecord of the attempts topic consists. `log_records` writes and reads them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
-"""Offsets by subscription, topic and partition. An entry for each event would cost more than to send the events."""
+"""Offsets by subscription, topic and partition. One entry for each event would cost more than sending the events."""
 
 
 class Due(NamedTuple):
-    """A delivery, identified by its event's place in Kafka: the same in the entries of both lanes, and after a repeat."""
+    """A delivery, identified by its event's position in Kafka. The same in the entries of all lanes, and after a repeat."""
 
     topic: str
     partition: int
@@ -22,7 +22,7 @@ class Due(NamedTuple):
 
 
 class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
-    """What every entry about a single delivery says."""
+    """Fields of every entry about a single delivery."""
 
     webhook_id: str
     """The `webhook-id` of the request."""
@@ -54,7 +54,7 @@ class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
 
 
 class ResultEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag_field="kind"):
-    """What every entry about the result of a single delivery says."""
+    """Fields of every entry about the result of a single delivery."""
 
     replay: str | UnsetType | None = UNSET
     """Replay that asked for the delivery. Left out where the delivery was due. Since 2026-11-21."""
@@ -72,7 +72,7 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     started_at_ms: int
     """When the attempt started."""
     duration_ms: float
-    """How long the attempt took, rounded to a tenth."""
+    """Duration of the attempt, rounded to a tenth."""
     status: int | None
     """HTTP status of the response. Null: no response came."""
     error_class: str | None
@@ -80,28 +80,28 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
-    """A delivery that is not attempted, for good."""
+    """A delivery that is never attempted."""
 
     reason: str | None
-    """Why: a SkipReason."""
+    """Reason: a SkipReason."""
 
 
 class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="postponed"):
     """A delivery that was deferred to the retry lane before its first attempt."""
 
     reason: str | None
-    """Why: a word of `delivery.webhooks.policy.retry_decision`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_decision`."""
 
 
 class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="dead_lettered"):
     """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the history."""
 
     reason: str | None
-    """Why: a word of `delivery.webhooks.policy.retry_decision`, such as `expired`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_decision`, such as `expired`."""
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
@@ -116,12 +116,12 @@ class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="red
 
 
 class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
-    """What every entry about a batch says."""
+    """Fields of every entry about a batch."""
 
     webhook_id: str
     """The `webhook-id` of the batch. Empty: the batch could not be made."""
     left_by: str
-    """Why the batch left: a LeaveReason."""
+    """Why the batch was sent: a LeaveReason."""
     count: int
     """Number of events."""
     oldest_appended_at_ms: int
@@ -153,29 +153,29 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     started_at_ms: int
     """When the attempt started."""
     duration_ms: float
-    """How long the attempt took, rounded to a tenth."""
+    """Duration of the attempt, rounded to a tenth."""
     status: int | None
     """HTTP status of the response. Null: no response came."""
     error_class: str | None
-    """Error class of the failure. Null: the endpoint accepted the batch, less what `rejected` names."""
+    """Error class of the failure. Null: the endpoint accepted the batch, except the events in `rejected`."""
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """How long the response asked to wait, up to a cap. Null: it did not say. Since 2026-11-21."""
+    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):
-    """A batch that is not attempted, for good."""
+    """A batch that is never attempted."""
 
     reason: str | None
-    """Why: a SkipReason."""
+    """Reason: a SkipReason."""
 
 
 class BatchPostponedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_postponed"):
     """A batch that was deferred to the retry lane before its first attempt."""
 
     reason: str | None
-    """Why: a word of `delivery.webhooks.policy.retry_decision`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_decision`."""
 
 
 class BatchDeadLetteredEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_dead_lettered"):

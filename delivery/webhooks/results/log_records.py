@@ -1,14 +1,14 @@
-"""The records of the attempts topic, the delivery log: the one place that writes and reads their bytes.
+"""The records of the attempts topic, the delivery log. Only this module writes and reads their bytes.
 
-A record is JSON, and `kind` says which type it is: a LogRecord with the entries of one endpoint, or an OffsetReceipt. `kind`
-of an entry says likewise what the entry tells. Three rules keep records readable by every version:
+A record is JSON. Its `kind` names its type: a LogRecord with the entries of one endpoint, or an OffsetReceipt. Entries have a
+`kind` as well. Three rules keep records readable by every version:
 
 1. A field without a default is in the records of every version.
-2. A field with a default is always written. Older versions did not write it; they meant the default.
-3. A field that may be UNSET is left out when there is nothing to say.
+2. A field with a default is always written. A record of an older version, without the field, means the default.
+3. A field that may be UNSET is left out when it has no value.
 
-Fields stand in the record in the order in which they stand here. A new field comes at the end. A reader passes over fields,
-records and entries of kinds that it does not know.
+A record has its fields in the order of this module. A new field comes at the end. A reader ignores fields, records and entries
+of kinds that it does not know.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
 
 
 class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="receipt"):
-    """One run of offsets that a lane has handled. The record's key is `topic:partition`."""
+    """A run of offsets that a lane has handled. The record's key is `topic:partition`."""
 
     lane: str
     """Lane that handled the run: `direct` or `batch`."""
@@ -56,7 +56,7 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     rejected: int
     """Records of the run that were rejected."""
     due: int
-    """Deliveries of the run that were due, whatever became of them."""
+    """Deliveries of the run that were due, whatever their outcome."""
 
 
 AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt
@@ -85,34 +85,34 @@ _undecoded = msgspec.json.Decoder(_Undecoded)
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Return an entry as it stands in a LogRecord."""
+    """Return an entry as bytes for `encode_log`."""
     return _encoder.encode(entry)
 
 
 def encode_log(endpoint_id: str, customer_id: str, mode: str, entries: Sequence[bytes]) -> bytes:
-    """Return a LogRecord with these encoded entries: whoever bounds a record in bytes has encoded them before."""
+    """Return a LogRecord with encoded entries. The caller has encoded them to bound the record in bytes."""
     empty = _encoder.encode(LogRecord(endpoint_id=endpoint_id, customer_id=customer_id, mode=mode, entries=[]))
     return b"%s%s]}" % (empty[:-2], b",".join(entries))
 
 
 def encode(record: AttemptsRecord) -> bytes:
-    """Return a record as it is written."""
+    """Return a record as bytes."""
     return _encoder.encode(record)
 
 
 def decode(written: bytes) -> AttemptsRecord | None:
-    """Return a record of the attempts topic, without entries of unknown kinds; None: it is itself of an unknown kind.
+    """Return a record of the attempts topic, without entries of unknown kinds. None: the record is of an unknown kind.
 
-    Raise msgspec.MsgspecError where the record is not of the job's making.
+    Raise msgspec.MsgspecError if the job cannot have written the record.
     """
     try:
         return _records.decode(written)
     except msgspec.ValidationError:
-        return _decode_what_is_known(written)
+        return _decode_known_kinds(written)
 
 
-def _decode_what_is_known(written: bytes) -> LogRecord | None:
-    """Return a record of another version, as `decode`. Raise the error again that a record has for another reason."""
+def _decode_known_kinds(written: bytes) -> LogRecord | None:
+    """Return a record of another version, like `decode`. Raise the error again if the record is invalid for another reason."""
     kind = _kinds.decode(written).kind
     if kind == OffsetReceipt.__struct_config__.tag:
         _records.decode(written)

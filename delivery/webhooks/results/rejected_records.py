@@ -1,4 +1,4 @@
-"""The records of the topic for rejected records: the one place that writes and reads their bytes.
+"""The records of the topic for rejected records. Only this module writes and reads their bytes.
 
 The topic is the operator's. The rules for fields are those of `log_records`.
 """
@@ -11,7 +11,7 @@ from delivery.webhooks.results.dead_letter_records import Header
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that is no event of a known tenant. The record's key is the name of its topic."""
+    """A record that is not an event of a known tenant. The record's key is the name of its topic."""
 
     reason: str
     """Why the record was rejected: a word of a closed set, such as `not_json` or `unknown_tenant`."""
@@ -38,10 +38,10 @@ _records = msgspec.json.Decoder(RejectedRecord)
 
 
 def encode(record: RejectedRecord) -> bytes:
-    """Return a record as it is written."""
+    """Return a record as bytes."""
     return _encoder.encode(record)
 
 
 def decode(written: bytes) -> RejectedRecord:
-    """Return a record of the topic; raise msgspec.MsgspecError where it is not of the job's making."""
+    """Return a record of the topic; raise msgspec.MsgspecError if the job cannot have written it."""
     return _records.decode(written)

@@ -1,7 +1,4 @@
-"""What came of some records, in each lane.
-
-Runs in the executors. Must not import pyspark or psycopg.
-"""
+"""The results of some records, in each lane. Runs in the executors."""
 
 from __future__ import annotations
 
@@ -19,45 +16,45 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """What came of some records."""
+    """The results of some records."""
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
     batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
     rejections: list[intake.Rejection] = field(default_factory=list)
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
-    """Requests under way at once."""
+    """Most requests in flight at the same time."""
     reach: outage.Reachability = outage.NOTHING_ASKED
-    """Destinations to which requests were made."""
+    """Destinations of the requests, and which of them responded."""
     gone: frozenset[EndpointId] = frozenset()
-    """Endpoints that have said that they are gone for good."""
-    silent: frozenset[EndpointId] = frozenset()
-    """Endpoints that were waited for and did not answer."""
+    """Endpoints that responded with 410 Gone."""
+    unresponsive: frozenset[EndpointId] = frozenset()
+    """Endpoints that did not respond within their response deadline."""
     accepting: Sequence[Endpoint] = ()
-    """Endpoints of which to tell that they have accepted something."""
+    """Endpoints to report to the retry lane as accepting."""
     waited_for_hosts: int = 0
-    """How often a request has waited for its host's bounds in this worker, since it last said so."""
+    """Requests of this worker that waited for the bounds of their host, since its last report."""
     clock_ahead_s: float = 0.0
     """By how much this worker's clock is ahead of the driver's (delivery.webhooks.clocks.driver_clock)."""
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since its last report (`scheduling.endpoint_clock`)."""
 
 
-def last_of(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
-    """Return the last results of a task, with what its dispatcher tells of the whole of it."""
+def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
+    """Return the last results of a task, with its dispatcher's totals of the whole task."""
     report = dispatcher.report()
     return Results(
         most_in_flight=report.most_in_flight,
         reach=report.reachability,
         gone=report.gone,
-        silent=report.unresponsive,
+        unresponsive=report.unresponsive,
         accepting=report.accepting,
         **fields,
     )
 
 
-def of_late(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
-    """Return the results of attempts that had gone on alone, without the bodies."""
+def background_results(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
+    """Return the results of completed background attempts, without the bodies."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):

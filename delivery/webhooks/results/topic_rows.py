@@ -1,7 +1,7 @@
-"""Write results as rows for Kafka: the attempts topic, the dead-letter topic, the retry lane's, the operator's rejected topic.
+"""Write results as rows for Kafka: for the attempts, dead-letter, retries and rejected topics.
 
-Runs in the executors. Must not import pyspark or psycopg. docs/delivery-contract.md describes the dead letter for customers.
-No row holds a secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
+Runs in the executors. docs/delivery-contract.md describes the dead letter for customers. No row has a secret: request headers
+are left out, and a URL is cut to its origin, since paths and queries carry tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.state import chunking
 
 MAX_REJECTED_BYTES = 64 * 1024
-"""How much of a rejected record is kept; a larger one is cut, and found whole at its offset."""
+"""Bytes of a rejected record that are kept. A larger record is cut; the whole one is at its offset."""
 
 MAX_ROW_BYTES = 256 * 1024
-"""How much of the log shares a row: far below Kafka's 1 MiB, and more than enough to share the costs of one."""
+"""Bytes of log entries in a row. Far below Kafka's 1 MiB, and enough to share the costs of a row."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
-"""How many parcels share a row; one that is larger has a row alone."""
+"""Bytes of retry entries in a row. A larger entry has a row of its own."""
 
 COUNTED_BYTES = 4 * 1024
 """A record of the retries topic counts as one for each so many bytes: see `for_retries`."""
@@ -44,7 +44,7 @@ COUNTED_BYTES = 4 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """Where the results go."""
+    """Names of the topics for results."""
 
     attempts: str
     dead_letters: str
@@ -62,12 +62,12 @@ class Row(NamedTuple):
 
 
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
-    """Yield every row that records `results`. Written in one commit with the offsets that they came from.
+    """Yield the rows that record `results`. They are written in one commit with the offsets of the records.
 
-    The log's entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever is in it (docs/benchmarks/).
+    Log entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever its size (docs/benchmarks/).
     """
     for endpoint_id, (endpoint, entries) in _log(results).items():
-        for chunk in chunking.of(entries, len, MAX_ROW_BYTES):
+        for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
             record = log_records.encode_log(endpoint_id, endpoint.customer_id, endpoint.mode.value, chunk)
             yield Row(topics.attempts, endpoint_id.encode(), record)
     for outcome in results.outcomes:
@@ -86,38 +86,39 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
         yield Row(topics.attempts, key, log_records.encode(log_rows.offset_receipt(receipt)))
 
 
-def reports(told: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
-    """Yield a row for each turn that has ended, for the shard that let it leave."""
-    for report in told:
+def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
+    """Yield the rows with the reports of ended leases, for their shards."""
+    for report in reports:
         yield from for_retries(topics.retries, report.endpoint_id.encode(), retry_messages.encoded(report))
 
 
-def postponed(
+def deferral_rows(
     results: Results, topics: Topics, *, now_ms: int, revision: Revision = retry_messages.NO_REVISION
 ) -> Iterator[Row]:
-    """Yield what a fast lane hands over to the retry lane, which itself tells by reports of what waits again.
+    """Yield the rows with the entries that a fast lane defers to the retry lane. The retry lane itself requeues by reports.
 
-    Written in the same commit as `rows`. Parcels of one endpoint share rows, in the order in which they were postponed.
-    `revision`: no later one of the registry has a part in it.
+    The rows are written in the same commit as `rows`. Entries of one endpoint share rows, in the order of their deferral.
+    `revision` is the newest revision of the registry that may have made them due.
     """
-    parcels: dict[EndpointId, tuple[CustomerId, list[retry_messages.Parcel]]] = {}
+    entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.POSTPONED:
-            to, made = outcome.delivery.endpoint, retry_messages.of(outcome, now_ms=now_ms, revision=revision)
-            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
+            to = outcome.delivery.endpoint
+            entry = retry_messages.delivery_entry(outcome, now_ms=now_ms, revision=revision)
+            entries.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(entry)
     for batch, _ in results.batches:
         if batch.kind is OutcomeKind.POSTPONED:
             to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
-            made = retry_messages.of_batch(batch, packed, now_ms=now_ms, revision=revision)
-            parcels.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(made)
-    for endpoint_id, (customer_id, of_endpoint) in parcels.items():
-        for chunk in chunking.of(of_endpoint, lambda one: one.written_bytes, MAX_POSTPONED_BYTES):
+            entry = retry_messages.batch_entry(batch, packed, now_ms=now_ms, revision=revision)
+            entries.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(entry)
+    for endpoint_id, (customer_id, of_endpoint) in entries.items():
+        for chunk in chunking.chunks(of_endpoint, lambda entry: entry.written_bytes, MAX_POSTPONED_BYTES):
             written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, chunk))
             yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def settled(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
-    """Yield what tells the shards that these attempts have ended. Written when all that came of them is in its topics."""
+def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
+    """Yield the rows that report completed background attempts to the shards. Written after the rows of their results."""
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
     accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
@@ -129,19 +130,20 @@ def settled(ended: Collection[background_attempts.BackgroundResult], topics: Top
         yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
-def health(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
-    """Yield what else a fast lane tells the retry lane: who accepts something, as far as that is news, and who does not.
+def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
+    """Yield the rows with the health hints of a fast lane: endpoints that accepted a request, and endpoints that failed.
 
-    Of what an endpoint has not accepted and has no schedule for, no parcel tells. Written behind what is handed over.
+    A failure of an endpoint without a retry schedule leaves no entry, so a hint reports it. Written after `deferral_rows`.
     """
     accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
-        if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.COUNTED:
+        if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.NOT_ACCEPTED:
             to = outcome.delivery.endpoint
             accepts[to.endpoint_id] = (to.customer_id, False)
     accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
-    for endpoint_id, (customer_id, does) in accepts.items():
-        written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, [], accepts=does, at_ms=now_ms))
+    for endpoint_id, (customer_id, is_accepting) in accepts.items():
+        hint = retry_messages.Postponed(endpoint_id, customer_id, [], accepts=is_accepting, at_ms=now_ms)
+        written = retry_messages.encoded(hint)
         yield from for_retries(topics.retries, endpoint_id.encode(), written)
 
 
@@ -156,7 +158,7 @@ def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
-    """Return the encoded entries of each endpoint: one an attempt, and one that says why for what was never attempted."""
+    """Return the encoded log entries of each endpoint: one for each attempt; without an attempt, one with the reason."""
     log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)

@@ -1,9 +1,9 @@
-"""Keep together what waits for one endpoint and what is known of it, and sum it up for the shard's index.
+"""Keep the retry state of one endpoint, and its summary in the shard's index.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: `now_ms` comes in.
+Runs in the executors. Pure: `now_ms` comes in.
 
-The index is read in each micro-batch, and most endpoints have nothing to do in it. So it has an entry for each, of a few
-numbers, and the rest as bytes that are read when the endpoint's time has come or something arrives for it.
+Each micro-batch reads the index, and most endpoints have nothing to do in it. So an index entry has a few numbers, and the
+endpoint's state as bytes. The bytes are decoded when the endpoint is due or when a message arrives for it.
 """
 
 from __future__ import annotations
@@ -14,154 +14,154 @@ import msgspec
 
 from delivery.model import CustomerId, EndpointId
 from delivery.webhooks.retries import fifo, retry_messages
-from delivery.webhooks.retries.window import NEVER_MS, Policy, Window
+from delivery.webhooks.retries.window import NEVER_MS, ShardPolicy, Window
 from delivery.webhooks.state import segment_store
 
-SETTLED_KEPT_MS = 60_000
-"""A parcel comes at most so much later than what was told of its attempt."""
+COMPLETED_KEPT_MS = 60_000
+"""Milliseconds. An entry arrives at most this much later than the completion of its background attempt."""
 
 
-class Waiting(msgspec.Struct, array_like=True):
-    """What waits for one endpoint."""
+class EndpointState(msgspec.Struct, array_like=True):
+    """The retry state of one endpoint."""
 
     window: Window = msgspec.field(default_factory=Window)
     events: int = 0
     size: int = 0
-    flows: dict[str | None, fifo.Flow] = {}
-    """By the key in whose order they are; None: those of no order, which wait in the wheel besides."""
-    under_way: dict[bytes, tuple[int, int]] = {}
-    """Parcels in the wheel of which an attempt goes on, by its name: their events and bytes."""
-    settled: dict[bytes, int] = {}
-    """Attempts that were told to have ended before their parcels came, by when: a worker writes the two on two threads."""
+    fifos: dict[str | None, fifo.Fifo] = {}
+    """FIFOs by order key. None: entries without order, some of which are in the timer wheel."""
+    background: dict[bytes, tuple[int, int]] = {}
+    """Events and bytes of the entries in the timer wheel whose background attempt is in flight, by the attempt's name."""
+    completed: dict[bytes, int] = {}
+    """When background attempts completed whose entries have not arrived. A worker writes the two on two threads."""
 
-    def room(self, policy: Policy) -> int:
-        """Return how many more requests may be under way. The parcels of a turn in order leave one after another."""
-        under_way = sum(one.away if key is None else 1 for key, one in self.flows.items() if one.away)
-        return min(self.window.size, policy.max_turn) - under_way
+    def free_slots(self, policy: ShardPolicy) -> int:
+        """Return how many more requests may be in flight. A lease with an order key makes one request at a time."""
+        in_flight = sum(line.leased if key is None else 1 for key, line in self.fifos.items() if line.leased)
+        return min(self.window.size, policy.max_lease_entries) - in_flight
 
-    def begin(self, came: retry_messages.Parcel, turns: int) -> None:
-        """Count in a parcel. A flow that begins stands behind those whose turns have left."""
-        self.events += len(came.packed)
-        self.size += came.size
-        self.flows.setdefault(came.order_key, fifo.Flow(turn=turns)).waiting += 1
+    def count_in(self, entry: retry_messages.RetryEntry, last_lease: int) -> None:
+        """Count an entry that arrived. A new FIFO queues behind those that were leased before."""
+        self.events += len(entry.packed)
+        self.size += entry.size
+        self.fifos.setdefault(entry.order_key, fifo.Fifo(lease=last_lease)).waiting += 1
 
-    def end(self, ended: retry_messages.Parcel) -> None:
-        """Count out a parcel that waits no more."""
-        self.events -= len(ended.packed)
-        self.size -= ended.size
-        self.flows[ended.order_key].waiting -= 1
+    def count_out(self, entry: retry_messages.RetryEntry) -> None:
+        """Count an entry that has ended."""
+        self.events -= len(entry.packed)
+        self.size -= entry.size
+        self.fifos[entry.order_key].waiting -= 1
 
-    def expect(self, waits: retry_messages.Parcel) -> None:
-        """Remember a parcel that goes into the wheel, if an attempt of it goes on."""
-        if waits.under_way is not None:
-            self.under_way[waits.under_way] = (len(waits.packed), waits.size)
+    def track_background_attempt(self, entry: retry_messages.RetryEntry) -> None:
+        """Remember an entry of the timer wheel if its background attempt is in flight."""
+        if entry.background_attempt is not None:
+            self.background[entry.background_attempt] = (len(entry.packed), entry.size)
 
-    def settle(self, name: bytes, now_ms: int) -> None:
-        """Count out the parcel whose attempt has ended by itself. The wheel gives it back later: see `has_ended`."""
-        if name not in self.under_way:
-            self.settled[name] = now_ms
+    def complete(self, name: bytes, now_ms: int) -> None:
+        """Count out the entry whose background attempt completed. The timer wheel returns it later: see `has_completed`."""
+        if name not in self.background:
+            self.completed[name] = now_ms
             return
-        events, size = self.under_way.pop(name)
+        events, size = self.background.pop(name)
         self.events -= events
         self.size -= size
-        self.flows[None].waiting -= 1
+        self.fifos[None].waiting -= 1
 
-    def had_ended(self, came: retry_messages.Parcel) -> bool:
-        """Tell whether a parcel need not be taken in."""
-        return came.under_way is not None and self.settled.pop(came.under_way, None) is not None
+    def completed_before(self, arrived: retry_messages.RetryEntry) -> bool:
+        """Return True if the background attempt of an entry completed before the entry arrived. Then the entry has ended."""
+        return arrived.background_attempt is not None and self.completed.pop(arrived.background_attempt, None) is not None
 
-    def has_ended(self, woken: retry_messages.Parcel) -> bool:
-        """Tell whether what has waited long enough has ended meanwhile. If not, its attempt is not waited for any more."""
-        return woken.under_way is not None and self.under_way.pop(woken.under_way, None) is None
+    def has_completed(self, due: retry_messages.RetryEntry) -> bool:
+        """Return True if the entry's background attempt has completed. Otherwise forget the attempt: the entry is retried."""
+        return due.background_attempt is not None and self.background.pop(due.background_attempt, None) is None
 
-    def forget(self, now_ms: int) -> None:
-        """Drop the flows in which nothing waits, and what was settled too long ago for its parcel to be still on its way."""
-        self.flows = {key: one for key, one in self.flows.items() if one.waiting}
-        self.settled = {name: told_ms for name, told_ms in self.settled.items() if told_ms + SETTLED_KEPT_MS > now_ms}
+    def prune(self, now_ms: int) -> None:
+        """Drop empty FIFOs, and completions older than COMPLETED_KEPT_MS."""
+        self.fifos = {key: line for key, line in self.fifos.items() if line.waiting}
+        self.completed = {name: at_ms for name, at_ms in self.completed.items() if at_ms + COMPLETED_KEPT_MS > now_ms}
 
-    def pieces(self) -> Iterator[list[segment_store.Piece]]:
-        """Yield the pieces of each flow."""
-        return (one.pieces for one in self.flows.values())
+    def lists(self) -> Iterator[list[segment_store.Slice]]:
+        """Yield the slices of each FIFO."""
+        return (line.slices for line in self.fifos.values())
 
-    def due_ms(self, policy: Policy) -> int:
-        """Return when to look at the endpoint, if nothing arrives for it before and nothing comes of the wheel.
+    def due_ms(self, policy: ShardPolicy) -> int:
+        """Return when to decode the endpoint again, if no message and no timer entry comes before.
 
-        1. A turn's report has not come.             3. There is room for a turn again.
-        2. A parcel expires.                         4. Nothing waits any more, and what was known is out of date.
+        1. A lease expires.                    3. A further lease may begin.
+        2. An entry expires.                   4. The state is empty and out of date.
         """
-        has_room = self.room(policy) > 0
-        times = [NEVER_MS if self.flows else self.window.kept_until_ms(policy)]
-        times += [told_ms + SETTLED_KEPT_MS for told_ms in self.settled.values()]
-        for one in self.flows.values():
-            if one.away:
-                times.append(one.left_ms + round(policy.away_s * 1000))
-            elif one.pieces:
-                times.append(one.expires_ms)
-                times += [max(self.window.hold_until_ms, one.not_before_ms)] if has_room else []
+        has_slots = self.free_slots(policy) > 0
+        times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]
+        times += [at_ms + COMPLETED_KEPT_MS for at_ms in self.completed.values()]
+        for line in self.fifos.values():
+            if line.leased:
+                times.append(line.leased_at_ms + round(policy.lease_timeout_s * 1000))
+            elif line.slices:
+                times.append(line.expires_ms)
+                times += [max(self.window.backoff_until_ms, line.not_before_ms)] if has_slots else []
         return min(times)
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the index says of an endpoint."""
+class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The summary of an endpoint in the index."""
 
     written: bytes
-    """A Waiting."""
+    """Its EndpointState."""
     due_ms: int
     events: int
     size: int
     since_ms: int
-    """When the first of what is in its flows came."""
-    held_until_ms: int
-    is_away: bool
-    """Whether a turn of it is."""
+    """When the oldest entry of its FIFOs arrived."""
+    suppressed_until_ms: int
+    is_leased: bool
+    """Whether one of its FIFOs has a lease."""
     failing_ms: int
-    """When it was last reported that it is to be disabled; 0: it was not."""
+    """When it was last reported as failing. 0: never."""
     failing_since_ms: int = 0
     failed_ms: int = 0
-    """The times of that report: see pending.Failing."""
+    """The times of that report: see backlog.Failing."""
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Waiting)
+_decoder = msgspec.msgpack.Decoder(EndpointState)
 
 
-def entry(one: Waiting, policy: Policy, now_ms: int) -> Entry:
-    """Return an endpoint as the index has it."""
-    is_failing = one.window.is_failing(policy, now_ms)
-    return Entry(
-        written=_encoder.encode(one),
-        due_ms=one.due_ms(policy),
-        events=one.events,
-        size=one.size,
-        since_ms=min((piece.since_ms for pieces in one.pieces() for piece in pieces), default=NEVER_MS),
-        held_until_ms=one.window.held_until_ms if None in one.flows else 0,
-        is_away=any(each.away for each in one.flows.values()),
+def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> IndexEntry:
+    """Return the summary of an endpoint."""
+    is_failing = state.window.is_failing(policy, now_ms)
+    return IndexEntry(
+        written=_encoder.encode(state),
+        due_ms=state.due_ms(policy),
+        events=state.events,
+        size=state.size,
+        since_ms=min((slice_.since_ms for slices in state.lists() for slice_ in slices), default=NEVER_MS),
+        suppressed_until_ms=state.window.suppressed_until_ms if None in state.fifos else 0,
+        is_leased=any(line.leased for line in state.fifos.values()),
         failing_ms=now_ms if is_failing else 0,
-        failing_since_ms=(one.window.failing_since_ms or 0) if is_failing else 0,
-        failed_ms=one.window.failed_ms if is_failing else 0,
+        failing_since_ms=(state.window.failing_since_ms or 0) if is_failing else 0,
+        failed_ms=state.window.failed_ms if is_failing else 0,
     )
 
 
-def read(of: Entry | None, now_ms: int) -> Waiting:
-    """Return what waits for an endpoint; nothing for one that has no entry."""
-    if of is None:
-        return Waiting()
-    one = _decoder.decode(of.written)
-    if not one.flows and one.window.known_until_ms <= now_ms:
-        one.window = one.window.of_old()
-    return one
+def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
+    """Return the state of an endpoint; an empty one where the index has no entry."""
+    if entry is None:
+        return EndpointState()
+    state = _decoder.decode(entry.written)
+    if not state.fifos and state.window.known_until_ms <= now_ms:
+        state.window = state.window.without_report()
+    return state
 
 
 def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:
-    """Name an endpoint in the index. With the customer: its id may be registered again by another. No id has a `/`."""
+    """Return the endpoint's key. It names the customer, as another one may register the id later. No id has a `/`."""
     return f"{customer_id}/{endpoint_id}"
 
 
-def customer_id(of: str) -> CustomerId:
-    """Return whose the endpoint of a key is."""
-    return CustomerId(of[: of.index("/")])
+def customer_id(key: str) -> CustomerId:
+    """Return the customer in a key."""
+    return CustomerId(key[: key.index("/")])
 
 
-def endpoint_id(of: str) -> EndpointId:
-    """Return the endpoint of a key."""
-    return EndpointId(of[of.index("/") + 1 :])
+def endpoint_id(key: str) -> EndpointId:
+    """Return the endpoint in a key."""
+    return EndpointId(key[key.index("/") + 1 :])

@@ -1,9 +1,9 @@
-"""Keep the parcels of an endpoint, or of one key of it, in order, and know which of them are away in a turn.
+"""Keep the retry entries of an endpoint, or of one order key, in order, and know which of them are leased.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: `now_ms` comes in.
+Runs in the executors. Pure: `now_ms` comes in.
 
-A flow is a FIFO of which one turn at a time is away: its first parcels. They stay where they are until the turn's report says
-what came of each, so a turn that is lost, or that attempted nothing, costs nothing: they are still in front.
+One lease at a time covers the first entries of a FIFO. Leased entries stay in place until the lease's report has the result of
+each. So a lease that expires, or that attempted nothing, rewrites nothing: its entries are still in front.
 """
 
 from __future__ import annotations
@@ -13,87 +13,87 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from delivery.webhooks.retries.retry_messages import Parcel
+from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import chunking, segment_store
 
-MAX_TURN_BYTES = 4 * 1024 * 1024
-"""Of events in one turn. One parcel always may be."""
+MAX_LEASE_BYTES = 4 * 1024 * 1024
+"""Bytes of events in one lease. A single larger entry is leased alone."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Parcel)
+_decoder = msgspec.msgpack.Decoder(RetryEntry)
 
 
-class Flow(msgspec.Struct, array_like=True, gc=False):
-    """What waits in one order."""
+class Fifo(msgspec.Struct, array_like=True, gc=False):
+    """Retry entries in one order."""
 
     waiting: int = 0
-    """Parcels, also those that are away and those in the wheel."""
-    turn: int = 0
-    """The number of the last turn; of a flow that has had none, of the shard's last one when it began."""
-    away: int = 0
-    """So many of the first parcels are away in it; 0: none is."""
-    left_ms: int = 0
-    """When it left."""
+    """Number of entries, leased ones and those in the timer wheel included."""
+    lease: int = 0
+    """Number of the last lease. Before the first lease: the number of the shard's last lease when the FIFO began."""
+    leased: int = 0
+    """Number of leased entries, always the first ones. 0: there is no lease."""
+    leased_at_ms: int = 0
+    """When the lease began."""
     not_before_ms: int = 0
-    """The first parcel waits until then, and the others behind it."""
-    pieces: list[segment_store.Piece] = []
+    """Earliest time of the first entry's next attempt. The entries behind it wait as well."""
+    slices: list[segment_store.Slice] = []
 
     @property
     def expires_ms(self) -> int:
-        """When to look for a parcel to give up. Of those that are away none is: it may yet be delivered."""
-        return min(piece.expires_ms for piece in self.pieces)
+        """When to look for expired entries. Leased ones do not expire: they may yet be delivered."""
+        return min(slice_.expires_ms for slice_ in self.slices)
 
-    def ready(self, kept: segment_store.Shelf, most: int, now_ms: int) -> list[Parcel]:
-        """Return the parcels that may leave together: the first ones, as far as each may be attempted now."""
-        first = itertools.islice(self._parcels(kept), most)
-        due = itertools.takewhile(lambda parcel: parcel.again_at_ms <= now_ms, first)
-        found = next(chunking.of(due, lambda parcel: parcel.size, MAX_TURN_BYTES), [])
+    def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
+        """Return the first entries that may be attempted now, at most `most` and MAX_LEASE_BYTES."""
+        first = itertools.islice(self._entries(store), most)
+        due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
+        found = next(chunking.chunks(due, lambda entry: entry.size, MAX_LEASE_BYTES), [])
         if not found:
-            self.not_before_ms = next(self._parcels(kept)).again_at_ms
+            self.not_before_ms = next(self._entries(store)).again_at_ms
         return found
 
-    def taken(self, kept: segment_store.Shelf) -> list[Parcel]:
-        """Take out the parcels of the turn that is away."""
-        parcels = list(itertools.islice(self._parcels(kept), self.away))
-        kept.cut(self.pieces, self.away)
-        self.away = 0
-        return parcels
+    def remove_leased(self, store: segment_store.SegmentStore) -> list[RetryEntry]:
+        """Remove and return the leased entries."""
+        entries = list(itertools.islice(self._entries(store), self.leased))
+        store.remove_first(self.slices, self.leased)
+        self.leased = 0
+        return entries
 
-    def expired(self, kept: segment_store.Shelf, max_bytes: int, now_ms: int) -> list[Parcel]:
-        """Take out what has expired, piece by piece, until it is `max_bytes`; the rest is due at once."""
-        expired: list[Parcel] = []
+    def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
+        """Remove and return expired entries, slice by slice, until they reach `max_bytes`. The rest is due at once."""
+        expired: list[RetryEntry] = []
         room = max_bytes
-        self.not_before_ms = 0  # the first may be another one then
-        for piece in [piece for piece in self.pieces if piece.expires_ms <= now_ms]:
+        self.not_before_ms = 0  # another entry may be the first one now
+        for slice_ in [slice_ for slice_ in self.slices if slice_.expires_ms <= now_ms]:
             if room <= 0:
                 break
-            parcels = list(map(_decoder.decode, kept.items(piece)))
-            gone = [parcel for parcel in parcels if parcel.expires_ms <= now_ms]
-            stays = [parcel for parcel in parcels if parcel.expires_ms > now_ms]
-            if stays and gone == parcels[: len(gone)]:  # the oldest, as a rule
-                kept.shorten(piece, len(gone))
-                piece.expires_ms = min(parcel.expires_ms for parcel in stays)
+            entries = list(map(_decoder.decode, store.items(slice_)))
+            gone = [entry for entry in entries if entry.expires_ms <= now_ms]
+            stays = [entry for entry in entries if entry.expires_ms > now_ms]
+            if stays and gone == entries[: len(gone)]:  # the usual case: the oldest expire first
+                store.shorten(slice_, len(gone))
+                slice_.expires_ms = min(entry.expires_ms for entry in stays)
             else:
-                place = self.pieces.index(piece)
-                kept.remove(piece)
-                self.pieces[place : place + 1] = kept.lay(map(item, stays))
-            room -= sum(parcel.size for parcel in gone)
+                place = self.slices.index(slice_)
+                store.remove(slice_)
+                self.slices[place : place + 1] = store.slices(map(item, stays))
+            room -= sum(entry.size for entry in gone)
             expired += gone
         return expired
 
-    def return_in_front(self, kept: segment_store.Shelf, parcels: Iterable[Parcel]) -> None:
-        """Put back what a turn did not end."""
-        self.pieces[:0] = kept.lay(map(item, parcels))
+    def requeue_in_front(self, store: segment_store.SegmentStore, entries: Iterable[RetryEntry]) -> None:
+        """Insert entries of the last lease in front."""
+        self.slices[:0] = store.slices(map(item, entries))
 
-    def _parcels(self, kept: segment_store.Shelf) -> Iterator[Parcel]:
-        return map(_decoder.decode, kept.front(self.pieces))
-
-
-def item(parcel: Parcel) -> segment_store.Item:
-    """Return a parcel as it is kept."""
-    return segment_store.Item(_encoder.encode(parcel), parcel.since_ms, parcel.expires_ms)
+    def _entries(self, store: segment_store.SegmentStore) -> Iterator[RetryEntry]:
+        return map(_decoder.decode, store.all_items(self.slices))
 
 
-def parcel(kept: bytes) -> Parcel:
-    """Return a parcel that was kept."""
-    return _decoder.decode(kept)
+def item(entry: RetryEntry) -> segment_store.Item:
+    """Return an entry as an item of the segment store."""
+    return segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.expires_ms)
+
+
+def entry_of(item_data: bytes) -> RetryEntry:
+    """Return the entry in an item of the segment store."""
+    return _decoder.decode(item_data)

@@ -1,17 +1,17 @@
-"""Decide which parcels of a shard of the retry lane are attempted now, and keep the others.
+"""Decide which retry entries of a shard are leased now, and keep the others.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure: values and `now_ms` in, a decision out.
+Runs in the executors. Pure: values and `now_ms` in, a decision out.
 
-    arrived ─► wheel, until again_at_ms ─► flow, in order ─► turn, one at a time ─► report, arrives
-                                                                                    ├─► ended
-                                                                                    └─► back: wheel, or front of the flow
+    arrival ─► timer wheel, until again_at_ms ─► FIFO ─► lease, one at a time ─► report, a message to this shard
+                                                                                 ├─► the entry has ended
+                                                                                 └─► requeued: timer wheel, or front of the FIFO
 
-A parcel of which an attempt was under way as it arrived waits in the wheel too, and is dropped there when that is told to have
-ended (delivery.webhooks.scheduling.background_attempts).
+An entry whose background attempt is in flight waits in the timer wheel too. The wheel drops it when a message says that the
+attempt completed (delivery.webhooks.scheduling.background_attempts).
 
-A shard's state is an index, which is small and written with each decision that changes something, and the numbered segments of
-delivery.webhooks.state.segment_store. Nothing leaves the state before a report says how it ended, or before it is given up:
-whatever is lost on the way, a turn or its report, leaves again (`away_s`).
+The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small, and written
+by each decision that changes something. An entry leaves the state when a report has its result, or when it is given up. A lost
+lease, or a lost report, is repeated after `lease_timeout_s`.
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ from typing import Any
 import msgspec
 
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.retries import endpoint_state, fifo, retry_messages, timer_wheel, window
-from delivery.webhooks.retries.endpoint_state import Waiting
-from delivery.webhooks.retries.retry_messages import Parcel
+from delivery.webhooks.retries import endpoint_state, fifo, retry_messages, timer_wheel
+from delivery.webhooks.retries.endpoint_state import EndpointState
+from delivery.webhooks.retries.retry_messages import RetryEntry
+from delivery.webhooks.retries.window import ShardPolicy
 from delivery.webhooks.state import backlog, chunking, segment_store, versioning
 
-Policy = window.Policy
-
 VERSION = 2
-"""1 knew nothing of attempts that go on: it would fail on what the wheel has of them."""
-MAX_LEAVING_BYTES = 64 * 1024 * 1024
-"""Of events that leave by one decision, whose turns are in memory together; one turn more always may. The rest is due at
+"""Version 1 had no background attempts. Its code fails on entries of the timer wheel that have one."""
+MAX_LEASED_BYTES = 64 * 1024 * 1024
+"""Bytes of events that one decision leases or gives up, plus one lease. Its leases are in memory together. The rest is due at
 once."""
-AWAY_POLL_MS = 1000
-"""While a turn is away the lane is woken so often, to collect its answers."""
+LEASED_POLL_MS = 1000
+"""Milliseconds between two wake-ups of the lane while a lease waits for its report."""
 
 
 class Index(msgspec.Struct, array_like=True):
-    """The state of one shard, less its segments."""
+    """The state of one shard, without its segments."""
 
-    turns: int = 0
-    """The number of the last turn that left."""
-    stock: segment_store.Stock = msgspec.field(default_factory=segment_store.Stock)
-    endpoints: dict[str, endpoint_state.Entry] = {}
-    """By waiting.key."""
+    last_lease: int = 0
+    """Number of the last lease."""
+    segments: segment_store.SegmentIndex = msgspec.field(default_factory=segment_store.SegmentIndex)
+    endpoints: dict[str, endpoint_state.IndexEntry] = {}
+    """By endpoint_state.key."""
     buckets: timer_wheel.Buckets = {}
 
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """What is to be done. `append` and `drop` are disjoint."""
+    """The result of a decision. `append` and `drop` are disjoint."""
 
     index: Index
-    policy: Policy
-    horizon_ms: int
-    turns: list[bytes] = field(default_factory=list)
-    """As parcel.turn reads them."""
+    policy: ShardPolicy
+    look_ahead_ms: int
+    leases: list[bytes] = field(default_factory=list)
+    """As retry_messages.lease reads them."""
     append: dict[int, bytes] = field(default_factory=dict)
+    """Segments to write, by number."""
     drop: list[int] = field(default_factory=list)
+    """Numbers of the segments to delete."""
     changed: bool = False
     """Whether there is anything to write."""
 
@@ -70,247 +71,255 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def encoded(index: Index) -> bytes:
-    """Return the index as it is kept."""
+    """Return the index as bytes."""
     return versioning.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index of a shard; an empty one for a shard that has none yet."""
+    """Return the index of a shard; an empty one for a new shard."""
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the retry lane", oldest=1))
 
 
 def decide(
-    index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], policy: Policy, *, now_ms: int, horizon_ms: int
+    index: Index,
+    arrived: Iterable[bytes],
+    read: Callable[[int], bytes],
+    policy: ShardPolicy,
+    *,
+    now_ms: int,
+    look_ahead_ms: int,
 ) -> Decision:
-    """Return what leaves and what is kept, with the index changed in place. `read` gives a segment of the state.
+    """Return the leases and the new state. The index is changed in place. `read` returns a segment of the state.
 
-    `arrived` are the records of the retries topic for endpoints of this shard, in the topic's order; the same ones give the
-    same decision when it runs again. Nothing leaves early: the horizon is only how far ahead of a time the lane is woken.
+    `arrived` are the shard's records of the retries topic, in the topic's order. A second run with the same records makes the
+    same decision. No lease is early: the look-ahead only says how long before a due time the lane is woken.
     """
-    decision = Decision(index=index, policy=policy, horizon_ms=horizon_ms)
-    return _Deciding(decision, read, now_ms).decided(arrived)
+    decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
+    return _Scheduler(decision, read, now_ms).decide(arrived)
 
 
-def told(decided: Decision, now_ms: int) -> backlog.Pending:
-    """Return what waits in one shard after a decision, and who is held and failing."""
+def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
+    """Return the shard's backlog after a decision, with its suppressed and failing endpoints."""
     events = size = 0
-    held, failing = set(), set()
-    times = [(one.due_ms, one.since_ms) for one in decided.index.buckets.values()]
-    for key, one in decided.index.endpoints.items():
-        if one.failing_ms == now_ms:
-            failing.add(backlog.Failing(endpoint_state.endpoint_id(key), one.failing_since_ms, one.failed_ms))
-        if not one.events:
+    suppressed, failing = set(), set()
+    times = [(bucket.due_ms, bucket.since_ms) for bucket in decision.index.buckets.values()]
+    for key, entry in decision.index.endpoints.items():
+        if entry.failing_ms == now_ms:
+            failing.add(backlog.Failing(endpoint_state.endpoint_id(key), entry.failing_since_ms, entry.failed_ms))
+        if not entry.events:
             continue
-        events += one.events
-        size += one.size
-        times.append((min(one.due_ms, now_ms + AWAY_POLL_MS) if one.is_away else one.due_ms, one.since_ms))
-        if one.held_until_ms > now_ms:
-            held.add(endpoint_state.endpoint_id(key))
+        events += entry.events
+        size += entry.size
+        times.append((min(entry.due_ms, now_ms + LEASED_POLL_MS) if entry.is_leased else entry.due_ms, entry.since_ms))
+        if entry.suppressed_until_ms > now_ms:
+            suppressed.add(endpoint_state.endpoint_id(key))
     return backlog.Pending(
         shards=1,
         events=events,
         size=size,
         oldest_ms=min(since_ms for _, since_ms in times) if events else None,
-        due_ms=min(due_ms for due_ms, _ in times) + decided.horizon_ms if times else None,
-        held=frozenset(held),
+        due_ms=min(due_ms for due_ms, _ in times) + decision.look_ahead_ms if times else None,
+        suppressed=frozenset(suppressed),
         failing=frozenset(failing),
     )
 
 
-class _Deciding:
+class _Scheduler:
+    """One decision of one shard."""
+
     def __init__(self, decision: Decision, read: Callable[[int], bytes], now_ms: int) -> None:
         self._decision = decision
         self._index = decision.index
         self._policy = decision.policy
-        self._shelf = segment_store.Shelf(decision.index.stock, read)
+        self._store = segment_store.SegmentStore(decision.index.segments, read)
         self._now_ms = now_ms
-        self._room = MAX_LEAVING_BYTES
-        self._open: dict[str, Waiting] = {}
-        """The endpoints that are looked at."""
+        self._room = MAX_LEASED_BYTES
+        self._open: dict[str, EndpointState] = {}
+        """The decoded endpoints, by key."""
 
-    def decided(self, arrived: Iterable[bytes]) -> Decision:
+    def decide(self, arrived: Iterable[bytes]) -> Decision:
         for key, entry in self._index.endpoints.items():
             if entry.due_ms <= self._now_ms:
-                self._open[key] = endpoint_state.read(entry, self._now_ms)
+                self._open[key] = endpoint_state.decoded(entry, self._now_ms)
         messages = [retry_messages.message(written) for written in arrived]
-        # Before anything is woken: what came of an attempt may be told just as its parcel has waited long enough.
+        # Before the timer wheel: an attempt may complete in the moment in which its entry is due.
         for message in messages:
             if isinstance(message, retry_messages.Postponed):
-                self._count_out(message)
+                self._complete(message)
         self._wake()
         for message in messages:
             if isinstance(message, retry_messages.Report):
-                self._settle(message)
-            elif not self._is_no_news(message):
+                self._apply_report(message)
+            elif not self._is_known(message):
                 self._admit(message)
-        for key, one in self._open.items():
-            self._give_up(key, one)
-        self._send()
-        self._close()
+        for key, endpoint in self._open.items():
+            self._expire(key, endpoint)
+        self._lease()
+        self._write()
         return self._decision
 
-    def _of(self, key: str) -> Waiting:
-        """Return what waits for an endpoint, to be changed."""
+    def _opened(self, key: str) -> EndpointState:
+        """Return the state of an endpoint, to be changed."""
         if key not in self._open:
-            self._open[key] = endpoint_state.read(self._index.endpoints.get(key), self._now_ms)
+            self._open[key] = endpoint_state.decoded(self._index.endpoints.get(key), self._now_ms)
         return self._open[key]
 
-    def _is_no_news(self, told: retry_messages.Postponed) -> bool:
-        """Tell whether nothing changes by it: an endpoint accepts something that is not known to have failed anything."""
-        key = endpoint_state.key(told.customer_id, told.endpoint_id)
-        is_word = bool(told.accepts) and not told.parcels and not told.settled
-        return is_word and key not in self._open and key not in self._index.endpoints
+    def _is_known(self, postponed: retry_messages.Postponed) -> bool:
+        """Return True for a message that changes nothing: an acceptance of an endpoint without any failure."""
+        key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
+        is_hint = bool(postponed.accepts) and not postponed.entries and not postponed.settled
+        return is_hint and key not in self._open and key not in self._index.endpoints
 
-    def _count_out(self, told: retry_messages.Postponed) -> None:
-        """Forget parcels whose attempts have ended by themselves."""
-        if not told.settled:
+    def _complete(self, postponed: retry_messages.Postponed) -> None:
+        """Count out the entries whose background attempts have completed."""
+        if not postponed.settled:
             return
-        one = self._of(endpoint_state.key(told.customer_id, told.endpoint_id))
-        for name in told.settled:
-            one.settle(name, self._now_ms)
+        endpoint = self._opened(endpoint_state.key(postponed.customer_id, postponed.endpoint_id))
+        for name in postponed.settled:
+            endpoint.complete(name, self._now_ms)
 
     def _wake(self) -> None:
-        """Let what has waited long enough join its flow."""
-        for sleeper in timer_wheel.due(self._index.buckets, self._shelf, self._now_ms):
+        """Move entries that are due from the timer wheel to their FIFO."""
+        for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms):
             self._decision.changed = True
-            waits, one = fifo.parcel(sleeper.data), self._of(sleeper.owner)
-            if not one.has_ended(waits):
-                self._shelf.add(one.flows[None].pieces, segment_store.Item(sleeper.data, waits.since_ms, waits.expires_ms))
+            entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
+            if not endpoint.has_completed(entry):
+                item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
+                self._store.append(endpoint.fifos[None].slices, item)
 
     def _admit(self, postponed: retry_messages.Postponed) -> None:
-        """Take in what another lane hands over, as far as there is room for it."""
+        """Add the entries of a message, up to `max_pending`, and apply its health hint."""
         self._decision.changed = True
         key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
-        one = self._of(key)
-        beyond: list[Parcel] = []
+        endpoint = self._opened(key)
+        excess: list[RetryEntry] = []
         if postponed.accepts:
-            one.window.accepted()
+            endpoint.window.record_acceptance()
         elif postponed.accepts is not None:
-            one.window.failed(self._policy, min(postponed.at_ms, self._now_ms))
-        for written in postponed.parcels:
-            if one.had_ended(written):
+            endpoint.window.record_failure(self._policy, min(postponed.at_ms, self._now_ms))
+        for written in postponed.entries:
+            if endpoint.completed_before(written):
                 continue
-            came = written.arrived(self._now_ms)
-            one.window.heard(came.reason, self._policy, self._now_ms, came.since_ms)
-            # What is under way is not given up, and there is never much of it.
-            if came.under_way is None and one.events + len(came.packed) > self._policy.max_pending:
-                beyond.append(came)
+            entry = written.on_shard_clock(self._now_ms)
+            endpoint.window.apply_deferral(entry.reason, self._policy, self._now_ms, entry.since_ms)
+            # An entry with an attempt in flight is not given up. There are never many.
+            if entry.background_attempt is None and endpoint.events + len(entry.packed) > self._policy.max_pending:
+                excess.append(entry)
             else:
-                one.begin(came, self._index.turns)
-                self._put(key, one, came)
-        self._leave_for_good(key, None, beyond, retry_decision.NO_ROOM)
+                endpoint.count_in(entry, self._index.last_lease)
+                self._put(key, endpoint, entry)
+        self._give_up(key, None, excess, retry_decision.NO_ROOM)
 
-    def _put(self, key: str, one: Waiting, waits: Parcel) -> None:
-        """Let a parcel wait in the wheel, or at the end of its flow, in order, when it is to be attempted at once."""
-        item, at_ms = fifo.item(waits), min(waits.again_at_ms, waits.expires_ms)
-        if waits.order_key is not None or at_ms <= self._now_ms:
-            self._shelf.add(one.flows[waits.order_key].pieces, item)
+    def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
+        """Put an entry into the timer wheel. If it has an order key or is due now: at the end of its FIFO."""
+        item, at_ms = fifo.item(entry), min(entry.again_at_ms, entry.expires_ms)
+        if entry.order_key is not None or at_ms <= self._now_ms:
+            self._store.append(endpoint.fifos[entry.order_key].slices, item)
         else:
-            one.expect(waits)
-            timer_wheel.put(
-                self._index.buckets, self._shelf, timer_wheel.Sleeper(key, at_ms, waits.since_ms, item.data), self._now_ms
-            )
+            endpoint.track_background_attempt(entry)
+            timer_entry = timer_wheel.TimerEntry(key, at_ms, entry.since_ms, item.data)
+            timer_wheel.add(self._index.buckets, self._store, timer_entry, self._now_ms)
 
-    def _settle(self, report: retry_messages.Report) -> None:
-        """Take what came of a turn. One that is not away any more is no news: it was lost, or this is a repeat.
+    def _apply_report(self, report: retry_messages.Report) -> None:
+        """Apply the result of a lease. A report for an expired lease, or a repeated report, is ignored.
 
-        1. The endpoint may not be asked: all of the turn stands where it stood.
-        2. What does not come back has ended.
-        3. What is in order, or was not attempted, stands in front again.
-        4. What has failed waits for its next attempt in the wheel; and what the registry does not know yet, for that.
+        1. The endpoint's row blocks requests: all entries stay where they are.
+        2. An entry that is not requeued has ended.
+        3. An entry with an order key, or without an attempt, goes back to the front.
+        4. An entry whose attempt failed goes into the timer wheel. So does one that waits for a newer registry.
         """
         self._decision.changed = True
         key = endpoint_state.key(report.customer_id, report.endpoint_id)
-        one = self._of(key)
-        line = one.flows.get(report.order_key)
-        if line is None or not line.away or line.turn != report.turn or report.parcels not in {0, line.away}:
+        endpoint = self._opened(key)
+        line = endpoint.fifos.get(report.order_key)
+        if line is None or not line.leased or line.lease != report.lease or report.entries not in {0, line.leased}:
             return
-        one.window.reported(report, self._policy, self._now_ms)
-        if report.hold is not None:
-            line.away = 0
+        endpoint.window.apply_report(report, self._policy, self._now_ms)
+        if report.blocked is not None:
+            line.leased = 0
             return
-        back = {each.place: each for each in report.back_by(self._now_ms)}
-        in_front: list[Parcel] = []
-        for place, left in enumerate(line.taken(self._shelf)):
-            if place not in back:
-                one.end(left)
+        requeued = {requeue.place: requeue for requeue in report.requeued_on_shard_clock(self._now_ms)}
+        in_front: list[RetryEntry] = []
+        for place, entry in enumerate(line.remove_leased(self._store)):
+            if place not in requeued:
+                endpoint.count_out(entry)
             elif report.order_key is not None or not (
-                back[place].attempts or back[place].reason == retry_decision.REGISTRY_BEHIND
+                requeued[place].attempts or requeued[place].reason == retry_decision.REGISTRY_BEHIND
             ):
-                in_front.append(left.returned(back[place]))
+                in_front.append(entry.requeued(requeued[place]))
             else:
-                self._put(key, one, left.returned(back[place]))
-        line.return_in_front(self._shelf, in_front)
+                self._put(key, endpoint, entry.requeued(requeued[place]))
+        line.requeue_in_front(self._store, in_front)
 
-    def _give_up(self, key: str, one: Waiting) -> None:
-        """Wait no longer for a turn that is lost, and let go what has expired, as far as there is room."""
-        lost_ms = self._now_ms - round(self._policy.away_s * 1000)
-        for order_key, line in one.flows.items():
-            if line.away and line.left_ms <= lost_ms:
-                line.away = 0
+    def _expire(self, key: str, endpoint: EndpointState) -> None:
+        """End expired leases, and give up expired entries as far as there is room."""
+        expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
+        for order_key, line in endpoint.fifos.items():
+            if line.leased and line.leased_at_ms <= expired_ms:
+                line.leased = 0
                 self._decision.changed = True
-            if line.pieces and not line.away and line.expires_ms <= self._now_ms and self._room > 0:
-                expired = line.expired(self._shelf, self._room, self._now_ms)
-                for each in expired:
-                    self._room -= each.size
-                    one.end(each)
-                self._leave_for_good(key, order_key, expired, retry_decision.EXPIRED)
+            if line.slices and not line.leased and line.expires_ms <= self._now_ms and self._room > 0:
+                expired = line.remove_expired(self._store, self._room, self._now_ms)
+                for entry in expired:
+                    self._room -= entry.size
+                    endpoint.count_out(entry)
+                self._give_up(key, order_key, expired, retry_decision.EXPIRED)
 
-    def _send(self) -> None:
-        """Let turns leave, of those who have waited longest for theirs first."""
+    def _lease(self) -> None:
+        """Lease ready entries. The FIFO whose last lease is the oldest comes first."""
         ready = [
-            (line.turn, key, order_key)
-            for key, one in self._open.items()
-            if one.window.hold_until_ms <= self._now_ms
-            for order_key, line in one.flows.items()
-            if line.pieces and not line.away and line.not_before_ms <= self._now_ms
+            (line.lease, key, order_key)
+            for key, endpoint in self._open.items()
+            if endpoint.window.backoff_until_ms <= self._now_ms
+            for order_key, line in endpoint.fifos.items()
+            if line.slices and not line.leased and line.not_before_ms <= self._now_ms
         ]
-        rooms = {key: self._open[key].room(self._policy) for key in {key for _, key, _ in ready}}
-        for _, key, order_key in sorted(ready, key=lambda each: each[0]):
-            if rooms[key] > 0 and self._room > 0:
-                in_order = order_key is not None
-                left = self._send_turn(key, order_key, self._policy.max_turn if in_order else rooms[key])
-                rooms[key] -= min(left, 1) if in_order else left
+        slots = {key: self._open[key].free_slots(self._policy) for key in {key for _, key, _ in ready}}
+        for _, key, order_key in sorted(ready, key=lambda line: line[0]):
+            if slots[key] > 0 and self._room > 0:
+                is_ordered = order_key is not None
+                leased = self._lease_first(key, order_key, self._policy.max_lease_entries if is_ordered else slots[key])
+                slots[key] -= min(leased, 1) if is_ordered else leased
 
-    def _send_turn(self, key: str, order_key: str | None, most: int) -> int:
-        """Let the turn of a flow leave, if its first parcel may; return how many leave."""
-        one = self._open[key]
-        line = one.flows[order_key]
-        leaving = line.ready(self._shelf, most, self._now_ms)
-        if leaving:
-            self._index.turns += 1
-            line.turn, line.away, line.left_ms = self._index.turns, len(leaving), self._now_ms
-            self._room -= sum(each.size for each in leaving)
-            is_probe = one.window.is_ill
-            self._leave(key, leaving, order_key=order_key, number=line.turn, given_up=None, is_probe=is_probe)
-        return len(leaving)
+    def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
+        """Lease the first entries of a FIFO, if the first one is due. Return how many are leased."""
+        endpoint = self._open[key]
+        line = endpoint.fifos[order_key]
+        entries = line.ready(self._store, most, self._now_ms)
+        if entries:
+            self._index.last_lease += 1
+            line.lease, line.leased, line.leased_at_ms = self._index.last_lease, len(entries), self._now_ms
+            self._room -= sum(entry.size for entry in entries)
+            is_probe = endpoint.window.is_degraded
+            self._emit(key, entries, order_key=order_key, number=line.lease, given_up=None, is_probe=is_probe)
+        return len(entries)
 
-    def _leave_for_good(self, key: str, order_key: str | None, parcels: list[Parcel], reason: str) -> None:
-        for together in chunking.of(parcels, lambda each: each.size, fifo.MAX_TURN_BYTES):
-            self._leave(key, together, order_key=order_key, number=0, given_up=reason)
+    def _give_up(self, key: str, order_key: str | None, entries: list[RetryEntry], reason: str) -> None:
+        for chunk in chunking.chunks(entries, lambda entry: entry.size, fifo.MAX_LEASE_BYTES):
+            self._emit(key, chunk, order_key=order_key, number=0, given_up=reason)
 
-    def _leave(self, key: str, parcels: list[Parcel], **fields: Any) -> None:
+    def _emit(self, key: str, entries: list[RetryEntry], **fields: Any) -> None:
         endpoint_id, customer_id = endpoint_state.endpoint_id(key), endpoint_state.customer_id(key)
-        turn = retry_messages.Turn(endpoint_id=endpoint_id, customer_id=customer_id, parcels=parcels, **fields)
-        self._decision.turns.append(retry_messages.encoded(turn))
+        lease = retry_messages.Lease(endpoint_id=endpoint_id, customer_id=customer_id, entries=entries, **fields)
+        self._decision.leases.append(retry_messages.encoded(lease))
 
-    def _close(self) -> None:
-        """Write what has changed: segments, and the entries of the endpoints that were looked at."""
-        for one in self._open.values():
-            one.forget(self._now_ms)
-        homes = [timer_wheel.HOME, *self._open]
+    def _write(self) -> None:
+        """Write what has changed: segments, and the index entries of the decoded endpoints."""
+        for endpoint in self._open.values():
+            endpoint.prune(self._now_ms)
+        owners = [timer_wheel.OWNER, *self._open]
         decision = self._decision
-        decision.append, decision.drop = self._shelf.write(homes, self._pieces_of)
-        decision.changed |= bool(decision.append or decision.drop or decision.turns)
-        for key, one in self._open.items():
-            if one.flows or one.settled or one.window.kept_until_ms(self._policy) > self._now_ms:
-                self._index.endpoints[key] = endpoint_state.entry(one, self._policy, self._now_ms)
+        decision.append, decision.drop = self._store.write(owners, self._lists_of)
+        decision.changed |= bool(decision.append or decision.drop or decision.leases)
+        for key, endpoint in self._open.items():
+            if endpoint.fifos or endpoint.completed or endpoint.window.kept_until_ms(self._policy) > self._now_ms:
+                self._index.endpoints[key] = endpoint_state.index_entry(endpoint, self._policy, self._now_ms)
             elif self._index.endpoints.pop(key, None) is not None:
                 decision.changed = True
 
-    def _pieces_of(self, home: str) -> Iterator[list[segment_store.Piece]]:
-        if home == timer_wheel.HOME:
-            return (bucket.pieces for bucket in self._index.buckets.values())
-        return self._of(home).pieces()
+    def _lists_of(self, owner: str) -> Iterator[list[segment_store.Slice]]:
+        if owner == timer_wheel.OWNER:
+            return (bucket.slices for bucket in self._index.buckets.values())
+        return self._opened(owner).lists()

@@ -1,7 +1,6 @@
 """Explain whether an event is due to a subscription, and which rule decides. Pure.
 
-Runs in the API. Must not import pyspark or psycopg. Asks the rules of delivery.webhooks.routing.matching one after the other; a
-property test holds that both come to the same end.
+Runs in the API. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test compares the two.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 
 MAX_PARTS = 30
-"""Fields of a filter that are asked one by one. Each is compiled for it, which takes time that a caller could ask for again."""
+"""Fields of a filter that are tested one by one. Each is compiled for the test, so a bound limits the cost of a request."""
 
 
 class Rule(enum.StrEnum):
-    """What decided. A closed set."""
+    """The rule that decided. A closed set."""
 
     EVENT_TYPE = "event_type"
     SCOPE = "scope"
@@ -34,7 +33,7 @@ class Rule(enum.StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What becomes of an event at one subscription."""
+    """The outcome of an event at one subscription."""
 
     is_due: bool
     rule: Rule
@@ -43,11 +42,11 @@ class Verdict(NamedTuple):
 
 
 def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
-    """Return what becomes of `event`.
+    """Return the outcome of `event`, by the first rule that applies.
 
-    1. to 4. It is not due: type, scope, exclusion, filter.
-    5. It is due and ends as skipped: the subscription's row cannot be used, or it is paused.
-    6. It is due and waits: the endpoint's row cannot be used, or it is paused or disabled.
+    1. to 4. It is not due, because of type, scope, exclusion or filter.
+    5. It is due and skipped: the subscription is quarantined or paused.
+    6. It is due and waits: the endpoint is quarantined, paused or disabled.
     7. It is due and sent.
     """
     pattern = subscription.event_type
@@ -63,7 +62,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     if subscription.filter_pattern is not None and not subscription.fault:
         document = matching.filter_document(event)
         if not event_pattern.compile_pattern(subscription.filter_pattern).matches(document):
-            return Verdict(False, Rule.FILTER, what_differs(subscription.filter_pattern, document))
+            return Verdict(False, Rule.FILTER, differing_fields(subscription.filter_pattern, document))
     return _due(subscription, endpoint)
 
 
@@ -82,19 +81,19 @@ def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
     return Verdict(True, Rule.MATCHES, "it would be sent")
 
 
-def what_differs(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Name the fields of a filter that alone keep the event away."""
-    parts = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
-    if len(parts) > MAX_PARTS:
+def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Return a sentence that names the fields of a filter that do not match."""
+    conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
+    if len(conditions) > MAX_PARTS:
         return "the filter does not take it"
-    alone = [".".join(path) for path, part in parts if not event_pattern.compile_pattern(part).matches(document)]
-    if not alone:
+    failing = [".".join(path) for path, part in conditions if not event_pattern.compile_pattern(part).matches(document)]
+    if not failing:
         return "each field matches somewhere, but no one element of an array matches all of them"
-    return f"the filter does not take {', '.join(alone)}"
+    return f"the filter does not take {', '.join(failing)}"
 
 
 def _parts(pattern: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield each field of a filter, by its path, as a filter of its own. The branches of `$or` stay together."""
+    """Yield each field of a filter with its path, as a filter of its own. The branches of `$or` stay together."""
     for name, wanted in pattern.items():
         if isinstance(wanted, dict):
             for path, part in _parts(wanted):

@@ -1,7 +1,7 @@
-"""Take records in: parse, check the tenant, match; keep account of what was read. What every lane begins with.
+"""Parse records, check their tenants, match them, and count them in offset receipts. The first step of every fast lane.
 
-Runs in the executors, inside the worker's event loop. Must not import pyspark or psycopg. Each lane reads every record and has
-the endpoints of one delivery mode: what is due to the others is not its concern, and not in its account.
+Runs in the executors, in the worker's event loop. Each lane reads every record, and serves the endpoints of one delivery mode.
+Its receipts count only deliveries to these endpoints.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ log = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
-"""The reason of a rejection that is a fault of ours."""
+"""Reason of a rejection because of a fault in our code."""
 UNREADABLE = "unreadable"
-"""The reason of a rejection that is what waited in the retry lane, is given up, and cannot be read: nobody knows which event it
-was, so there is no dead letter."""
-BY_THE_LANE = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
-"""Reasons that lie in a lane's registry, or in what it does. For the others every lane rejects the same records."""
+"""Reason of a rejection of an unreadable entry of the retry lane. Its event is unknown, so there is no dead letter."""
+LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
+"""Reasons that depend on the lane: on its registry or on its work. For other reasons every lane rejects the same records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A record that is not an event of a known tenant."""
+    """A record that is not an event of an active tenant."""
 
     record: Record
     reason: str
     detail: str
     is_only_copy: bool = False
-    """Whether it is found nowhere else: it is kept whole."""
+    """Whether no other copy exists. Then the whole record is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """What a lane did with one run of offsets, and by which revision of the registry: reconciling starts from these."""
+    """Offset receipt: what a lane did with one run of offsets, and by which revision. `reconcile` starts from receipts."""
 
     lane: DeliveryMode
     topic: str
@@ -55,7 +54,7 @@ class Receipt:
 
 
 class Intake(Generic[Prepared]):
-    """What one lane has read in one task. Used once. `prepare` makes what the lane goes on with; it must touch nothing else."""
+    """The intake of one lane in one task. `prepare` makes the deliveries of an event, without side effects."""
 
     def __init__(
         self,
@@ -70,8 +69,8 @@ class Intake(Generic[Prepared]):
         self._prepare = prepare
         self._receipts: dict[tuple[str, int], Receipt] = {}
 
-    async def take(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
-        """Return what is prepared of an event; None when it is due to nobody here, or is none and added to `rejections`."""
+    async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
+        """Return the prepared deliveries of a record. None: there are none, or the record was added to `rejections`."""
         receipt = self._receipt(record)
         try:
             event = parsing.parse(record, self._layout)
@@ -84,8 +83,10 @@ class Intake(Generic[Prepared]):
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
             return None
         except Exception:
-            # A surprise in one record must hurt that record alone. Raised, it would fail everybody's micro-batch for ever.
-            log.exception("a record failed in an unforeseen way", extra={"topic": record.topic, "offset": record.offset})
+            # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
+            log.exception(
+                "a record was rejected because of an unforeseen error", extra={"topic": record.topic, "offset": record.offset}
+            )
             receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
             return None
@@ -93,7 +94,7 @@ class Intake(Generic[Prepared]):
         return prepared
 
     def receipts(self) -> list[Receipt]:
-        """Return the account of all that was taken."""
+        """Return the offset receipts of all accepted and rejected records."""
         return list(self._receipts.values())
 
     def _receipt(self, record: Record) -> Receipt:

@@ -1,10 +1,10 @@
-"""Look up what an event can be due to when it comes, and keep the answers for a while.
+"""Look up the candidate subscriptions of an event in Postgres, and cache the answers.
 
-Runs in the executors. Must not import pyspark or psycopg: whoever reads Postgres is handed in.
+Runs in the executors. A `Reader` that queries Postgres comes in.
 
-What an event can be due to is looked up in two parts: what is about everything, by the event type alone; what names the tenant,
-by type and tenant. In one part, each of thousands of tenants would keep a copy of the former. A change is in effect when the
-answers that were read before it have expired: after `ttl_s` at the latest.
+An event needs two answers: the subscriptions to everything, by event type, and those that name its tenant, by type and tenant.
+With one answer, each of thousands of tenants would cache a copy of the former. A change of the registry is in effect after
+`ttl_s` at the latest, when the answers from before it have expired.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 
 MAX_SHARED_ENDPOINTS = 20_000
-"""The mission names 10,000 and more."""
+"""Endpoints whose rows are shared between answers. The requirement is 10,000 and more."""
 
 
 class Reader(Protocol):
-    """Whoever asks Postgres. Called from a thread, never twice at once."""
+    """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the tenant and the subscriptions that name it; without a tenant, those about everything.
+        """Return the subscriptions that name the tenant, with the tenant; without a tenant, those to everything.
 
-        Of those only what can match the event type, and their endpoints. Waits for a Postgres that is away.
+        Only subscriptions that can match the event type, with their endpoints.
         """
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
-        """Return the endpoint, if it is registered, and the subscriptions that lead to it. Waits as well."""
+        """Return the endpoint, if it is registered, and its subscriptions."""
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
-        """Return those of the tenants that are registered. Waits as well."""
+        """Return those of the tenants that are registered."""
 
 
 class _Answer(NamedTuple):
     tenant_status: TenantStatus | None
     router: matching.Router | None
-    """None when there is nobody to route to, which is so for most pairs of type and tenant."""
+    """None: there are no subscriptions. So for most pairs of type and tenant."""
 
 
 class _Answers(NamedTuple):
-    """A router for one event. No subscription is in both parts."""
+    """A router for one event. No subscription is in both answers."""
 
     about_everything: _Answer
     naming_the_tenant: _Answer
@@ -61,8 +61,8 @@ class _Answers(NamedTuple):
         return [match for answer in self if answer.router is not None for match in answer.router.matches(event)]
 
 
-class LookedUpRegistry:
-    """The part of the registry that this process's events have needed of late."""
+class LookupRegistry:
+    """The part of the registry that recent events of this process needed."""
 
     def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
@@ -80,7 +80,7 @@ class LookedUpRegistry:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision that was seen a TTL ago: no answer still kept is older. At first, the first seen."""
+        """Return the newest revision that was known a TTL ago. No cached answer is older. At first: the first known one."""
         since = self._clock() - self._ttl_s
         while len(self._seen) > 1 and self._seen[1][0] <= since:
             self._seen.popleft()
@@ -88,20 +88,20 @@ class LookedUpRegistry:
 
     @property
     def newest(self) -> Revision:
-        """Return the newest revision that was seen."""
+        """Return the newest known revision."""
         return self._seen[-1][1] if self._seen else Revision(0)
 
     def confirm(self, revision: Revision) -> None:
-        """Take note that what is read from now on is of `revision` or later."""
+        """Record that answers from now on are of `revision` or later."""
         if not self._seen or revision > self._seen[-1][1]:
             self._seen.append((self._clock(), revision))
 
     async def router_for(self, event: Event) -> _Answers:
-        """Return a router made of answers that are younger than the TTL; those that are missing are looked up."""
+        """Return a router made of answers that are younger than the TTL. Missing answers are looked up."""
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination:
-        """Return the endpoint and its subscriptions, and which tenants are gone, no older than the TTL."""
+        """Return the endpoint, its subscriptions and the deleted tenants, no older than the TTL."""
         known = self._destinations.get(endpoint_id)
         if known is None:
             found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
@@ -125,7 +125,7 @@ class LookedUpRegistry:
         key = (event_type, tenant_id)
         answer = self._answers.get(key)
         if answer is None:
-            # In a thread: what is under way must not run into its timeouts while Postgres thinks, or is away.
+            # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
             found = await asyncio.to_thread(self._reader.candidates, event_type, tenant_id)
             self.confirm(found.revision)
             status = None if tenant_id is None else found.tenants.get(tenant_id)
@@ -137,7 +137,7 @@ class LookedUpRegistry:
         return matching.Router(replace(found, endpoints={key: self._shared(row) for key, row in found.endpoints.items()}))
 
     def _shared(self, endpoint: Endpoint) -> Endpoint:
-        """Return the object that other answers have for the same row: the sender knows an unchanged endpoint by identity."""
+        """Return the one object for equal rows. The sender recognises an unchanged endpoint by identity."""
         known = self._endpoints.get(endpoint.endpoint_id)
         if known != endpoint:
             known = self._endpoints[endpoint.endpoint_id] = endpoint

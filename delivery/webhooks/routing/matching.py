@@ -1,10 +1,10 @@
-"""Decide to whom an event is due: event type, tenant, sub-tenant, exclusions, filter.
+"""Find the subscriptions to which an event is due: by event type, tenant, sub-tenant, exclusions and filter.
 
-Runs in the executors (and in whoever wants to explain a match). Must not import pyspark or psycopg.
+Runs in the executors, and in the API to explain a match.
 
-The subscriptions with one event type pattern are indexed when it is first needed, by the narrowest thing that decides:
-everything, the tenant, or the sub-tenant. A match is then three look-ups, however many tenants there are. Where a look-up finds
-many subscriptions, an index of their filters (delivery.webhooks.filters.index) says which of them are worth asking.
+Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. A match
+is then three look-ups, for any number of tenants. Where a look-up finds many subscriptions, an index of their filters
+(delivery.webhooks.filters.index) selects those to evaluate.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from delivery.webhooks.routing import scope_index
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 
 MAX_KNOWN_TYPES = 10_000
-"""Event types are named by producers, so their number has no bound of its own. The mission names 500 and more."""
+"""Event types in the cache. Producers name event types, so their number has no bound. The requirement is 500 and more."""
 MIN_INDEXED_RULES = 8
-"""Fewer are asked one after the other: an index would save no time, and most tenants have few for a type of event."""
+"""Subscriptions from which on an index of filters is built. With fewer it saves no time, and most tenants have few."""
 
 
 class Match(NamedTuple):
@@ -48,7 +48,7 @@ class Match(NamedTuple):
 
 
 class _SharedFilter:
-    """One filter, however many subscriptions have it. Compiling takes 0.1 ms and 4 kB, so it waits for the first question."""
+    """A filter that equal subscriptions share. It is compiled on first use, as compiling takes 0.1 ms and 4 kB."""
 
     __slots__ = ("_compiled", "pattern")
 
@@ -69,7 +69,7 @@ class _Rule(NamedTuple):
 
 
 class _PatternIndex:
-    """The subscriptions with one event type pattern. No event meets the same one twice."""
+    """The subscriptions of one event type pattern. No subscription matches an event twice."""
 
     __slots__ = ("_by_scope", "_everywhere", "_indexed")
 
@@ -77,16 +77,16 @@ class _PatternIndex:
         self._by_scope = scope_index.ScopeIndex(
             (key, rule) for rule in _rules(subscriptions) for key in _scope_keys(rule.subscription.scope)
         )
-        self._everywhere = self._by_scope.get(None)  # asked for by each event
+        self._everywhere = self._by_scope.get(None)  # needed by each event
         self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
     def matching(self, event: Event) -> list[_Rule]:
-        """Return the rules of which the scope includes `event` and the filter takes it; exclusions are still to be seen."""
+        """Return the rules whose scope includes `event` and whose filter matches. Exclusions are not checked yet."""
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
         found: list[_Rule] = []
         document: Mapping[str, Any] | None = None
         keys = (None, tenant_id) if sub_tenant_id is None else (None, tenant_id, (tenant_id, sub_tenant_id))
-        # "Everything" is what happens at tenants. What happens to endpoints goes to those only who name it.
+        # "Everything" means the events of tenants. Operational events go only to subscriptions that name the platform.
         for key in keys if tenant_id != PLATFORM else keys[1:]:
             rules = self._everywhere if key is None else self._by_scope.get(key)
             if len(rules) >= MIN_INDEXED_RULES:
@@ -106,7 +106,7 @@ class _PatternIndex:
 
 
 class _IndexedRules:
-    """Many rules that one look-up by scope finds. Each distinct filter is asked once, if it can match at all."""
+    """Many rules of one scope. Each distinct filter is evaluated once, if it can match at all."""
 
     __slots__ = ("_by_filter", "_index", "_unfiltered")
 
@@ -125,7 +125,7 @@ class _IndexedRules:
 
 
 class Router:
-    """Route events by a snapshot; take later changes in place. One for each worker process; not safe between threads."""
+    """Routes events by a snapshot. Changes are applied in place. One for each worker process; not thread-safe."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.revision: Revision = snapshot.revision
@@ -140,7 +140,7 @@ class Router:
         self._indexes_of_type: cachetools.LRUCache[str, tuple[_PatternIndex, ...]] = cachetools.LRUCache(MAX_KNOWN_TYPES)
 
     def tenant_status(self, tenant_id: TenantId) -> TenantStatus | None:
-        """Return the tenant's status, or None when the registry does not know it."""
+        """Return the tenant's status. None: the tenant is not registered."""
         return self._tenants.get(tenant_id)
 
     def matches(self, event: Event) -> list[Match]:
@@ -153,13 +153,13 @@ class Router:
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
-        """Take changes that begin at or before this router's revision; older ones that it already has do no harm."""
+        """Apply changes that begin at or before this router's revision. Those that it has already change nothing."""
         _overlay(self._tenants, changes.tenants)
         _overlay(self.endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
             before = self.subscriptions.get(subscription_id)
             if before == subscription:
-                continue  # a delta holds all since the base, and most of it was taken before: its indexes are to stay
+                continue  # a delta has all changes since the base, and most were applied before: their indexes stay
             if before is not None:
                 del self.subscriptions[subscription_id]
                 del self._by_type[before.event_type][subscription_id]
@@ -184,7 +184,7 @@ class Router:
         return self._indexes[pattern]
 
     def _forget(self, pattern: str) -> None:
-        """Drop the index that a change to a subscription with this event type pattern makes stale."""
+        """Drop the indexes that a change of a subscription with this event type pattern makes stale."""
         if not self._by_type[pattern]:
             del self._by_type[pattern]
         self._indexes.pop(pattern, None)
@@ -197,10 +197,10 @@ class Router:
 
 
 def skip_reason(subscription: Subscription) -> SkipReason | None:
-    """Return why nothing that is due to a subscription is delivered, or None when it is, now or later.
+    """Return why the events of a subscription are skipped. None: they are delivered, now or later.
 
-    A subscription whose row is unusable is quarantined, whatever its status: without its filter the lanes cannot choose events.
-    Deliveries to an endpoint whose row is unusable are not skipped. They wait (delivery.webhooks.scheduling.deferral).
+    A subscription with an unusable row is quarantined, whatever its status: without its filter the lanes cannot choose events.
+    Deliveries to an endpoint with an unusable row are not skipped. They wait (delivery.webhooks.scheduling.deferral).
     """
     if subscription.fault:
         return SkipReason.QUARANTINED
@@ -210,10 +210,10 @@ def skip_reason(subscription: Subscription) -> SkipReason | None:
 
 
 def filter_document(event: Event) -> Mapping[str, Any]:
-    """Return what filter patterns are matched on: the event's attributes, and its payload below `data`.
+    """Return the document for filter patterns: the event's attributes, and its payload below `data`.
 
-    CloudEvents attributes without a name here have their own: those have no `_`, and none is called `id`, `type`, `source`,
-    `time` or `data`, so that no two are one.
+    Further CloudEvents attributes keep their names. These have no `_`, and none is `id`, `type`, `source`, `time` or `data`. So
+    no two members have the same name.
     """
     document = {
         "id": event.event_id,
@@ -231,7 +231,7 @@ def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
     shared: dict[str, _SharedFilter] = {}
     for subscription in subscriptions:
         has_exclusions = bool(subscription.scope.without_tenants or subscription.scope.without_sub_tenants)
-        # A quarantined filter cannot be asked, so all events of its scope are due, and end as skipped: none goes unseen.
+        # A quarantined filter cannot be evaluated. So all events of its scope are due, and are recorded as skipped.
         pattern = None if subscription.fault else subscription.filter_pattern
         if pattern is None:
             yield _Rule(subscription, None, has_exclusions)
@@ -245,17 +245,17 @@ def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
         yield None
         return
     yield from scope.tenants
-    # Where the whole tenant is included, its key leads here already.
+    # A sub-tenant of an included tenant is found by the tenant.
     yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
 
 
 def takes_type(pattern: str, event_type: str) -> bool:
-    """Tell whether a pattern, an exact type or a prefix wildcard such as `order.*`, takes an event type."""
+    """Return True if a pattern, an exact type or a prefix wildcard such as `order.*`, matches an event type."""
     return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
 
 
 def is_excluded(event: Event, subscription: Subscription) -> bool:
-    """Tell whether the tenant or the sub-tenant is one that the subscription is to be without."""
+    """Return True if the subscription excludes the event's tenant or sub-tenant."""
     scope = subscription.scope
     return event.tenant_id in scope.without_tenants or (
         event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in scope.without_sub_tenants
@@ -266,5 +266,5 @@ def _overlay(rows: dict[Any, Any], changed: Mapping[Any, Any]) -> None:
     for key, row in changed.items():
         if row is None:
             rows.pop(key, None)
-        elif rows.get(key) != row:  # else the known object stays: the sender knows an unchanged endpoint by it
+        elif rows.get(key) != row:  # else the object stays: the sender recognises an unchanged endpoint by identity
             rows[key] = row

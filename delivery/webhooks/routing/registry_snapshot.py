@@ -1,6 +1,6 @@
-"""The registry at one revision, as a value: what the driver reads, broadcasts and the executors route by.
+"""The registry at one revision, as a value. The driver reads and broadcasts it, and executors route by it.
 
-Runs on the driver and in the executors. Must not import pyspark or psycopg.
+Runs on the driver and in the executors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that routing and delivering need to know, consistent at `revision`. Its dictionaries are not changed."""
+    """All rows that routing and delivery need, consistent at `revision`. Its dictionaries must not be changed."""
 
     revision: Revision
     tenants: dict[TenantId, TenantStatus] = field(default_factory=dict)
@@ -36,8 +36,8 @@ class Snapshot:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle columns instead of rows.
 
-        Each row would bring its state as a list, and the unpickler holds every list to the end: of 100,000 subscriptions 35 MB,
-        in holes between the rows, which no worker gives back.
+        Pickled rows would have their state as lists, which the unpickler keeps until its end. With 100,000 subscriptions these
+        are 35 MB between the rows, which a worker cannot return to the system.
         """
         rows = list(self.subscriptions.values())
         scopes = {scope: place for place, scope in enumerate(dict.fromkeys(row.scope for row in rows))}
@@ -46,7 +46,7 @@ class Snapshot:
         return _from_columns, (self.revision, self.tenants, self.endpoints, _columns(Scope, scopes), columns)
 
     def quarantined(self) -> dict[str, str]:
-        """Return the id of each row that cannot be used and why."""
+        """Return the id of each unusable row, and why it is unusable."""
         rows: dict[str, str] = {f"endpoint {row.endpoint_id}": row.fault for row in self.endpoints.values() if row.fault}
         rows |= {f"subscription {row.subscription_id}": row.fault for row in self.subscriptions.values() if row.fault}
         return rows
@@ -54,9 +54,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChanges:
-    """What differs between two revisions: the new state of each changed row, None where it is gone.
+    """The changes between two revisions: the new state of each changed row, None for a deleted row.
 
-    Applying changes twice, or over a part of them, gives the same as once: each row carries its whole new state.
+    Changes may be applied twice, or partly before: each row has its whole new state.
     """
 
     since: Revision
@@ -66,11 +66,11 @@ class SnapshotChanges:
     subscriptions: dict[SubscriptionId, Subscription | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return how many rows changed."""
+        """Return the number of changed rows."""
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return of each changed row that can be quarantined why it is, None when it is not."""
+        """Return for each changed endpoint and subscription why it is quarantined. None: it is not."""
         faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
         faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
         return faults

@@ -1,6 +1,6 @@
-"""Part what leaves for one endpoint: what is sent now, and what is skipped, by what the registry says at this moment.
+"""Revalidate stored events of one endpoint: decide by the present registry which are sent and which are skipped.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure.
+Runs in the executors. Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from delivery.model import CustomerId, DeliveryMode, EndpointId, SkipReason, Sub
 from delivery.webhooks.routing import matching, registries
 
 
-class Leaving(Protocol):
-    """Events that leave for one endpoint. See segment.Batch and parcel.Parcel."""
+class StoredEvents(Protocol):
+    """Stored events of one endpoint: a segment.Batch or a retry_messages.RetryEntry."""
 
     @property
     def subscriptions(self) -> Sequence[SubscriptionId]: ...
     @property
-    def through(self) -> Sequence[int]:
-        """By which subscription each event is due, by place in the list. Empty where all are due by the one."""
+    def subscription_places(self) -> Sequence[int]:
+        """For each event the place in `subscriptions`. Empty where there is one subscription."""
 
     @property
     def packed(self) -> Sequence[bytes]: ...
@@ -39,31 +39,35 @@ class _Head(msgspec.Struct, array_like=True, gc=False):
 _head = msgspec.msgpack.Decoder(_Head).decode
 
 
-def tenants(packed: Iterable[bytes]) -> set[TenantId]:
-    """Return whose these events are, of those that can be read."""
+def tenant_ids(packed: Iterable[bytes]) -> set[TenantId]:
+    """Return the tenants of packed events. Unreadable events are ignored."""
     return {tenant_id for one in packed if (tenant_id := _tenant_of(one)) is not None}
 
 
 def _tenant_of(packed: bytes) -> TenantId | None:
     try:
         return _head(packed).tenant_id
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # whoever unpacks it whole says what becomes of it
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # the code that unpacks the whole event handles the error
         return None
 
 
-def parted(
-    leaving: Leaving, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode, destination: registries.Destination
+def split_by_eligibility(
+    stored: StoredEvents,
+    endpoint_id: EndpointId,
+    customer_id: CustomerId,
+    mode: DeliveryMode,
+    destination: registries.Destination,
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the places of the events to send under None, and of those to skip under the reason.
+    """Return the places of the events by SkipReason; under None, those to send.
 
-    1. The endpoint is gone, or it is another one with the same id: of another customer, or of the other mode.
-    2. A subscription is gone, or leads elsewhere now.
-    3. As in the direct lane: the subscription is quarantined or paused.
-    4. The event's tenant is gone.
+    1. The endpoint was deleted. Or its id was registered again, by another customer or in another mode.
+    2. The subscription was deleted, or belongs to another endpoint now.
+    3. The subscription is quarantined or paused, as in the direct lane.
+    4. The event's tenant was deleted.
     """
     endpoint = destination.endpoint
     reasons: list[SkipReason | None] = []
-    for name in leaving.subscriptions:
+    for name in stored.subscriptions:
         subscription = destination.subscriptions.get(name)
         if endpoint is None or endpoint.customer_id != customer_id or endpoint.mode is not mode:
             reasons.append(SkipReason.ENDPOINT_DELETED)
@@ -71,21 +75,21 @@ def parted(
             reasons.append(SkipReason.SUBSCRIPTION_DELETED)
         else:
             reasons.append(matching.skip_reason(subscription))
-    everything = range(len(leaving.packed))
+    everything = range(len(stored.packed))
     gone = destination.deleted_tenants
     if len(set(reasons)) == 1 and not gone:
         return {reasons[0]: everything}
     by_reason: dict[SkipReason | None, list[int]] = {}
     for place in everything:
-        reason = reasons[leaving.through[place] if leaving.through else 0]
-        if reason is None and gone and _tenant_of(leaving.packed[place]) in gone:
+        reason = reasons[stored.subscription_places[place] if stored.subscription_places else 0]
+        if reason is None and gone and _tenant_of(stored.packed[place]) in gone:
             reason = SkipReason.TENANT_DELETED
         by_reason.setdefault(reason, []).append(place)
     return dict(by_reason)
 
 
-def through(leaving: Leaving, places: Sequence[int]) -> list[SubscriptionId]:
-    """Return by which subscription each event at these places is due."""
-    if not leaving.through:
-        return [leaving.subscriptions[0]] * len(places)
-    return [leaving.subscriptions[leaving.through[place]] for place in places]
+def subscription_ids(stored: StoredEvents, places: Sequence[int]) -> list[SubscriptionId]:
+    """Return the subscription of each event at these places."""
+    if not stored.subscription_places:
+        return [stored.subscriptions[0]] * len(places)
+    return [stored.subscriptions[stored.subscription_places[place]] for place in places]

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from delivery.model import Again, Attempt, Endpoint, EndpointId, EndpointStatus, Outcome, OutcomeKind, Sent
+from delivery.model import Attempt, Endpoint, EndpointId, EndpointStatus, NextAttempt, Outcome, OutcomeKind, Sent
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
@@ -70,19 +70,19 @@ class Deferrals:
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of a delivery that is deferred without a further attempt. It uses up no wait of the schedule."""
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, Again(self._now_ms(), 0))
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
     def in_background(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
         """Return the outcome of a delivery whose attempt moves to the background.
 
         The retry lane attempts it again if no result is reported by then.
         """
-        again = Again(self._now_ms() + round(self._background.wait_s * 1000), 0)
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, under_way=name)
+        again = NextAttempt(self._now_ms() + round(self._background.wait_s * 1000), 0)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, background_attempt=name)
 
     def quick_retry(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
         """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane."""
-        again = Again(self._now_ms() + round(wait_s * 1000), 0)
+        again = NextAttempt(self._now_ms() + round(wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:

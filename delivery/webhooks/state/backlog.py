@@ -1,7 +1,7 @@
-"""Tell how much waits in a lane's state, and until when, in a form that merges: what the shards tell the driver.
+"""Sum up the backlog of a lane's shards for the driver.
 
-Runs in the executors, merged on the driver. Must not import pyspark or psycopg. Every shard tells in every micro-batch, so that
-the sum of one micro-batch is all that waits.
+Runs in the executors, merged on the driver. Each shard reports its backlog in each micro-batch. The sum of a micro-batch is the
+whole backlog of the lane.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from delivery.model import EndpointId
 
 
 class Failing(NamedTuple):
-    """An endpoint that accepts nothing. Times are in ms since the epoch."""
+    """An endpoint that accepts nothing and is to be disabled. Times are in ms since the epoch."""
 
     endpoint_id: EndpointId
     since_ms: int
-    """When it first accepted something not, since when it has accepted nothing."""
+    """First failure after which no request was accepted."""
     failed_ms: int
-    """When it did so last."""
+    """Last failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What waits. `a + b` is what waits in both."""
+    """The backlog of some shards. `a + b` is the backlog of both."""
 
     shards: int = 0
-    """How many have told."""
+    """Number of shards."""
     events: int = 0
     size: int = 0
-    """Bytes, as they count for a batch's bound."""
+    """Bytes, as they count for the bound of a batch."""
     oldest_ms: int | None = None
-    """When the first of all arrived; None when nothing waits."""
+    """When the oldest event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the first of it must have left; in the past when a decision had no room for all; None when nothing waits."""
-    held: frozenset[EndpointId] = frozenset()
-    """Endpoints whose events go to the retry lane at once, because it is holding them back. Told by the retry lane."""
+    """When the first event is due; in the past where a decision had no room for all. None: there is no backlog."""
+    suppressed: frozenset[EndpointId] = frozenset()
+    """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Reported by the retry lane."""
     failing: frozenset[Failing] = frozenset()
-    """Endpoints that have accepted nothing for so long that they are to be disabled. Told by the retry lane."""
+    """Endpoints to disable, because they have accepted nothing for too long. Reported by the retry lane."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
@@ -47,7 +47,7 @@ class Pending:
             size=self.size + other.size,
             oldest_ms=_earlier(self.oldest_ms, other.oldest_ms),
             due_ms=_earlier(self.due_ms, other.due_ms),
-            held=self.held | other.held,
+            suppressed=self.suppressed | other.suppressed,
             failing=self.failing | other.failing,
         )
 

@@ -1,7 +1,4 @@
-"""Part what is written into pieces of bounded size.
-
-Runs in the executors. Must not import pyspark or psycopg.
-"""
+"""Split a sequence into lists of bounded size. Runs in the executors and in the commands."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def of(these: Iterable[T], size_of: Callable[[T], int], max_bytes: int) -> Iterator[list[T]]:
-    """Yield them in order, in lists of at most `max_bytes`, or of one that is larger alone."""
+def chunks(items: Iterable[T], size_of: Callable[[T], int], max_bytes: int) -> Iterator[list[T]]:
+    """Yield `items` in order, in lists of at most `max_bytes`. An item that is larger gets a list of its own."""
     chunk: list[T] = []
     size = 0
-    for one in these:
-        more = size_of(one)
+    for item in items:
+        more = size_of(item)
         if chunk and size + more > max_bytes:
             yield chunk
             chunk, size = [], 0
-        chunk.append(one)
+        chunk.append(item)
         size += more
     if chunk:
         yield chunk

@@ -1,9 +1,9 @@
-"""Decide which segments of a state are written together anew.
+"""Decide which segments of a state are merged.
 
-Runs in the executors. Must not import pyspark or psycopg. Pure.
+Runs in the executors. Pure.
 
-A segment is written once. Those that are many, or mostly empty, are written together: what waits long is written again a few
-times, by the logarithm of its wait, and what is kept is at most about twice what waits.
+A segment is immutable. Many segments, or segments of which most has been removed, are merged into new ones. So an item that
+waits long is rewritten a few times, by the logarithm of its wait. The state takes about twice the size of its backlog at most.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from collections.abc import Mapping
 import msgspec
 
 MAX_RUNS = 4
-"""So many times segments are written before they are written together: three times fewer to read when something leaves, for one
-more writing of what waits whenever its wait quadruples."""
+"""Runs of one compaction level before they are merged. Merging costs one rewrite of the backlog whenever its wait quadruples.
+It saves two thirds of the reads when items are removed."""
 MIN_MERGED_SIZE = 64 * 1024
-"""Less is not worth merging only because most of it has left."""
+"""Bytes. Fewer are not merged only because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024
-"""More is not read at once to be merged. What waits beyond this stands in more segments, and what has left of it takes room
-until the rest has left too."""
+"""Bytes. More are not read at once for a merge. A larger backlog stays in more segments. The space of a removed item is then
+freed when the rest of its segment was removed too."""
 
 
-class Stored(msgspec.Struct, array_like=True, gc=False):
-    """One segment of the state."""
+class StoredSegment(msgspec.Struct, array_like=True, gc=False):
+    """What the index knows of one segment of the state."""
 
     run: int
-    """The first number of those that were written together with it."""
-    generation: int
-    """How often its content has been merged. Never more than that of an older segment: what is merged is always the newest."""
+    """Lowest number of the segments that were written together with this one."""
+    level: int
+    """Compaction level: how often the content was merged. Never above that of an older segment: only the newest are merged."""
     size: int
     live: int
-    """How much of `size` still waits."""
+    """Bytes of `size` that were not removed."""
 
 
-def to_merge(segments: Mapping[int, Stored]) -> tuple[list[int], int]:
-    """Return the segments that are written together anew, the newest ones up to some generation, and the generation to come.
+def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
+    """Return the segments to merge, always the newest ones up to some level, and the level of the result.
 
-    1. A generation has been written MAX_RUNS times: it and the younger ones become one run of the next generation.
-    2. Of a generation and the younger ones most has left: what has not becomes one run of the same generation.
+    1. A level has MAX_RUNS runs: it and the levels below it become one run of the next level.
+    2. Most of a level and the levels below it was removed: the rest becomes one run of the same level.
 
-    Neither where that is more than MAX_MERGED_SIZE; then the younger ones are looked at.
+    A merge of more than MAX_MERGED_SIZE is not made. Then the levels below are examined.
     """
-    for generation in sorted({one.generation for one in segments.values()}, reverse=True):
-        newest = [number for number, one in segments.items() if one.generation <= generation]
+    for level in sorted({segment.level for segment in segments.values()}, reverse=True):
+        newest = [number for number, segment in segments.items() if segment.level <= level]
         size, live = sum(segments[number].size for number in newest), sum(segments[number].live for number in newest)
         if live > MAX_MERGED_SIZE:
             continue
-        if len({one.run for one in segments.values() if one.generation == generation}) >= MAX_RUNS:
-            return newest, generation + 1
+        if len({segment.run for segment in segments.values() if segment.level == level}) >= MAX_RUNS:
+            return newest, level + 1
         if size >= MIN_MERGED_SIZE and 2 * live < size:
-            return newest, generation
+            return newest, level
     return [], 0

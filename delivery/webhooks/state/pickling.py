@@ -1,7 +1,7 @@
-"""Pack what the driver gives its workers, and unpack it there: the only place where anything is unpickled.
+"""Pickle the values that the driver gives its workers. No other module unpickles.
 
-Must not import pyspark or psycopg. Nothing from Kafka, from state or from a request comes here: what is unpacked has come
-from the driver, in a broadcast or sealed (delivery.stages.registry.task_delta).
+Values come from the driver only, in a broadcast or sealed (delivery.stages.registry.task_delta). No byte from Kafka, from a
+lane's state or from a request is unpickled.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import pickle
 import zlib
 from typing import Any
 
-QUICKLY = 1
-"""zlib's level: a registry becomes a tenth of its size, and more effort brings little."""
+ZLIB_LEVEL = 1
+"""Compression level. A registry shrinks to a tenth of its size; higher levels gain little."""
 
 
 def packed(value: Any) -> bytes:
-    """Return `value` as bytes."""
-    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), QUICKLY)
+    """Return `value` as compressed bytes."""
+    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), ZLIB_LEVEL)
 
 
 def unpacked(written: bytes) -> Any:
-    """Return what was packed."""
-    return pickle.loads(zlib.decompress(written))  # noqa: S301  # written by the driver, see above
+    """Return the value that `packed` wrote."""
+    return pickle.loads(zlib.decompress(written))  # noqa: S301  # written by the driver: see the module's docstring

@@ -1,11 +1,11 @@
-"""Keep lists of items in numbered segments: taken from the front, added to at the end, never rewritten because something left.
+"""Store lists of items in numbered segments. Items are appended at the end of a list and removed from its front.
 
-Runs in the executors. Must not import pyspark or psycopg.
+Runs in the executors. Pure: a function that reads a segment comes in.
 
-A list belongs to an owner (a flow, a bucket of the wheel), who keeps the pieces of it in order. A piece names a segment and the
-place in it, so segments hold the small lists of many owners. What an owner takes from the front is counted in its piece; a
-segment whose items have all left is dropped. Of an owner a segment knows its home, where to look for it when segments are
-merged: an endpoint, or the wheel.
+1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
+2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
+3. Removed items are counted in their slice. The segment itself is immutable, and is dropped when all its items were removed.
+4. A segment names the owner of each of its lists, so that a compaction finds the slices that it has to change.
 """
 
 from __future__ import annotations
@@ -21,180 +21,181 @@ from delivery.webhooks.state import chunking, compaction, versioning
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Small, because a segment is read whole for each owner who takes something of it."""
-MAX_OPEN_BYTES = 32 * 1024 * 1024
-"""Of segments that have been read, so much is kept while a decision is taken: neighbours share them."""
+"""Small, because a segment is read whole for each owner that takes something out of it."""
+MAX_CACHED_BYTES = 32 * 1024 * 1024
+"""Bytes of segments that stay in memory during a decision. Neighbouring owners share segments."""
 
 
 class Item(NamedTuple):
-    """What is kept, and what its owner wants to know of it without reading it."""
+    """An item, and what its owner needs to know without decoding it."""
 
     data: bytes
     since_ms: int
     expires_ms: int
 
 
-class Piece(msgspec.Struct, array_like=True, gc=False):
-    """Some items of one owner, in order."""
+class Slice(msgspec.Struct, array_like=True, gc=False):
+    """Some consecutive items of one list, all in one segment."""
 
     number: int
-    """Of the segment; negative while it is not written."""
+    """Number of the segment. Negative: the segment is not written yet."""
     place: int
-    """Which of the segment's lists."""
+    """Place of the slice in the segment, from 0."""
     since_ms: int
-    """The earliest of its items; stays when that one is taken."""
+    """Earliest `since_ms` of its items. Not raised when that item is removed."""
     expires_ms: int
     first: int = 0
-    """So many items of the list have been taken."""
+    """Number of items that were removed from the front."""
 
 
-class Stock(msgspec.Struct, array_like=True):
-    """What is known of the segments: the part of the index that the shelf keeps."""
+class SegmentIndex(msgspec.Struct, array_like=True):
+    """The segments of a shard, without their content. Kept in the shard's index."""
 
     next_number: int = 0
-    segments: dict[int, compaction.Stored] = {}
+    segments: dict[int, compaction.StoredSegment] = {}
 
 
 class _Segment(NamedTuple):
-    """A segment that has been read."""
+    """A decoded segment."""
 
     size: int
     lists: list[tuple[str, list[bytes]]]
-    """Each with the home of its owner."""
+    """The items of each slice, with their owner."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
 
-class Shelf:
-    """The segments of one shard while a decision is taken. Nothing is written before `write`."""
+class SegmentStore:
+    """The segments of one shard during one decision. Only `write` returns bytes to be stored."""
 
-    def __init__(self, stock: Stock, read: Callable[[int], bytes]) -> None:
-        self._stock = stock
-        self._fresh: dict[int, list[bytes]] = {}
-        self._fresh_bytes: dict[int, int] = {}
+    def __init__(self, index: SegmentIndex, read: Callable[[int], bytes]) -> None:
+        self._index = index
+        self._new: dict[int, list[bytes]] = {}
+        """Items of the slices that are not written yet, by negative number."""
+        self._new_bytes: dict[int, int] = {}
         self._numbers = itertools.count(-1, -1)
         self._read = read
-        self._opened: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_OPEN_BYTES, lambda opened: opened.size)
-        self._moved: dict[int, _Segment] = {}
-        """The segments that are merged, all at once: each has the items of many."""
+        self._cached: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_CACHED_BYTES, lambda segment: segment.size)
+        self._merged: dict[int, _Segment] = {}
+        """Segments of the compaction under way. All are in memory, as each has items of many owners."""
         self._dropped: list[int] = []
 
-    def add(self, pieces: list[Piece], item: Item) -> None:
-        """Put an item at the end of its owner's."""
-        last = pieces[-1] if pieces else None
-        if last is None or last.number >= 0 or self._fresh_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
-            pieces.append(self._laid([item]))
+    def append(self, slices: list[Slice], item: Item) -> None:
+        """Append an item to a list."""
+        last = slices[-1] if slices else None
+        if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
+            slices.append(self._new_slice([item]))
             return
-        self._fresh[last.number].append(item.data)
-        self._fresh_bytes[last.number] += len(item.data)
+        self._new[last.number].append(item.data)
+        self._new_bytes[last.number] += len(item.data)
         last.since_ms = min(last.since_ms, item.since_ms)
         last.expires_ms = min(last.expires_ms, item.expires_ms)
 
-    def lay(self, items: Iterable[Item]) -> list[Piece]:
-        """Return pieces with these items, for the owner to put where they belong."""
-        return [self._laid(chunk) for chunk in chunking.of(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
+    def slices(self, items: Iterable[Item]) -> list[Slice]:
+        """Return new slices with these items, for the owner to insert into a list."""
+        return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
 
-    def items(self, piece: Piece) -> list[bytes]:
-        """Return what is left of a piece."""
-        kept = self._fresh[piece.number] if piece.number < 0 else self._segment(piece.number).lists[piece.place][1]
-        return kept[piece.first :]
+    def items(self, slice_: Slice) -> list[bytes]:
+        """Return the items of a slice that were not removed."""
+        items = self._new[slice_.number] if slice_.number < 0 else self._segment(slice_.number).lists[slice_.place][1]
+        return items[slice_.first :]
 
-    def front(self, pieces: list[Piece]) -> Iterator[bytes]:
-        """Yield an owner's items in order."""
-        for piece in pieces:
-            yield from self.items(piece)
+    def all_items(self, slices: list[Slice]) -> Iterator[bytes]:
+        """Yield the items of a list in order. Reads a segment when its first item is asked for."""
+        for slice_ in slices:
+            yield from self.items(slice_)
 
-    def cut(self, pieces: list[Piece], count: int) -> None:
-        """Take so many items from the front of an owner's."""
+    def remove_first(self, slices: list[Slice], count: int) -> None:
+        """Remove the first `count` items of a list."""
         while count:
-            items = len(self.items(pieces[0]))
+            items = len(self.items(slices[0]))
             if count < items:
-                self.shorten(pieces[0], count)
+                self.shorten(slices[0], count)
                 return
-            self.remove(pieces.pop(0))
+            self.remove(slices.pop(0))
             count -= items
 
-    def shorten(self, piece: Piece, count: int) -> None:
-        """Take so many items, not all, from the front of a piece."""
-        self._gone(piece, self.items(piece)[:count])
-        piece.first += count
+    def shorten(self, slice_: Slice, count: int) -> None:
+        """Remove the first `count` items of a slice; fewer than all."""
+        self._count_removed(slice_, self.items(slice_)[:count])
+        slice_.first += count
 
-    def remove(self, piece: Piece) -> None:
-        """Take what is left of a piece; its owner forgets it."""
-        if piece.number < 0:
-            del self._fresh[piece.number], self._fresh_bytes[piece.number]
+    def remove(self, slice_: Slice) -> None:
+        """Remove all items of a slice. The caller takes the slice out of its list."""
+        if slice_.number < 0:
+            del self._new[slice_.number], self._new_bytes[slice_.number]
         else:
-            self._gone(piece, self.items(piece))
+            self._count_removed(slice_, self.items(slice_))
 
     def write(
-        self, changed: Iterable[str], owners: Callable[[str], Iterable[list[Piece]]]
+        self, changed: Iterable[str], lists_of: Callable[[str], Iterable[list[Slice]]]
     ) -> tuple[dict[int, bytes], list[int]]:
-        """Return the segments to write, and those to drop. What is new is written; with it, what is due to be merged.
+        """Return the segments to write and the numbers of those to drop. Due compactions are made here.
 
-        New pieces are in homes that have `changed`. Those of an owner that stand side by side become one.
+        New slices belong to the `changed` owners. Neighbouring slices of a list that are written become one slice.
         """
-        numbers, generation = compaction.to_merge(self._stock.segments) if self._fresh or self._dropped else ([], 0)
-        self._moved = {number: self._segment(number) for number in numbers}
-        homes = {*changed, *(home for moved in self._moved.values() for home, _ in moved.lists)}
-        fresh = [(home, piece) for home in sorted(homes) for pieces in owners(home) for piece in self._joined(pieces)]
-        return self._written(fresh, generation), self._dropped
+        numbers, level = compaction.pick_compaction(self._index.segments) if self._new or self._dropped else ([], 0)
+        self._merged = {number: self._segment(number) for number in numbers}
+        owners = {*changed, *(owner for segment in self._merged.values() for owner, _ in segment.lists)}
+        new = [(owner, slice_) for owner in sorted(owners) for slices in lists_of(owner) for slice_ in self._joined(slices)]
+        return self._written(new, level), self._dropped
 
     def _segment(self, number: int) -> _Segment:
-        found = self._moved.get(number) or self._opened.get(number)
+        found = self._merged.get(number) or self._cached.get(number)
         if found is None:
             found = _decoded(self._read(number))
-            if found.size <= MAX_OPEN_BYTES:
-                self._opened[number] = found
+            if found.size <= MAX_CACHED_BYTES:
+                self._cached[number] = found
         return found
 
-    def _laid(self, items: list[Item]) -> Piece:
+    def _new_slice(self, items: list[Item]) -> Slice:
         number = next(self._numbers)
-        self._fresh[number] = [item.data for item in items]
-        self._fresh_bytes[number] = sum(len(item.data) for item in items)
-        return Piece(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
+        self._new[number] = [item.data for item in items]
+        self._new_bytes[number] = sum(len(item.data) for item in items)
+        return Slice(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
 
-    def _gone(self, piece: Piece, items: list[bytes]) -> None:
-        if piece.number < 0:
+    def _count_removed(self, slice_: Slice, items: list[bytes]) -> None:
+        if slice_.number < 0:
             return
-        stored = self._stock.segments[piece.number]
-        stored.live -= sum(map(len, items))
-        if not stored.live:
-            del self._stock.segments[piece.number]
-            self._dropped.append(piece.number)
+        segment = self._index.segments[slice_.number]
+        segment.live -= sum(map(len, items))
+        if not segment.live:
+            del self._index.segments[slice_.number]
+            self._dropped.append(slice_.number)
 
-    def _joined(self, pieces: list[Piece]) -> list[Piece]:
-        """Join neighbours that are new or moved, in place; return those that are to be written."""
-        if not any(piece.number < 0 or piece.number in self._moved for piece in pieces):
+    def _joined(self, slices: list[Slice]) -> list[Slice]:
+        """Join neighbours that are new or merged, in place. Return the slices to write."""
+        if not any(slice_.number < 0 or slice_.number in self._merged for slice_ in slices):
             return []
-        joined: list[Piece] = []
-        fresh: list[Piece] = []
-        for is_written, some in itertools.groupby(pieces, lambda piece: piece.number < 0 or piece.number in self._moved):
-            run = list(some)
+        joined: list[Slice] = []
+        new: list[Slice] = []
+        for is_written, group in itertools.groupby(slices, lambda slice_: slice_.number < 0 or slice_.number in self._merged):
+            run = list(group)
             if is_written:
-                items = [Item(data, one.since_ms, one.expires_ms) for one in run for data in self.items(one)]
-                for one in run:
-                    self.remove(one)
-                run = self.lay(items)
-                fresh += run
+                items = [Item(data, slice_.since_ms, slice_.expires_ms) for slice_ in run for data in self.items(slice_)]
+                for slice_ in run:
+                    self.remove(slice_)
+                run = self.slices(items)
+                new += run
             joined += run
-        pieces[:] = joined
-        return fresh
+        slices[:] = joined
+        return new
 
-    def _written(self, fresh: list[tuple[str, Piece]], generation: int) -> dict[int, bytes]:
+    def _written(self, new: list[tuple[str, Slice]], level: int) -> dict[int, bytes]:
         append: dict[int, bytes] = {}
-        run = self._stock.next_number
-        for together in chunking.of(fresh, lambda each: self._fresh_bytes[each[1].number], MAX_SEGMENT_BYTES):
-            number = self._stock.next_number
-            self._stock.next_number += 1
-            size = sum(self._fresh_bytes[piece.number] for _, piece in together)
-            self._stock.segments[number] = compaction.Stored(run, generation, size, size)
+        run = self._index.next_number
+        for chunk in chunking.chunks(new, lambda owned: self._new_bytes[owned[1].number], MAX_SEGMENT_BYTES):
+            number = self._index.next_number
+            self._index.next_number += 1
+            size = sum(self._new_bytes[slice_.number] for _, slice_ in chunk)
+            self._index.segments[number] = compaction.StoredSegment(run, level, size, size)
             append[number] = versioning.marked(
-                VERSION, _encoder.encode([(home, self._fresh.pop(piece.number)) for home, piece in together])
+                VERSION, _encoder.encode([(owner, self._new.pop(slice_.number)) for owner, slice_ in chunk])
             )
-            for place, (_, piece) in enumerate(together):
-                piece.number, piece.place, piece.first = number, place, 0
+            for place, (_, slice_) in enumerate(chunk):
+                slice_.number, slice_.place, slice_.first = number, place, 0
         return append
 
 

@@ -1,6 +1,6 @@
-"""Mark what is kept over restarts and upgrades with the version of its layout, and refuse what another version wrote.
+"""Put the version of a format in front of stored bytes, and refuse bytes of other versions.
 
-Runs in the executors and in the command. Must not import pyspark or psycopg. Each layout has a version of its own, in front.
+Runs in the executors and in the commands. Each format counts its own versions.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from delivery import errors
 
 
 def marked(version: int, written: bytes) -> bytes:
-    """Return the bytes as they are kept."""
+    """Return the bytes with their version in front."""
     return bytes((version,)) + written
 
 
-def read(kept: bytes, version: int, what: str, *, oldest: int | None = None) -> memoryview:
-    """Return the bytes behind the mark; raise StateUnreadable, saying of `what`, when another version wrote them.
+def read(stored: bytes, version: int, what: str, *, oldest: int | None = None) -> memoryview:
+    """Return the bytes behind the version. Raise StateUnreadable, which names `what`, for bytes of another version.
 
-    `oldest` is the first version whose layout can be read as this one's, by default this one.
+    `oldest` is the first version whose format can be read as `version`; by default `version` itself.
     """
-    if not kept or not (version if oldest is None else oldest) <= kept[0] <= version:
-        form = f"in format {kept[0]}" if kept else "without a format"
+    if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
+        form = f"in format {stored[0]}" if stored else "without a format"
         raise errors.StateUnreadable(
-            f"{what} was written {form} by another version, and this one knows {version}: start that version again"
+            f"{what} was written {form} by another version of fanout; this version reads format {version}. "
+            "Nothing was changed. Start the version that wrote it again"
         )
-    return memoryview(kept)[1:]
+    return memoryview(stored)[1:]

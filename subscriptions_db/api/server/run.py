@@ -52,7 +52,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(transactions.Store(config))
         await asyncio.to_thread(_require_ready, opened)
-        watch = health.Watch(hold=functools.partial(_hold_reason, opened), stop=stop)
+        watch = health.Watch(pause_reason=functools.partial(_pause_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(test_events.opened(config.delivery, worker_plans.guard_of(config.delivery)))
         api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
@@ -76,7 +76,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
         await asyncio.to_thread(_warn_of_rights, opened)
         # What is there by now stays: 90,000 objects. To look for garbage among them held up every request for more than 0.1 s.
         gc.freeze()
-        watch.entered(Phase.RUNNING)
+        watch.enter(Phase.RUNNING)
         try:
             yield int(runner.addresses[0][1])
         finally:
@@ -91,7 +91,7 @@ def _require_ready(opened: transactions.Store) -> None:
         log.warning("not ready: %s", exc)
 
 
-def _hold_reason(opened: transactions.Store) -> str | None:
+def _pause_reason(opened: transactions.Store) -> str | None:
     """Return why no request could be answered now."""
     try:
         opened.require_ready()

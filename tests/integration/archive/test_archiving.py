@@ -318,7 +318,7 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     [record] = read
     assert [name for name, _ in topic_scanner.headers(record)] == [redrive_plan.NOTE]
     postponed = retry_messages.message(record.value())
-    events = [segment.unpacked(one.packed[0]) for one in postponed.parcels]
+    events = [segment.unpacked(one.packed[0]) for one in postponed.entries]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
     redriven = redrive_plan.Redriven()
     redriven.add(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))

@@ -85,7 +85,7 @@ class World:
         return [
             (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
             for message in (retry_messages.message(record.value()) for record in found)
-            for one in message.parcels
+            for one in message.entries
         ]
 
 

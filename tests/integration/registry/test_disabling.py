@@ -135,7 +135,7 @@ def test_a_job_disables_once_postgres_is_there_again(own_postgres, ring):
         applied(opened, ring, DOCUMENT)
     own_postgres.kill()
     stop = threading.Event()
-    running = stages_disabling.Disabling(settings.Settings(database={"url": own_postgres.url}), stop)
+    running = stages_disabling.EndpointDisabler(settings.Settings(database={"url": own_postgres.url}), stop)
     try:
         running.disable(["ep1"], "gone")
         own_postgres.start()

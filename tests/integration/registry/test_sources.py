@@ -67,7 +67,7 @@ class LookUp:
     def __init__(self, database):
         self.clock = Clock()
         self.reader = PostgresReader(settings.Database(url=database), RING, GUARD)
-        self.registry = lookup_registry.LookedUpRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
+        self.registry = lookup_registry.LookupRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
 
     def catch_up(self):
         self.clock.now += TTL_S

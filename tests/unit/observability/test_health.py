@@ -12,25 +12,27 @@ from tests.support import fakes
 STALLED_AFTER_S = 300
 
 
-def facts(phase=Phase.RUNNING, *, hold=None, lag=0, quiet_s=0.0, is_source_up=True):
-    return Facts(phase=phase, hold=hold, lag=lag, quiet_s=quiet_s, is_source_up=is_source_up)
+def facts(phase=Phase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_source_up=True):
+    return Facts(phase=phase, pause_reason=pause_reason, lag=lag, stalled_s=stalled_s, is_source_up=is_source_up)
 
 
 @pytest.mark.parametrize(
     ("known", "is_healthy"),
     [
         pytest.param(facts(), True, id="idle"),
-        pytest.param(facts(quiet_s=1e6), True, id="idle for long"),
-        pytest.param(facts(lag=5, quiet_s=300), True, id="work, and something was committed in time"),
-        pytest.param(facts(lag=5, quiet_s=301), False, id="work, and nothing was committed in time"),
-        pytest.param(facts(lag=5, quiet_s=301, hold="Postgres"), True, id="work, held on purpose"),
-        pytest.param(facts(lag=None, quiet_s=301, is_source_up=False), True, id="Kafka does not answer"),
-        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=300), True, id="starting"),
-        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301), False, id="starting for too long"),
-        pytest.param(facts(Phase.STARTING, lag=None, quiet_s=301, hold="Postgres"), True, id="waiting for the first registry"),
-        pytest.param(facts(Phase.STOPPING, lag=5, quiet_s=301), True, id="asked to stop"),
+        pytest.param(facts(stalled_s=1e6), True, id="idle for long"),
+        pytest.param(facts(lag=5, stalled_s=300), True, id="work, and something was committed in time"),
+        pytest.param(facts(lag=5, stalled_s=301), False, id="work, and nothing was committed in time"),
+        pytest.param(facts(lag=5, stalled_s=301, pause_reason="Postgres"), True, id="work, held on purpose"),
+        pytest.param(facts(lag=None, stalled_s=301, is_source_up=False), True, id="Kafka does not answer"),
+        pytest.param(facts(Phase.STARTING, lag=None, stalled_s=300), True, id="starting"),
+        pytest.param(facts(Phase.STARTING, lag=None, stalled_s=301), False, id="starting for too long"),
+        pytest.param(
+            facts(Phase.STARTING, lag=None, stalled_s=301, pause_reason="Postgres"), True, id="waiting for the first registry"
+        ),
+        pytest.param(facts(Phase.STOPPING, lag=5, stalled_s=301), True, id="asked to stop"),
         pytest.param(facts(Phase.ENDED), False, id="the query has ended"),
-        pytest.param(facts(Phase.ENDED, hold="Postgres"), False, id="the query has ended while Postgres is away"),
+        pytest.param(facts(Phase.ENDED, pause_reason="Postgres"), False, id="the query has ended while Postgres is away"),
     ],
 )
 def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
@@ -41,14 +43,22 @@ def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
     ("known", "is_ready", "reason"),
     [
         (facts(), True, "running"),
-        (facts(lag=10_000, quiet_s=1e6), True, "running"),
-        (facts(hold="the registry was last confirmed 9 s ago"), False, "holding: the registry was last confirmed 9 s ago"),
+        (facts(lag=10_000, stalled_s=1e6), True, "running"),
+        (
+            facts(pause_reason="the registry was last confirmed 9 s ago"),
+            False,
+            "paused: the registry was last confirmed 9 s ago",
+        ),
         (facts(lag=None), True, "running"),
         (facts(lag=None, is_source_up=False), False, "Kafka does not answer"),
         (facts(Phase.STARTING, is_source_up=False), False, "starting"),
         (facts(Phase.STARTING), False, "starting"),
-        (facts(Phase.STARTING, hold="the registry was not read yet"), False, "holding: the registry was not read yet"),
-        (facts(Phase.STOPPING, hold="Postgres"), False, "stopping"),
+        (
+            facts(Phase.STARTING, pause_reason="the registry has not been read yet"),
+            False,
+            "paused: the registry has not been read yet",
+        ),
+        (facts(Phase.STOPPING, pause_reason="Postgres"), False, "stopping"),
         (facts(Phase.ENDED), False, "ended"),
     ],
 )
@@ -64,60 +74,60 @@ class Lane:
         self.clock = fakes.Clock()
         self.hold = None
         self.stop = threading.Event()
-        self.watch = health.Watch(hold=lambda: self.hold, stop=self.stop, clock=self.clock)
+        self.watch = health.Watch(pause_reason=lambda: self.hold, stop=self.stop, clock=self.clock)
 
     def after(self, seconds, *, lag, is_source_up=True):
         """Let time pass, observed every 10 s."""
         for _ in range(seconds // 10):
             self.clock.now += 10
-            self.watch.observed(health.Backlog(lag=lag), is_source_up=is_source_up)
+            self.watch.observe(health.Backlog(lag=lag), is_source_up=is_source_up)
         return self.watch.facts()
 
 
 @pytest.fixture
 def lane():
     made = Lane()
-    made.watch.entered(Phase.RUNNING)
+    made.watch.enter(Phase.RUNNING)
     return made
 
 
 def test_time_counts_from_when_work_appeared_not_from_the_last_commit(lane):
-    assert lane.after(3600, lag=0).quiet_s == 0
-    assert lane.after(200, lag=5).quiet_s == 200
+    assert lane.after(3600, lag=0).stalled_s == 0
+    assert lane.after(200, lag=5).stalled_s == 200
 
 
 def test_time_on_hold_is_not_counted(lane):
     lane.hold = "Postgres"
-    assert lane.after(3600, lag=5).quiet_s == 0
+    assert lane.after(3600, lag=5).stalled_s == 0
     lane.hold = None
-    assert lane.after(30, lag=5).quiet_s == 30
+    assert lane.after(30, lag=5).stalled_s == 30
 
 
 def test_time_without_kafka_is_not_counted_at_a_start_either(lane):
-    lane.watch.entered(Phase.STARTING)
-    assert lane.after(3600, lag=None, is_source_up=False).quiet_s == 0
-    assert lane.after(30, lag=None).quiet_s == 30
+    lane.watch.enter(Phase.STARTING)
+    assert lane.after(3600, lag=None, is_source_up=False).stalled_s == 0
+    assert lane.after(30, lag=None).stalled_s == 30
 
 
 def test_a_query_that_is_planned_anew_has_not_come_on(lane):
-    assert lane.after(100, lag=5).quiet_s == 100
-    lane.watch.entered(Phase.RUNNING)
-    assert lane.watch.facts().quiet_s == 100
+    assert lane.after(100, lag=5).stalled_s == 100
+    lane.watch.enter(Phase.RUNNING)
+    assert lane.watch.facts().stalled_s == 100
 
 
 def test_only_new_positions_are_progress(lane):
-    lane.watch.reached({"orders": {0: 7}})
-    assert lane.after(100, lag=5).quiet_s == 100
-    lane.watch.reached({"orders": {0: 7}})
-    assert lane.watch.facts().quiet_s == 100
-    lane.watch.reached({"orders": {0: 8}})
-    assert lane.watch.facts().quiet_s == 0
+    lane.watch.reach({"orders": {0: 7}})
+    assert lane.after(100, lag=5).stalled_s == 100
+    lane.watch.reach({"orders": {0: 7}})
+    assert lane.watch.facts().stalled_s == 100
+    lane.watch.reach({"orders": {0: 8}})
+    assert lane.watch.facts().stalled_s == 0
 
 
 def test_a_lane_that_is_asked_to_stop_is_stopping_and_one_that_ended_has_ended(lane):
     lane.stop.set()
     assert lane.watch.facts().phase is Phase.STOPPING
-    lane.watch.entered(Phase.ENDED)
+    lane.watch.enter(Phase.ENDED)
     assert lane.watch.facts().phase is Phase.ENDED
 
 

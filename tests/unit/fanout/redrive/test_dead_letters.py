@@ -135,11 +135,11 @@ def test_a_redriven_event_has_the_webhook_id_payload_and_attempts_that_it_had():
     [record] = records([read(one)])
     postponed = retry_messages.message(record.postponed)
     assert (record.key, postponed.endpoint_id, postponed.customer_id) == (b"ep1", "ep1", CustomerId("c1"))
-    [waiting] = postponed.parcels
+    [waiting] = postponed.entries
     again = segment.unpacked(waiting.packed[0])
     assert payload.webhook_id(again, waiting.subscriptions[0]) == delivery.webhook_id == one["webhook_id"]
     assert payload.standard(again) == delivery.body
-    assert (waiting.left_by, waiting.retries, waiting.attempts, waiting.story) == (None, 0, 2, FAILED)
+    assert (waiting.left_by, waiting.retries, waiting.attempts, waiting.history) == (None, 0, 2, FAILED)
     assert (waiting.again_at_ms, waiting.since_ms) == (NOW_MS, NOW_MS)
     assert waiting.expires_ms == NOW_MS + 3 * 86_400_000  # three days
 
@@ -147,9 +147,9 @@ def test_a_redriven_event_has_the_webhook_id_payload_and_attempts_that_it_had():
 def test_the_events_of_a_batch_go_in_one_again_with_its_webhook_id():
     delivery, failed = letters_of_batch(1, 2, 3, 4)
     [record] = records(*redrive_plan.requests_of(failed))
-    [waiting] = retry_messages.message(record.postponed).parcels
+    [waiting] = retry_messages.message(record.postponed).entries
     events = [segment.unpacked(one) for one in waiting.packed]
-    through = [waiting.subscriptions[place] for place in waiting.through]
+    through = [waiting.subscriptions[place] for place in waiting.subscription_places]
     assert (waiting.left_by, through) == (LeaveReason.REDRIVE, ["s1", "s2", "s1", "s2"])
     assert batch_payload.webhook_id(delivery.endpoint.endpoint_id, events, through) == delivery.webhook_id
     assert orjson.loads(record.note)["mode"] == DeliveryMode.BATCH
@@ -167,7 +167,7 @@ def test_letters_of_one_endpoint_share_records_that_kafka_takes():
     made = records(*[[letter(offset, data=b'"%s"' % (b"x" * 2_000))] for offset in range(40)])
     assert 1 < len(made) < 20
     assert max(len(record.postponed) + len(record.note) for record in made) < topic_rows.MAX_POSTPONED_BYTES
-    parcels = list(itertools.chain(*(retry_messages.message(record.postponed).parcels for record in made)))
+    parcels = list(itertools.chain(*(retry_messages.message(record.postponed).entries for record in made)))
     assert [segment.unpacked(one.packed[0]).offset for one in parcels] == list(range(40))
 
 

@@ -45,7 +45,7 @@ def parcels(found, endpoint=None):
     to = endpoint or builders.endpoint()
     routes = replay_plan.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
     written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS)
-    return [one for each in written for one in retry_messages.message(each).parcels]
+    return [one for each in written for one in retry_messages.message(each).entries]
 
 
 def test_what_is_due_now_is_handed_over_and_nothing_else():
@@ -105,5 +105,5 @@ def test_what_is_skipped_is_counted():
 def test_a_dead_letter_of_a_replay_keeps_its_mark_when_it_is_redriven():
     letter = dead_letter_records.decode(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
     [written] = redrive_plan.records([[letter]], now_ms=NOW_MS)
-    assert [one.replay for one in retry_messages.message(written.postponed).parcels] == ["rpl_1"]
+    assert [one.replay for one in retry_messages.message(written.postponed).entries] == ["rpl_1"]
     assert orjson.loads(written.note)["entries"][0]["replay"] == "rpl_1"

@@ -12,7 +12,7 @@ from delivery.stages.checkpoint import file_lock
 
 TAKES = (
     "import sys; from delivery.stages.checkpoint import file_lock;"
-    "file_lock.take(sys.argv[1], sys.argv[2:]); print('taken', flush=True); input()"
+    "file_lock.acquire(sys.argv[1], sys.argv[2:]); print('taken', flush=True); input()"
 )
 
 
@@ -31,21 +31,21 @@ def running(folder, *lanes):
 def test_a_lane_that_another_process_runs_is_refused_by_its_name_and_the_process_and_the_other_lanes_are_not(tmp_path):
     with running(tmp_path / "new", "direct", "retry") as other:
         with pytest.raises(errors.CheckpointInUse, match=rf"lane retry .*new is run by another job \(process {other.pid} on"):
-            file_lock.take(str(tmp_path / "new"), ["batch", "retry"])
-        file_lock.take(str(tmp_path / "elsewhere"), ["direct"])
+            file_lock.acquire(str(tmp_path / "new"), ["batch", "retry"])
+        file_lock.acquire(str(tmp_path / "elsewhere"), ["direct"])
 
 
 def test_what_a_killed_process_had_claimed_is_free(tmp_path):
     with running(tmp_path, "direct") as other:
         other.kill()
         other.wait()
-        file_lock.take(str(tmp_path), ["direct"])
+        file_lock.acquire(str(tmp_path), ["direct"])
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(errors.SettingsError, match=r"file/direct\.lock cannot be written .*: set spark\.checkpoint"):
-        file_lock.take(str(tmp_path / "file"), ["direct"])
+    with pytest.raises(errors.SettingsError, match=r"file/direct\.lock cannot be written .*: set spark\.checkpoint to"):
+        file_lock.acquire(str(tmp_path / "file"), ["direct"])
 
 
 def test_a_folder_on_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_folder_on_a_full_disk_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.pwrite", refused)
     with pytest.raises(errors.SettingsError, match=r"direct\.lock cannot be written \(No space left on device\)"):
-        file_lock.take(str(tmp_path), ["direct"])
+        file_lock.acquire(str(tmp_path), ["direct"])
 
 
 def test_a_folder_without_locks_is_used_and_the_log_says_so(tmp_path, monkeypatch, caplog):
@@ -62,9 +62,9 @@ def test_a_folder_without_locks_is_used_and_the_log_says_so(tmp_path, monkeypatc
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refused)
-    file_lock.take(str(tmp_path), ["direct"])
+    file_lock.acquire(str(tmp_path), ["direct"])
     assert "direct.lock cannot be locked (No locks available)" in caplog.text
 
 
 def test_a_checkpoint_elsewhere_than_in_a_folder_is_left_to_spark():
-    file_lock.take("s3a://bucket/checkpoint", ["direct"])
+    file_lock.acquire("s3a://bucket/checkpoint", ["direct"])

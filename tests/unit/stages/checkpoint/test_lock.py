@@ -38,7 +38,7 @@ def account(tmp_path):
 def test_a_command_is_refused_by_the_name_of_the_driver_that_renews(monkeypatch):
     monkeypatch.setattr(election, "RETRY_S", 0.01)
     holder = lease.Holder(OthersLease(), "me", pytest.fail)
-    with pytest.raises(errors.CheckpointInUse, match="the Lease all is held by other, which renews it: stop that driver first"):
+    with pytest.raises(errors.CheckpointInUse, match="driver other holds the Lease all and renews it: stop that driver first"):
         holder.acquire(threading.Event(), is_patient=False)
 
 
@@ -48,8 +48,8 @@ def test_a_waiting_driver_names_the_holder_and_can_be_stopped(monkeypatch, caplo
     holder = lease.Holder(others, "me", pytest.fail)
     threading.Timer(0.2, stop.set).start()
     assert holder.acquire(stop) is False
-    assert holder.hold_reason == "waits for the Lease all, held by other"
-    assert caplog.text.count("held by other; nothing is consumed meanwhile") == 1
+    assert holder.pause_reason == "waits for the Lease all, held by other"
+    assert caplog.text.count("this driver waits for the Lease all, held by other. It delivers nothing") == 1
     assert int(others.record.version) > 1
 
 
@@ -68,8 +68,8 @@ def test_a_missing_file_of_the_service_account_is_named(account, missing):
 
 def test_without_a_lease_nothing_is_waited_for(tmp_path):
     mine = lock.Lock(settings.Spark(checkpoint=str(tmp_path)), ["direct"])
-    assert mine.hold_reason() is None
-    with mine.held(threading.Event()) as is_held:
+    assert mine.pause_reason() is None
+    with mine.acquired(threading.Event()) as is_held:
         assert is_held
 
 

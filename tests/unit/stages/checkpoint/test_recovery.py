@@ -24,7 +24,7 @@ def read(monkeypatch):
 def reruns(monkeypatch, found):
     monkeypatch.setattr(recovery, "uncommitted", lambda *_: found)
     made = recovery.Reruns(settings.Settings(), None, "direct")
-    made.read()
+    made.load()
     return made
 
 
@@ -32,47 +32,47 @@ def test_the_tasks_of_the_micro_batch_that_was_broken_off_know_what_had_ended(mo
     made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
     assert read == [1000]
     for _ in range(2):  # it is handed back, and begins again
-        made.began(7)
-        assert made.journal.ended(attempt_number=0) == {KEY}
-    made.began(8)
-    assert made.journal.ended(attempt_number=0) == frozenset()
-    made.began(7)
-    assert made.journal.known == frozenset()
+        made.begin(7)
+        assert made.work_log.ended(attempt_number=0) == {KEY}
+    made.begin(8)
+    assert made.work_log.ended(attempt_number=0) == frozenset()
+    made.begin(7)
+    assert made.work_log.known == frozenset()
 
 
 def test_a_micro_batch_that_is_handed_back_untouched_needs_no_journal(monkeypatch, read):
     """The read took seconds, in each lane, each time that an executor came."""
     made = reruns(monkeypatch, None)
-    made.began(3)
-    made.untouched()
+    made.begin(3)
+    made.mark_untouched()
     monkeypatch.setattr(recovery, "uncommitted", lambda *_: pytest.fail("the checkpoint is not asked"))
-    made.read()
+    made.load()
     assert read == []
     monkeypatch.setattr(recovery, "uncommitted", lambda *_: recovery.Uncommitted(3, 1000))
-    made.read()
+    made.load()
     assert read == [1000]
 
 
 def test_what_an_earlier_run_had_done_is_known_when_the_micro_batch_is_handed_back_untouched(monkeypatch, read):
     made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
-    made.began(7)
-    made.untouched()
-    made.read()
-    made.began(7)
-    assert (made.journal.ended(attempt_number=0), read) == ({KEY}, [1000])
+    made.begin(7)
+    made.mark_untouched()
+    made.load()
+    made.begin(7)
+    assert (made.work_log.ended(attempt_number=0), read) == ({KEY}, [1000])
 
 
 def test_where_nothing_was_broken_off_nothing_is_read_until_a_task_runs_again(monkeypatch, read):
     made = reruns(monkeypatch, None)
-    made.began(0)
-    assert (made.journal.ended(attempt_number=0), read) == (frozenset(), [])
-    assert (made.journal.ended(attempt_number=1), read) == ({KEY}, [made.journal.since_ms])
+    made.begin(0)
+    assert (made.work_log.ended(attempt_number=0), read) == (frozenset(), [])
+    assert (made.work_log.ended(attempt_number=1), read) == ({KEY}, [made.work_log.since_ms])
 
 
 def test_a_task_that_runs_again_in_a_micro_batch_that_runs_again_reads_from_its_first_beginning(monkeypatch, read):
     made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
-    made.began(7)
-    made.journal.ended(attempt_number=1)
+    made.begin(7)
+    made.work_log.ended(attempt_number=1)
     assert read == [1000, 1000]
 
 
@@ -83,12 +83,12 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_spark(monkeypatch, caplog):
 
     monkeypatch.setattr(recovery, "uncommitted", fail)
     made = recovery.Reruns(settings.Settings(), None, "direct")
-    made.read()
-    assert made.journal.known == frozenset()
-    assert "made again whole" in caplog.text
+    made.load()
+    assert made.work_log.known == frozenset()
+    assert "all of its deliveries are sent again" in caplog.text
 
 
 def test_a_journal_does_not_show_the_password_of_kafka():
     made = recovery.Reruns(settings.Settings(kafka={"sasl_mechanism": "PLAIN", "sasl_password": "hunter2"}), None, "direct")
-    assert "hunter2" in str(made.journal.client)
-    assert "hunter2" not in repr(made.journal)
+    assert "hunter2" in str(made.work_log.client)
+    assert "hunter2" not in repr(made.work_log)

@@ -15,18 +15,18 @@ from delivery.webhooks.state.backlog import Pending
     ("due_ms", "wait_s"),
     [
         pytest.param(10_000, 8.5, id="10 s, less what the next micro-batch looks ahead"),
-        pytest.param(1_500, 0.0, id="just within the horizon"),
+        pytest.param(1_500, 0.0, id="just within the look-ahead"),
         pytest.param(0, 0.0, id="overdue"),
     ],
 )
 def test_a_tick_is_sent_as_soon_as_a_micro_batch_would_let_the_batch_leave(due_ms, wait_s):
-    assert wakeups.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=0) == wait_s
+    assert wakeups.wait_s(due_ms, now_ms=1_000, look_ahead_ms=500, quiet_s=0) == wait_s
 
 
 @pytest.mark.parametrize("due_ms", [None, 3_600_000])
 def test_a_lane_that_has_long_been_quiet_is_woken_before_spark_ends_its_workers(due_ms):
-    assert wakeups.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=0) == wakeups.QUIET_S
-    assert wakeups.wait_s(due_ms, now_ms=1_000, horizon_ms=500, quiet_s=wakeups.QUIET_S) == 0
+    assert wakeups.wait_s(due_ms, now_ms=1_000, look_ahead_ms=500, quiet_s=0) == wakeups.QUIET_S
+    assert wakeups.wait_s(due_ms, now_ms=1_000, look_ahead_ms=500, quiet_s=wakeups.QUIET_S) == 0
     assert wakeups.QUIET_S < 60
 
 
@@ -35,7 +35,7 @@ def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic
     config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
     told = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
     with pytest.raises(errors.SettingsError, match=told):
-        wakeups.Ticker(config, lane, threading.Event())
+        wakeups.Waker(config, lane, threading.Event())
 
 
 def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():
@@ -46,5 +46,5 @@ def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts
 
 def test_the_process_is_as_well_as_the_lane_that_is_worst():
     well, ill = health.Verdict(ok=True, reason="running"), health.Verdict(ok=False, reason="the query has ended")
-    assert health.of_lanes({"direct": well, "batch": well}) == well
-    assert health.of_lanes({"direct": well, "batch": ill}) == ill
+    assert health.worst_of({"direct": well, "batch": well}) == well
+    assert health.worst_of({"direct": well, "batch": ill}) == ill

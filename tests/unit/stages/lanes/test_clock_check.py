@@ -9,14 +9,14 @@ from tests.support import fakes
 
 def test_a_difference_of_clocks_is_warned_of_now_and_then(caplog):
     now = fakes.Clock(0.0)
-    told = clock_check.Clocks(now)
+    clocks = clock_check.ClockCheck(now)
     with caplog.at_level(logging.WARNING):
-        told.told(0.0)
+        clocks.record(0.0)
         assert not caplog.records
         for _ in range(10):
-            told.told(-600.0)
+            clocks.record(-600.0)
         assert ["600 s behind the driver's" in record.getMessage() for record in caplog.records] == [True]
         now.now = WARNED_EVERY_S
-        told.told(31.0)
+        clocks.record(31.0)
     assert "31 s ahead of the driver's" in caplog.records[-1].getMessage()
     assert "NTP" in caplog.records[-1].getMessage()

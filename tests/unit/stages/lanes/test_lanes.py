@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from delivery.stages.lanes import held_endpoints, lanes, network_outage, streaming_lane, telemetry
+from delivery.stages.lanes import lanes, network_outage, streaming_lane, suppressed_endpoints, telemetry
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.scheduling import outage
 from tests.support import builders
@@ -33,12 +33,14 @@ class Clock:
 
 def observed(*results):
     """Return what the driver is told of these results."""
-    total = Accumulator(Tally(), observer.Merging())
-    gone, silent = (Accumulator(frozenset(), observer.MergingEndpoints()) for _ in range(2))
-    observe = observer.Observer(total=total, gone=gone, silent=silent, level="ERROR", format="text", attempt_sample=0.0)
+    total = Accumulator(Counters(), observer.CountersParam())
+    gone, unresponsive = (Accumulator(frozenset(), observer.EndpointsParam()) for _ in range(2))
+    observe = observer.Observer(
+        total=total, gone=gone, unresponsive=unresponsive, level="ERROR", format="text", attempt_sample=0.0
+    )
     for one in results:
         observe(one)
-    return telemetry.Told(total.value, gone.value, silent.value)
+    return telemetry.WorkerReport(total.value, gone.value, unresponsive.value)
 
 
 def unreachable(first, end):
@@ -50,69 +52,80 @@ def unreachable(first, end):
 
 def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     disabled = []
-    common = lanes.Common(
-        held=held_endpoints.Held(2.0, Clock()),
+    context = lanes.LaneContext(
+        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda ids, why: disabled.append((set(ids), why)),
         sizing=size.fixed(2),
     )
-    common.told(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
+    context.record(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
-    common.told(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
+    context.record(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
     assert disabled == [({"a", "b"}, retry_decision.GONE)]
 
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network_outage.Network()
-    common = lanes.Common(held=held_endpoints.Held(2.0, Clock()), network=ours, disable=lambda *_: None, sizing=size.fixed(2))
+    context = lanes.LaneContext(
+        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        network=ours,
+        disable=lambda *_: None,
+        sizing=size.fixed(2),
+    )
     half = outage.MIN_DESTINATIONS // 2
     some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
-    common.told(observed(some, some))
+    context.record(observed(some, some))
     assert not ours.is_broken
-    common.told(observed(some, others))
+    context.record(observed(some, others))
     assert ours.is_broken
 
 
 def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
-    common = lanes.Common(
-        held=held_endpoints.Held(2.0, clock := Clock()),
+    context = lanes.LaneContext(
+        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, clock := Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    common.told(observed(Results(silent=frozenset({"a"})), Results(), Results(silent=frozenset({"b"}))))
+    context.record(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
-    assert common.held.now() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
-    common.told(observed(Results(silent=frozenset({"b"}))))
+    assert context.suppressed.current() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
+    context.record(observed(Results(unresponsive=frozenset({"b"}))))
     clock.now = 4.0
-    assert common.held.now() == {"b": retry_decision.SLOW}
+    assert context.suppressed.current() == {"b": retry_decision.SLOW}
     clock.now = 7.9
-    assert common.held.now() == {}
+    assert context.suppressed.current() == {}
 
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
-    common = lanes.Common(
-        held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    context = lanes.LaneContext(
+        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        network=network_outage.Network(),
+        disable=lambda *_: None,
+        sizing=size.fixed(2),
     )
-    common.told(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), silent=frozenset({"a"}))))
-    assert common.held.now() == {}
+    context.record(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
+    assert context.suppressed.current() == {}
 
 
 def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
-    common = lanes.Common(
-        held=held_endpoints.Held(2.0, Clock()), network=network_outage.Network(), disable=lambda *_: None, sizing=size.fixed(2)
+    context = lanes.LaneContext(
+        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        network=network_outage.Network(),
+        disable=lambda *_: None,
+        sizing=size.fixed(2),
     )
-    common.told(observed(Results(silent=frozenset({"a"}))))
-    common.held.told(frozenset({"a", "c"}))
-    assert common.held.now() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
-    common.held.told(frozenset())
-    assert common.held.now() == {"a": retry_decision.SLOW}
+    context.record(observed(Results(unresponsive=frozenset({"a"}))))
+    context.suppressed.set_failing(frozenset({"a", "c"}))
+    assert context.suppressed.current() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
+    context.suppressed.set_failing(frozenset())
+    assert context.suppressed.current() == {"a": retry_decision.SLOW}
 
 
 def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
     """Before anything of its micro-batch is done, so that no journal is read."""
     untouched = []
-    reruns = SimpleNamespace(untouched=lambda: untouched.append(True))
+    reruns = SimpleNamespace(mark_untouched=lambda: untouched.append(True))
     lanes._require_current(reruns, is_current=True)
     with pytest.raises(streaming_lane.StartAgain):
         lanes._require_current(reruns, is_current=False)
@@ -133,7 +146,7 @@ def a_lane():
         _starts=0,
         _stop=stopping,
         _pending=SimpleNamespace(value=None),
-        _common=SimpleNamespace(sizing=size.fixed(2)),
+        _context=SimpleNamespace(sizing=size.fixed(2)),
     )
 
 

@@ -88,10 +88,10 @@ class Query:
 
 @pytest.fixture
 def lane():
-    watch = SimpleNamespace(entered=lambda _: None, reached=lambda positions: reached.append(positions["events"][0]))
+    watch = SimpleNamespace(enter=lambda _: None, reach=lambda positions: reached.append(positions["events"][0]))
     reached = []
     lane = streaming_lane.Lane(
-        "direct", hold=lambda: (), handle=lambda *_: None, stop=threading.Event(), watch=watch, is_kafka_back=pytest.fail
+        "direct", acquire=lambda: (), handle=lambda *_: None, stop=threading.Event(), watch=watch, is_kafka_back=pytest.fail
     )
     lane.reached = reached
     return lane
@@ -129,7 +129,7 @@ AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out wa
 
 
 @pytest.mark.parametrize(
-    ("failure", "is_meant"),
+    ("failure", "is_outage"),
     [
         (AWAY, True),
         ("Caused by: org.apache.kafka.common.errors.DisconnectException", True),
@@ -143,8 +143,8 @@ AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out wa
         (JVM, False),
     ],
 )
-def test_a_kafka_that_did_not_answer_is_no_fault_of_the_lane(failure, is_meant):
-    assert outage.is_meant(failure) is is_meant
+def test_a_kafka_that_did_not_answer_is_no_fault_of_the_lane(failure, is_outage):
+    assert outage.is_kafka_outage(failure) is is_outage
 
 
 class Failed(Query):

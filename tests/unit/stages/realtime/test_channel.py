@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from delivery.stages.realtime import channel, hub, messages
-from delivery.webhooks.results.counters import Tally
+from delivery.stages.realtime import channel, messages, task_server
+from delivery.webhooks.results.counters import Counters
 
 FIRST = messages.Report(task=3)
 AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
@@ -42,8 +42,8 @@ def connected(key):
 def test_a_message_arrives_in_both_directions(both_ends):
     worker, driver, _ = both_ends()
     worker.send("report")
-    driver.send(["news"])
-    assert (driver.receive(), worker.receive()) == ("report", ["news"])
+    driver.send(["update"])
+    assert (driver.receive(), worker.receive()) == ("report", ["update"])
 
 
 def test_a_message_of_another_key_is_refused(both_ends):
@@ -84,8 +84,8 @@ def test_a_stranger_cannot_make_the_driver_reserve_memory(both_ends):
 
 @pytest.fixture
 def listening():
-    listening = hub.Hub(
-        lambda known: messages.News(base_id="b1", is_paused=known.base_id == ""),
+    listening = task_server.TaskServer(
+        lambda known: messages.DriverUpdate(base_id="b1", is_paused=known.base_id == ""),
         {("t", 0): 5},
         bind="127.0.0.1",
         host="127.0.0.1",
@@ -116,12 +116,12 @@ def test_reports_add_up_and_news_come_back(listening, linked):
     first = exchange(linked)
     assert (first.is_paused, first.next_offsets) == (True, {("t", 0): 5})
     known = messages.Known(base_id="b1")
-    again = exchange(linked, known=known, tally=Tally(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
+    again = exchange(linked, known=known, tally=Counters(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
     assert (again.is_paused, again.next_offsets) == (False, {})
-    exchange(linked, tally=Tally(retries=2), records=1, delay_s=0.25)
-    heard = listening.take()
+    exchange(linked, tally=Counters(retries=2), records=1, delay_s=0.25)
+    heard = listening.drain()
     assert (heard.tally.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
-    assert (listening.take().records, listening.running, listening.fault()) == (0, 1, None)
+    assert (listening.drain().records, listening.running_tasks, listening.fault()) == (0, 1, None)
     assert listening.positions == {"t": {0: 5, 1: 7}}
 
 
@@ -137,28 +137,28 @@ def test_a_task_that_ends_well_is_no_fault(listening, linked):
     exchange(linked)
     linked.send(dataclasses.replace(FIRST, state=messages.State.DONE))
     linked.close()
-    assert_becomes(lambda: listening.running, 0)
+    assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() is None
 
 
 def test_a_worker_that_is_killed_is_noticed_at_once(listening, linked):
     exchange(linked)
     linked.close()
-    assert_becomes(lambda: listening.running, 0)
+    assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() == "the worker of task 3 was lost: the other side is gone"
 
 
 def test_a_task_says_why_it_fails(listening, linked):
     exchange(linked)
     linked.send(dataclasses.replace(FIRST, state=messages.State.FAILED, failure="ValueError: x"))
-    assert_becomes(lambda: listening.running, 0)
+    assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() == "task 3 failed: ValueError: x"
 
 
 def test_a_task_that_is_silent_is_a_fault(listening, linked):
     exchange(linked)
     assert listening.fault() is None
-    NOW[0] = hub.SILENT_S + 1
+    NOW[0] = task_server.UNRESPONSIVE_S + 1
     assert listening.fault() == "task 3 has not reported for 10 s"
 
 
@@ -167,11 +167,11 @@ def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
     link = channel.connect(listening.address)
     listening.stop_tasks()
     assert exchange(link).is_stopping
-    NOW[0] = hub.SILENT_S + 1
+    NOW[0] = task_server.UNRESPONSIVE_S + 1
     assert listening.fault() is None
     threading.Event().wait(4 * channel.CONNECT_S)  # longer than any other message may take
     link.send(dataclasses.replace(FIRST, state=messages.State.STOPPED))
-    assert_becomes(lambda: listening.running, 0)
+    assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() is None
     link.close()
 

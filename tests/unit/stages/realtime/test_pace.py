@@ -4,71 +4,71 @@ import pytest
 
 from delivery.config import settings
 from delivery.stages.kafka import source
-from delivery.stages.realtime import floors, pace, slots
-from delivery.stages.realtime.floors import Run
+from delivery.stages.realtime import mode_switch, slots, start_offsets
+from delivery.stages.realtime.start_offsets import HandledRange
 
-REALTIME, CATCHING_UP = pace.Mode.REALTIME, pace.Mode.CATCHING_UP
+REALTIME, CATCHING_UP = mode_switch.Mode.REALTIME, mode_switch.Mode.CATCHING_UP
 
 
-def told(state, *delays_s, behind_s=5.0, first_s=0.0):
-    """Return the pace after a delay each second."""
+def after(state, *delays_s, behind_s=5.0, first_s=0.0):
+    """Return the state after one observation each second."""
     for second, delay_s in enumerate(delays_s):
-        state = state.told(delay_s, behind_s, first_s + second)
+        state = state.observe(delay_s, behind_s, first_s + second)
     return state
 
 
 def test_old_records_for_three_seconds_make_it_catch_up():
-    assert told(pace.Pace(since=0), 6, 6, 6).mode is REALTIME
-    assert told(pace.Pace(since=0), 6, 6, 6, 6).mode is CATCHING_UP
+    assert after(mode_switch.ModeSwitch(since=0), 6, 6, 6).mode is REALTIME
+    assert after(mode_switch.ModeSwitch(since=0), 6, 6, 6, 6).mode is CATCHING_UP
 
 
 def test_a_single_pause_does_not():
-    assert told(pace.Pace(since=0), 6, 6, 0, 6, 6, 6).mode is REALTIME
+    assert after(mode_switch.ModeSwitch(since=0), 6, 6, 0, 6, 6, 6).mode is REALTIME
 
 
 def test_looks_between_two_reports_do_not_make_records_young():
     """A task reports each 0.25 s, and the driver looks each 0.1 s."""
-    state = pace.Pace(since=0)
+    state = mode_switch.ModeSwitch(since=0)
     for look in range(41):
-        state = state.told(6.0 if look % 3 == 0 else 0.0, 5.0, look / 10)
+        state = state.observe(6.0 if look % 3 == 0 else 0.0, 5.0, look / 10)
     assert state.mode is CATCHING_UP
 
 
 def test_young_records_bring_it_back_after_the_least_time():
-    behind = pace.Pace(mode=CATCHING_UP, since=0, least_s=10)
-    assert told(behind, *[0] * 10).mode is CATCHING_UP
-    assert told(behind, *[0] * 11).mode is REALTIME
+    behind = mode_switch.ModeSwitch(mode=CATCHING_UP, since=0, least_s=10)
+    assert after(behind, *[0] * 10).mode is CATCHING_UP
+    assert after(behind, *[0] * 11).mode is REALTIME
 
 
 def test_records_of_half_the_bound_keep_it_catching_up():
-    assert told(pace.Pace(mode=CATCHING_UP, since=0, least_s=1), *[2.5] * 60).mode is CATCHING_UP
+    assert after(mode_switch.ModeSwitch(mode=CATCHING_UP, since=0, least_s=1), *[2.5] * 60).mode is CATCHING_UP
 
 
-@pytest.mark.parametrize(("lasted_s", "least_s"), [(10, 40), (100, 40), (200, pace.LEAST_S)])
+@pytest.mark.parametrize(("lasted_s", "least_s"), [(10, 40), (100, 40), (200, mode_switch.LEAST_S)])
 def test_catching_up_lasts_longer_when_it_has_not_helped(lasted_s, least_s):
-    back = pace.Pace(mode=REALTIME, since=0, least_s=20)
-    assert told(back, 6, 6, 6, 6, first_s=lasted_s).least_s == least_s
+    back = mode_switch.ModeSwitch(mode=REALTIME, since=0, least_s=20)
+    assert after(back, 6, 6, 6, 6, first_s=lasted_s).least_s == least_s
 
 
 def test_it_never_lasts_longer_than_the_most():
-    assert told(pace.Pace(since=0, least_s=200), 6, 6, 6, 6).least_s == pace.MOST_S
+    assert after(mode_switch.ModeSwitch(since=0, least_s=200), 6, 6, 6, 6).least_s == mode_switch.MOST_S
 
 
 @pytest.mark.parametrize(
     ("runs", "at"),
     [
         ((), 5),
-        ((Run(5, 9), Run(10, 12)), 13),
-        ((Run(10, 12), Run(5, 9)), 13),
-        ((Run(6, 9),), 5),  # of 5 nobody says that it is handled
-        ((Run(5, 9), Run(11, 12)), 10),
-        ((Run(0, 9),), 10),  # a part of it is committed
-        ((Run(0, 3),), 5),
-        ((Run(5, 9), Run(7, 8)), 10),
+        ((HandledRange(5, 9), HandledRange(10, 12)), 13),
+        ((HandledRange(10, 12), HandledRange(5, 9)), 13),
+        ((HandledRange(6, 9),), 5),  # of 5 nobody says that it is handled
+        ((HandledRange(5, 9), HandledRange(11, 12)), 10),
+        ((HandledRange(0, 9),), 10),  # a part of it is committed
+        ((HandledRange(0, 3),), 5),
+        ((HandledRange(5, 9), HandledRange(7, 8)), 10),
     ],
 )
 def test_a_query_goes_on_where_receipts_follow_on_each_other(runs, at):
-    assert floors.beyond(5, runs) == at
+    assert start_offsets.handled_up_to(5, runs) == at
 
 
 def test_slots_for_each_partition_and_for_the_other_lanes():

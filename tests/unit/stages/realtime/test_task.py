@@ -10,7 +10,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.model import SubscriptionStatus
-from delivery.stages.realtime import hub, messages, partition, running
+from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
 from tests.support import builders
 from tests.unit.stages.realtime.test_channel import assert_becomes
@@ -44,24 +44,24 @@ class Driver:
     def __init__(self, *paused):
         self.writing, self.asked = Writing(), []
         self._paused, self._base_id = list(paused), uuid.uuid4().hex
-        self.hub = hub.Hub(self._news, {}, bind="127.0.0.1", host="127.0.0.1")
+        self.server = task_server.TaskServer(self._update_for, {}, bind="127.0.0.1", host="127.0.0.1")
 
-    def _news(self, known):
+    def _update_for(self, known):
         self.asked.append(self.writing.rows)
         paused_subscription = builders.subscription(event_type="*", status=SubscriptionStatus.PAUSED)
         base = builders.snapshot(builders.endpoint(), paused_subscription)
         is_new = known.base_id != self._base_id
         is_paused = self._paused.pop(0) if self._paused else False
-        return messages.News(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)
+        return messages.DriverUpdate(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)
 
     def run(self, given):
         tools = task_context.Tools(plan=worker_plans.of_realtime(CONFIG), observe=lambda _: None, sink=lambda: self.writing)
-        return partition.DeliverRealtime(tools=tools, driver=self.hub.address, stop_within_s=0)(given)
+        return deliver_realtime.DeliverRealtime(tools=tools, driver=self.server.address, stop_within_s=0)(given)
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.setattr(running, "STOPPED_S", 0.0)
+    monkeypatch.setattr(realtime_task, "STOPPED_S", 0.0)
     before, made = signal.getsignal(signal.SIGHUP), []
 
     def make(*paused):
@@ -71,7 +71,7 @@ def driver(monkeypatch):
     yield make
     signal.signal(signal.SIGHUP, before)
     for one in made:
-        one.hub.close()
+        one.server.close()
 
 
 def batch(offset):
@@ -91,18 +91,18 @@ def test_a_stopped_task_never_ends_well(driver):
 
     def given():
         yield batch(0)
-        here.hub.stop_tasks()
-        assert_becomes(lambda: here.hub.running, 0)
+        here.server.stop_tasks()
+        assert_becomes(lambda: here.server.running_tasks, 0)
         yield batch(1)  # which is dropped
 
     with pytest.raises(errors.Orphaned):
         here.run(given())
-    assert (here.writing.receipts, here.hub.fault()) == ([(0, 0)], None)
+    assert (here.writing.receipts, here.server.fault()) == ([(0, 0)], None)
 
 
 def test_a_task_that_begins_after_the_stop_never_ends_well(driver):
     here = driver()
-    here.hub.stop_tasks()
+    here.server.stop_tasks()
     with pytest.raises(errors.Orphaned):
         here.run([batch(0)])
     assert here.writing.receipts == []

@@ -44,7 +44,7 @@ def now():
 @pytest.fixture
 def disabler(stop, now):
     def make(registry):
-        return endpoint_disabler.Disabling(settings.Settings(), stop, write=registry, clock=lambda: now[0])
+        return endpoint_disabler.EndpointDisabler(settings.Settings(), stop, write=registry, clock=lambda: now[0])
 
     return make
 

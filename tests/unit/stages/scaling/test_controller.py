@@ -20,8 +20,8 @@ class Lane:
     def __init__(self, cluster, **rules):
         self.clock, self.cluster = fakes.Clock(), cluster
         self.hold = None
-        self.watch = health.Watch(hold=lambda: self.hold, stop=threading.Event(), clock=self.clock)
-        self.watch.entered(health.Phase.RUNNING)
+        self.watch = health.Watch(pause_reason=lambda: self.hold, stop=threading.Event(), clock=self.clock)
+        self.watch.enter(health.Phase.RUNNING)
         self.controller = controller.Controller(loads.policy(**rules), cluster, {"direct": self.watch}, self.clock)
         self.sizing = self.controller.sizing()
         self.handled, self.lag, self.per_s = 0, 0, 0
@@ -31,7 +31,7 @@ class Lane:
             self.clock.now += 5
             self.handled += self.per_s * 5
             told = health.Backlog(lag=self.lag, handled=self.handled, handled_at_s=self.clock.now, partitions=100)
-            self.watch.observed(told)
+            self.watch.observe(told)
             self.controller.step()
 
 

@@ -61,7 +61,7 @@ def test_what_would_suffice_leaves_a_quarter_free(arrival_per_s, sufficient):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"hold": "the registry is too old"}, Reason.HOLDING),
+        ({"pause_reason": "the registry is too old"}, Reason.HOLDING),
         ({"is_source_up": False, "lag": None}, Reason.KAFKA_AWAY),
         ({"lag": None}, Reason.UNKNOWN),
     ],
@@ -74,7 +74,7 @@ def test_the_number_stays_while_nothing_can_be_said_of_the_load(lag, fields, rea
 
 
 def test_what_waited_during_a_hold_does_not_count_as_what_came():
-    held = loads.decide(loads.measured(arrival_per_s=900), hold="Postgres is away")
+    held = loads.decide(loads.measured(arrival_per_s=900), pause_reason="Postgres is away")
     after = loads.seen(1005.0, 500_000)
     decided = decision.decide(held.state, {"direct": after}, loads.policy(), executors=1, now_s=1005.0)
     assert decided.wanted == 9  # 500,000 in 60 s; no arrivals are known yet

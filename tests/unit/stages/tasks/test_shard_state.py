@@ -39,7 +39,7 @@ def rows_of(*left):
 
 def arrived(rows):
     """Return what is read of the rows by who delivers it."""
-    return list(shard_state.left([pa.record_batch([pa.array([row.value for row in rows], pa.binary())], ["value"])]))
+    return list(shard_state.items_of([pa.record_batch([pa.array([row.value for row in rows], pa.binary())], ["value"])]))
 
 
 def test_a_thousand_small_ones_share_a_few_rows_and_keep_their_order():

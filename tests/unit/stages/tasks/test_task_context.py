@@ -40,7 +40,7 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
 
 def told(writing, *some):
     tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
-    tools.write_late(results.of_late(some), list(some), 1)
+    tools.write_background_results(results.background_results(some), list(some), 1)
     return writing.story
 
 
@@ -75,9 +75,11 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     """A shard forgets by the report what then was written nowhere: the process might be killed between the two."""
     writing = Writing()
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout").outcome
-    report = retry_messages.Report("ep1", "c1", None, turn=1, delivered=0, failed=1, hold=None, retry_after_s=None, back=[])
+    report = retry_messages.Report(
+        "ep1", "c1", None, lease=1, delivered=0, failed=1, blocked=None, retry_after_s=None, requeued=[]
+    )
     task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
-    task.write_turns(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
+    task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
     log, letter, waited, told_of = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"
@@ -95,4 +97,4 @@ def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_
 
 
 def test_an_endpoint_that_is_gone_is_told_of():
-    assert results.of_late([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}
+    assert results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}

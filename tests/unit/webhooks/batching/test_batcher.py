@@ -4,7 +4,7 @@ from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
 from delivery.webhooks.state import compaction
 from tests.support import builders
-from tests.support.batches import events, ids, lot
+from tests.support.batches import events, ids, pending_batch
 from tests.support.shards import Shard
 
 NOW = builders.record().appended_at_ms
@@ -12,15 +12,15 @@ NOW = builders.record().appended_at_ms
 
 def test_a_batch_leaves_when_it_is_full_and_the_rest_stays():
     shard, of = Shard(), events(5)
-    assert shard.step([lot(*of[:2], max_events=3)], now_ms=NOW) == []
-    [batch] = shard.step([lot(*of[2:], max_events=3)], now_ms=NOW)
+    assert shard.step([pending_batch(*of[:2], max_events=3)], now_ms=NOW) == []
+    [batch] = shard.step([pending_batch(*of[2:], max_events=3)], now_ms=NOW)
     assert (batch.reason, ids(batch)) == (LeaveReason.COUNT, [event.event_id for event in of[:3]])
-    assert shard.index.waiting()[0] == 2
+    assert shard.index.totals()[0] == 2
 
 
 def test_a_batch_leaves_when_its_first_event_has_waited_though_nothing_new_arrives():
     shard, of = Shard(), events(2)
-    assert shard.step([lot(*of)], now_ms=NOW) == []
+    assert shard.step([pending_batch(*of)], now_ms=NOW) == []
     assert shard.step([], now_ms=NOW + 999) == []
     [batch] = shard.step([], now_ms=NOW + 1000)
     assert (batch.reason, len(batch.packed)) == (LeaveReason.TIME, 2)
@@ -28,56 +28,56 @@ def test_a_batch_leaves_when_its_first_event_has_waited_though_nothing_new_arriv
 
 
 def test_what_would_be_due_before_the_next_decision_leaves_now():
-    shard = Shard(horizon_ms=500)
-    assert shard.step([lot(*events(1))], now_ms=NOW + 499) == []
+    shard = Shard(look_ahead_ms=500)
+    assert shard.step([pending_batch(*events(1))], now_ms=NOW + 499) == []
     assert len(shard.step([], now_ms=NOW + 500)) == 1
 
 
 def test_a_later_event_does_not_put_the_batch_off():
     shard = Shard()
-    shard.step([lot(*events(1))], now_ms=NOW)
+    shard.step([pending_batch(*events(1))], now_ms=NOW)
     late = builders.event(record=builders.record(appended_at_ms=NOW + 900))
-    shard.step([lot(late)], now_ms=NOW + 900)
+    shard.step([pending_batch(late)], now_ms=NOW + 900)
     assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 1000)] == [2]
 
 
 def test_a_batch_leaves_before_it_would_be_larger_than_its_bytes():
     shard, of = Shard(), events(3, data=b'"' + b"x" * 400 + b'"')
     size = segment.item(of[0], NOW).size
-    assert shard.step([lot(*of[:2], max_bytes=3 * size - 1)], now_ms=NOW) == []
-    [batch] = shard.step([lot(of[2], max_bytes=3 * size - 1)], now_ms=NOW)
+    assert shard.step([pending_batch(*of[:2], max_bytes=3 * size - 1)], now_ms=NOW) == []
+    [batch] = shard.step([pending_batch(of[2], max_bytes=3 * size - 1)], now_ms=NOW)
     assert (batch.reason, len(batch.packed)) == (LeaveReason.BYTES, 2)
 
 
 def test_an_event_that_alone_is_too_large_leaves_alone():
     shard, small, large = Shard(), builders.event(), builders.event(data=b'"' + b"x" * 5000 + b'"')
-    batches = shard.step([lot(small, large, small, max_bytes=1000)], now_ms=NOW)
+    batches = shard.step([pending_batch(small, large, small, max_bytes=1000)], now_ms=NOW)
     assert [ids(batch) for batch in batches] == [[small.event_id], [large.event_id]]
-    assert shard.index.waiting()[0] == 1
+    assert shard.index.totals()[0] == 1
 
 
 def test_the_bounds_that_came_with_the_newest_event_hold_for_all_that_waits():
     shard = Shard()
-    shard.step([lot(*events(6), max_wait_ms=60_000)], now_ms=NOW)
-    batches = shard.step([lot(*events(1), max_events=3, max_wait_ms=60_000)], now_ms=NOW)
+    shard.step([pending_batch(*events(6), max_wait_ms=60_000)], now_ms=NOW)
+    batches = shard.step([pending_batch(*events(1), max_events=3, max_wait_ms=60_000)], now_ms=NOW)
     assert [len(batch.packed) for batch in batches] == [3, 3]
-    shard.step([lot(*events(1), max_wait_ms=5000)], now_ms=NOW)
+    shard.step([pending_batch(*events(1), max_wait_ms=5000)], now_ms=NOW)
     assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 5000)] == [2]
 
 
 def test_what_passes_leaves_at_once_with_what_waited():
     shard = Shard()
-    shard.step([lot(*events(2), max_wait_ms=60_000)], now_ms=NOW)
-    [batch] = shard.step([lot(*events(1), mark=segment.Mark.PASSES)], now_ms=NOW)
+    shard.step([pending_batch(*events(2), max_wait_ms=60_000)], now_ms=NOW)
+    [batch] = shard.step([pending_batch(*events(1), mark=segment.Mark.IMMEDIATE)], now_ms=NOW)
     assert (batch.reason, len(batch.packed), shard.is_empty()) == (LeaveReason.TIME, 3, True)
 
 
 def test_what_passes_leaves_behind_what_waited_and_the_state_is_not_written_for_it():
     shard = Shard()
-    passing = [lot(*events(2), endpoint=name, mark=segment.Mark.PASSES) for name in ("ep1", "ep3")]
+    passing = [pending_batch(*events(2), endpoint=name, mark=segment.Mark.IMMEDIATE) for name in ("ep1", "ep3")]
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW)] == ["ep1", "ep3"]
     assert (shard.last.changed, shard.is_empty()) == (False, True)
-    shard.step([lot(*events(1), endpoint="ep2")], now_ms=NOW)
+    shard.step([pending_batch(*events(1), endpoint="ep2")], now_ms=NOW)
     assert shard.last.changed
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep2", "ep1", "ep3"]
     assert shard.last.changed
@@ -85,15 +85,15 @@ def test_what_passes_leaves_behind_what_waited_and_the_state_is_not_written_for_
 
 def test_a_batch_that_arrives_full_leaves_without_touching_what_waits():
     shard = Shard()
-    shard.step([lot(*events(2), max_events=3)], now_ms=NOW)
-    [batch] = shard.step([lot(*events(3), max_events=3, mark=segment.Mark.FULL)], now_ms=NOW)
-    assert (batch.reason, len(batch.packed), shard.index.waiting()[0]) == (LeaveReason.COUNT, 3, 2)
+    shard.step([pending_batch(*events(2), max_events=3)], now_ms=NOW)
+    [batch] = shard.step([pending_batch(*events(3), max_events=3, mark=segment.Mark.FULL)], now_ms=NOW)
+    assert (batch.reason, len(batch.packed), shard.index.totals()[0]) == (LeaveReason.COUNT, 3, 2)
 
 
 def test_an_endpoint_registered_again_by_another_customer_shares_no_batch_with_what_waited():
     shard = Shard()
-    shard.step([lot(*events(1))], now_ms=NOW)
-    shard.step([lot(*events(1), customer="c2")], now_ms=NOW)
+    shard.step([pending_batch(*events(1))], now_ms=NOW)
+    shard.step([pending_batch(*events(1), customer="c2")], now_ms=NOW)
     assert [batch.customer_id for batch in shard.step([], now_ms=NOW + 1000)] == ["c1", "c2"]
 
 
@@ -104,7 +104,7 @@ def test_an_event_of_a_clock_that_is_ahead_waits_no_longer_than_others():
 
 def test_a_decision_with_nothing_to_do_changes_nothing():
     shard = Shard()
-    shard.step([lot(*events(1))], now_ms=NOW)
+    shard.step([pending_batch(*events(1))], now_ms=NOW)
     before = batcher.encoded(shard.index)
     assert shard.step([], now_ms=NOW + 10) == []
     assert (batcher.encoded(shard.index), shard.last.changed) == (before, False)
@@ -113,7 +113,7 @@ def test_a_decision_with_nothing_to_do_changes_nothing():
 def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segments():
     shard, of = Shard(), events(400)
     for event in of:
-        shard.step([lot(event, max_events=1000, max_wait_ms=10**9)], now_ms=NOW)
+        shard.step([pending_batch(event, max_events=1000, max_wait_ms=10**9)], now_ms=NOW)
     assert len(shard.segments) < 20
     assert shard.events_written < 400 * 7  # 4^5 > 400: each is merged five times, and written first
     [batch] = shard.step([], now_ms=NOW + 10**9)
@@ -122,13 +122,15 @@ def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segme
 
 def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_holds(monkeypatch):
     monkeypatch.setattr(compaction, "MIN_MERGED_SIZE", 1)
-    shard, back = Shard(), lot(*events(1), endpoint="hasty")
-    patient = lot(*events(9), endpoint="patient", max_wait_ms=10**9)
-    [both] = [written for written, _ in segment.encoded([patient, lot(*events(5), endpoint="hasty")])]
+    shard, back = Shard(), pending_batch(*events(1), endpoint="hasty")
+    patient = pending_batch(*events(9), endpoint="patient", max_wait_ms=10**9)
+    [both] = [written for written, _ in segment.encoded([patient, pending_batch(*events(5), endpoint="hasty")])]
     shard.decide([both], now_ms=NOW)
     shard.step([], now_ms=NOW + 1000)  # the hasty one leaves; its events stay beside the patient one's
     for number in range(compaction.MAX_RUNS):
-        shard.step([lot(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW)
+        shard.step(
+            [pending_batch(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW
+        )
     assert len(shard.index.segments) < compaction.MAX_RUNS
     [batch] = shard.step([], now_ms=NOW + 1000)
     assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
@@ -137,8 +139,8 @@ def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_hol
 def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
     shard = Shard()
     for turn in range(50):
-        patient = lot(*events(1), endpoint="patient", max_wait_ms=10**9)
-        hasty = lot(*events(100, data=b'"' + b"x" * 1000 + b'"'), endpoint="hasty")
+        patient = pending_batch(*events(1), endpoint="patient", max_wait_ms=10**9)
+        hasty = pending_batch(*events(100, data=b'"' + b"x" * 1000 + b'"'), endpoint="hasty")
         shard.step([patient, hasty], now_ms=NOW)
         shard.step([], now_ms=NOW + 1000)
         assert turn < 10 or shard.bytes_kept() < 400_000
@@ -148,8 +150,8 @@ def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_fir
     shard, number = Shard(), 12
     for turn in range(number):
         [event] = events(1, record=builders.record(appended_at_ms=NOW + number - turn), data=b'"' + b"x" * 1000 + b'"')
-        shard.step([lot(event, endpoint=f"ep{turn:02}")], now_ms=NOW)
-    monkeypatch.setattr(batcher, "MAX_LEAVING_BYTES", shard.index.waiting()[1] // 4)
+        shard.step([pending_batch(event, endpoint=f"ep{turn:02}")], now_ms=NOW)
+    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", shard.index.totals()[1] // 4)
     left = []
     while not shard.is_empty():
         left.append([batch.endpoint_id for batch in shard.step([], now_ms=NOW + 10**6)])
@@ -158,11 +160,11 @@ def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_fir
 
 
 def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
-    monkeypatch.setattr(batcher, "MAX_LEAVING_BYTES", 1)
+    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
     shard = Shard()
-    both = [lot(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
+    both = [pending_batch(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
     shard.step(both, now_ms=NOW)
-    [first] = shard.step([lot(*events(1), endpoint=name, max_events=3) for name in ("ep1", "ep2")], now_ms=NOW)
+    [first] = shard.step([pending_batch(*events(1), endpoint=name, max_events=3) for name in ("ep1", "ep2")], now_ms=NOW)
     assert batcher.backlog_of(shard.last).due_ms == 0
     [second] = shard.step([], now_ms=NOW)
     assert [(batch.endpoint_id, len(batch.packed)) for batch in (first, second)] == [("ep1", 3), ("ep2", 3)]
@@ -170,10 +172,10 @@ def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
 
 
 def test_what_arrives_and_passes_leaves_whatever_else_is_due(monkeypatch):
-    monkeypatch.setattr(batcher, "MAX_LEAVING_BYTES", 1)
+    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
     shard = Shard()
-    shard.step([lot(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
-    passing = [lot(*events(2), endpoint=name, mark=segment.Mark.PASSES) for name in ("ep3", "ep4")]
+    shard.step([pending_batch(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
+    passing = [pending_batch(*events(2), endpoint=name, mark=segment.Mark.IMMEDIATE) for name in ("ep3", "ep4")]
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep1", "ep3", "ep4"]
 
 
@@ -181,18 +183,20 @@ def test_a_segment_is_read_once_for_all_who_leave_and_not_kept(monkeypatch):
     """Each of a thousand segments has the events of three endpoints; held together they were the whole shard in memory."""
     monkeypatch.setattr(batcher, "MAX_SEGMENT_BYTES", 3 * segment.item(builders.event(), NOW).size)
     shard, read = Shard(), []
-    [packed] = [written for written, _ in segment.encoded([lot(*events(1), endpoint=f"ep{n:04}") for n in range(3000)])]
+    [packed] = [
+        written for written, _ in segment.encoded([pending_batch(*events(1), endpoint=f"ep{n:04}") for n in range(3000)])
+    ]
     shard.decide([packed], now_ms=NOW)
-    deciding = batcher._Deciding(shard.index, lambda number: read.append(number) or shard.segments[number], NOW + 1000)
-    open_, take = [], deciding._lot
+    deciding = batcher._Batcher(shard.index, lambda number: read.append(number) or shard.segments[number], NOW + 1000)
+    open_, take = [], deciding._remove_from_segment
 
     def counted(number, key):
         taken = take(number, key)
         open_.append(len(deciding._open))
         return taken
 
-    deciding._lot = counted
-    assert len(deciding.decided([]).batches) == 3000
+    deciding._remove_from_segment = counted
+    assert len(deciding.decide([]).batches) == 3000
     assert sorted(read) == sorted(shard.segments)
     assert (max(open_), open_[-1]) == (1, 0)
 
@@ -202,7 +206,7 @@ def test_what_is_too_much_to_read_at_once_is_not_merged_and_leaves_all_the_same(
     monkeypatch.setattr(compaction, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
     written = []
     for event in of:
-        shard.step([lot(event, max_wait_ms=10**9)], now_ms=NOW)
+        shard.step([pending_batch(event, max_wait_ms=10**9)], now_ms=NOW)
         written.append(sum(len(one.items) for some in shard.last.append.values() for one in segment.decoded(some)))
     assert 1 < max(written) <= 11
     [batch] = shard.step([], now_ms=NOW + 10**9)

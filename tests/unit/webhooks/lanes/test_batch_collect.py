@@ -57,7 +57,7 @@ def test_events_are_in_order_in_their_endpoints_shard():
     assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
     assert (bounds.max_events, bounds.max_bytes) == (50, 9000)
     assert 2250 <= bounds.max_wait_ms <= 2500
-    assert (one.endpoint_id, one.customer_id, set(one.through)) == ("ep1", "c1", {"s-ep1"})
+    assert (one.endpoint_id, one.customer_id, set(one.subscription_ids)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
 
@@ -103,7 +103,7 @@ def test_a_short_max_wait_is_flushed_immediately():
         endpoint("patient", batching=Batching(max_wait_s=0.6)),
     )
     marks = {one.endpoint_id: one.mark for _, one in collected(snapshot(hasty, patient), records(1))[1]}
-    assert marks == {"hasty": segment.Mark.PASSES, "patient": segment.Mark.WAITS}
+    assert marks == {"hasty": segment.Mark.IMMEDIATE, "patient": segment.Mark.WAITS}
 
 
 @pytest.mark.parametrize(("max_wait_s", "spread_ms"), [(10, 1_000), (86_400, 10_000)])

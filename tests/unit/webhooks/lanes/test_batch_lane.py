@@ -32,7 +32,7 @@ from delivery.webhooks.results import counters, dead_letter_records, dead_letter
 from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import batch_payload, sender
 from tests.support import builders, fakes
-from tests.support.batches import endpoint, events, left, lot
+from tests.support.batches import endpoint, events, pending_batch, sent
 from tests.support.dispatching import fast_lane
 
 NO_RETRY = retry_decision.QuickRetry(max_attempts=1)
@@ -47,7 +47,7 @@ def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None,
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
         lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
-        first = await lane.submit([left(one) for one in lots])
+        first = await lane.submit([sent(one) for one in lots])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
 
@@ -64,7 +64,7 @@ def headers_of(posted):
 
 def test_a_batch_is_one_signed_request_with_all_payloads():
     of = [builders.event(data=b'{ "n" : %d.50 }' % n, sub_tenant_id="7") for n in range(3)]
-    results, [(to, _, body, _)] = deliver(registry(), lot(*of))
+    results, [(to, _, body, _)] = deliver(registry(), pending_batch(*of))
     assert to.endpoint.endpoint_id == "ep1"
     assert all(event.data in body for event in of)
     told = orjson.loads(body)
@@ -77,7 +77,7 @@ def test_a_batch_is_one_signed_request_with_all_payloads():
 @pytest.mark.parametrize("is_gzipped", [False, True])
 def test_the_signature_is_over_the_uncompressed_body(is_gzipped):
     key = SigningKey(secret=Secret(b"another-key-0123456789abcdefghij"))
-    sent = deliver(registry(signing_keys=(key,), batching=Batching(is_gzipped=is_gzipped)), lot(*events(3)))[1][0]
+    sent = deliver(registry(signing_keys=(key,), batching=Batching(is_gzipped=is_gzipped)), pending_batch(*events(3)))[1][0]
     headers, body = headers_of(sent), gzip.decompress(sent[2]) if is_gzipped else sent[2]
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.digest(key.secret.reveal(), signed, "sha256")).decode()
@@ -87,7 +87,7 @@ def test_the_signature_is_over_the_uncompressed_body(is_gzipped):
 
 
 def test_the_public_library_verifies_a_batch():
-    sent = deliver(registry(), lot(*events(3)))[1][0]
+    sent = deliver(registry(), pending_batch(*events(3)))[1][0]
     headers = headers_of(sent)
     signed_at = dt.datetime.fromtimestamp(int(headers["webhook-timestamp"]), dt.UTC)
     webhook = Webhook(base64.b64encode(builders.KEY.secret.reveal()).decode())
@@ -96,7 +96,7 @@ def test_the_public_library_verifies_a_batch():
 
 def test_the_public_library_reads_a_batch_of_cloudevents():
     of = [builders.event(content={"n": n}, source="/s") for n in range(3)]
-    [sent] = deliver(registry(content_mode=ContentMode.CLOUDEVENTS_STRUCTURED), lot(*of))[1]
+    [sent] = deliver(registry(content_mode=ContentMode.CLOUDEVENTS_STRUCTURED), pending_batch(*of))[1]
     assert headers_of(sent)["content-type"] == "application/cloudevents-batch+json"
     read = [from_json(orjson.dumps(one)) for one in orjson.loads(sent[2])]
     assert [(one["id"], one["tenantid"], one.data) for one in read] == [(e.event_id, "t1", e.content) for e in of]
@@ -104,13 +104,15 @@ def test_the_public_library_reads_a_batch_of_cloudevents():
 
 def test_a_batch_id_depends_on_its_events_only():
     of = events(3)
-    [first], [again], [other] = (deliver(registry(), lot(*some))[1] for some in (of, of, of[:2]))
+    [first], [again], [other] = (deliver(registry(), pending_batch(*some))[1] for some in (of, of, of[:2]))
     assert headers_of(first)["webhook-id"] == headers_of(again)["webhook-id"] != headers_of(other)["webhook-id"]
     assert "." not in headers_of(first)["webhook-id"]
 
 
 def test_a_batch_goes_to_the_current_url():
-    [(to, head, _, _)] = deliver(registry(url="https://moved.example.com/", headers=(("X-A", "b"),)), lot(*events(2)))[1]
+    [(to, head, _, _)] = deliver(
+        registry(url="https://moved.example.com/", headers=(("X-A", "b"),)), pending_batch(*events(2))
+    )[1]
     assert to.origin.url == "https://moved.example.com"
     assert b"X-A: b" in to.head + head
 
@@ -131,9 +133,9 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
     ],
 )
 def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
-    results, posted = deliver(snapshot, lot(*events(3)))
+    results, posted = deliver(snapshot, pending_batch(*events(3)))
     assert posted == []
-    told = counters.of(results, cpu_s=0)
+    told = counters.count(results, cpu_s=0)
     assert (told.deliveries, told.batches) == ({("skipped", reason): 3}, {})
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
@@ -141,22 +143,22 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
 
 def test_events_of_a_deleted_tenant_are_skipped_alone():
     of = [builders.event(event_id=tenant, tenant_id=tenant) for tenant in ("t1", "deleted", PLATFORM)]
-    results, [sent] = deliver(registry(), lot(*of))
+    results, [sent] = deliver(registry(), pending_batch(*of))
     assert [event["id"] for event in orjson.loads(sent[2])] == ["t1", PLATFORM]
-    assert counters.of(results, cpu_s=0).deliveries == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
+    assert counters.count(results, cpu_s=0).deliveries == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
 
 
 def test_nothing_is_sent_if_every_tenant_was_deleted():
-    results, posted = deliver(builders.snapshot(endpoint(), builders.subscription(), tenants=()), lot(*events(3)))
-    assert (posted, counters.of(results, cpu_s=0).deliveries) == ([], {("skipped", "tenant_deleted"): 3})
+    results, posted = deliver(builders.snapshot(endpoint(), builders.subscription(), tenants=()), pending_batch(*events(3)))
+    assert (posted, counters.count(results, cpu_s=0).deliveries) == ([], {("skipped", "tenant_deleted"): 3})
 
 
 def test_events_of_a_deleted_subscription_are_skipped_alone():
-    stays, goes = lot(*events(2), through="s1"), lot(*events(3), through="s2")
+    stays, goes = pending_batch(*events(2), subscription="s1"), pending_batch(*events(3), subscription="s2")
     stays.extend(goes)
     results, [sent] = deliver(registry(), stays)
     assert len(orjson.loads(sent[2])) == 2
-    told = counters.of(results, cpu_s=0)
+    told = counters.count(results, cpu_s=0)
     assert told.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
     assert told.batches == {"count": 1}
 
@@ -164,7 +166,7 @@ def test_events_of_a_deleted_subscription_are_skipped_alone():
 def test_a_failed_batch_is_a_dead_letter_for_each_event():
     of = events(3)
     results, posted = deliver(
-        registry(), lot(*of), answers=(500,), quick_retry=retry_decision.QuickRetry(max_attempts=2, first_wait_s=0)
+        registry(), pending_batch(*of), answers=(500,), quick_retry=retry_decision.QuickRetry(max_attempts=2, first_wait_s=0)
     )
     assert len({headers_of(one)["webhook-id"] for one in posted}) == 1
     log, *letters = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
@@ -184,12 +186,12 @@ def test_a_failed_batch_is_a_dead_letter_for_each_event():
 
 def accepted(body, count=3):
     answer = Response(status=200, headers={}, body=body)
-    return deliver(registry(), lot(*events(count)), answers=(answer,))[0]
+    return deliver(registry(), pending_batch(*events(count)), answers=(answer,))[0]
 
 
 def test_rejected_events_of_a_batch_are_dead_letters():
     results = accepted(b'{"rejected": [{"index": 1, "reason": "no such order"}], "more": 1}')
-    told = counters.of(results, cpu_s=0)
+    told = counters.count(results, cpu_s=0)
     assert told.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
     assert told.latencies.total() == 2
     log, letter = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)]
@@ -239,7 +241,7 @@ def test_an_unforeseen_error_affects_one_batch_only(step, monkeypatch, caplog):
         return make(*args)
 
     monkeypatch.setattr(batch_payload, step, with_a_bug)
-    told = counters.of(deliver(registry(), lot(*events(2)), lot(*events(3)))[0], cpu_s=0)
+    told = counters.count(deliver(registry(), pending_batch(*events(2)), pending_batch(*events(3)))[0], cpu_s=0)
     assert told.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
     assert "unforeseen" in caplog.text
 
@@ -247,7 +249,7 @@ def test_an_unforeseen_error_affects_one_batch_only(step, monkeypatch, caplog):
 def test_unreadable_events_of_a_batch_fail_the_task(monkeypatch):
     monkeypatch.setattr(segment, "unpacked", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        deliver(registry(), lot(*events(2)))
+        deliver(registry(), pending_batch(*events(2)))
 
 
 def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
@@ -268,7 +270,7 @@ def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
 
     monkeypatch.setattr(batch_payload, "content", counted)
     monkeypatch.setattr(network, "post", post_late)
-    results, posted = deliver(registry(), *(lot(*events(5)) for _ in range(30)), network=network)
+    results, posted = deliver(registry(), *(pending_batch(*events(5)) for _ in range(30)), network=network)
     assert (len(posted), len(results.batches)) == (30, 30)
     assert 1 < max(waiting) < 6  # of some 700 bytes each
 
@@ -282,7 +284,7 @@ def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
     ],
 )
 def test_the_loop_runs_about_each_millisecond(events_each, data_bytes, fewest, most):
-    made = left(lot(*events(events_each, data=b'"%s"' % (b"x" * data_bytes))))
+    made = sent(pending_batch(*events(events_each, data=b'"%s"' % (b"x" * data_bytes))))
     network, answered_by = fakes.FakeTransport(200), []
 
     def written():
@@ -307,5 +309,5 @@ def test_a_batch_round_trips_through_its_bytes():
     of = builders.event(
         sub_tenant_id="7", record=builders.record(headers=(("a", b"\xff"), ("a", b"")), partition=3, offset=2**40)
     )
-    [packed] = segment.batch(left(lot(of))).packed
+    [packed] = segment.decoded_batch(sent(pending_batch(of))).packed
     assert segment.unpacked(packed).event() == of._replace(content=None, record=of.record._replace(value=None))

@@ -31,7 +31,7 @@ def test_a_retry_is_the_same_delivery_by_the_current_registry():
     [(delivery, number, timeout_s)] = sender.sent
     assert (delivery.webhook_id, delivery.body, delivery.signed) == (before.webhook_id, before.body, before.signed)
     assert (delivery.endpoint.url, number, timeout_s) == ("https://moved.example.com/", 4, 7.5)
-    assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 1, 0, None, [])
+    assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 1, 0, None, [])
 
 
 def test_an_endpoint_that_is_gone_is_reported_for_disabling():
@@ -80,7 +80,7 @@ def test_endpoints_that_stay_unreachable_are_no_sign_of_an_outage(known_by):
     probes = {
         name: replace(one, is_probe=True)
         if known_by == "the shard"
-        else replace(one, parcels=[replace(one.parcels[0], reason="timeout")])
+        else replace(one, entries=[replace(one.entries[0], reason="timeout")])
         for name, one in to.items()
     }
 
@@ -97,7 +97,7 @@ def test_ordered_entries_stop_after_a_failure():
     [report] = deliver(registry(), turn(*map(waiting, of), order_key="k"), sender=sender).reports
     assert (sender.ids(), sender.most) == (["e0", "e1", "e2"], {"ep1": 1})
     assert (report.order_key, report.delivered, report.failed) == ("k", 2, 1)
-    assert [(back.place, len(back.attempts)) for back in report.back] == [(2, 1), (3, 0)]
+    assert [(back.place, len(back.attempts)) for back in report.requeued] == [(2, 1), (3, 0)]
 
 
 def test_all_leases_of_an_endpoint_share_its_limit():
@@ -126,7 +126,7 @@ def test_a_rate_requeues_entries_without_time_left(monkeypatch):
     ended = []
     asyncio.run(main())
     assert [report.delivered for one in ended for report in one.reports] == [7, 6]  # one each 5 s, in 30 s
-    assert [[back.attempts for back in one.reports[0].back] for one in ended] == [[()] * 3, [()] * 4]
+    assert [[back.attempts for back in one.reports[0].requeued] for one in ended] == [[()] * 3, [()] * 4]
     assert clock.now == NOW_MS / 1000 + 60
 
 
@@ -141,8 +141,8 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
     unreadable(monkeypatch, broken)
     ended = deliver(registry(*subscriptions), turn(waiting(), broken, waiting()))
     [report] = ended.reports
-    [back] = report.back
-    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    [back] = report.requeued
+    assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
     assert (report.failed, len(ended.results.outcomes)) == (0, 2)
     assert "unforeseen" in caplog.text
@@ -172,7 +172,7 @@ def test_an_unforeseen_error_affects_one_lease_only(monkeypatch, caplog):
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
         ended = together(await lane.start([retry_messages.encoded(turns[0])], known, 5), await lane.finish_task(5))
-        assert [report.turn for report in ended.reports] == [5]
+        assert [report.lease for report in ended.reports] == [5]
 
     surprised = []
     asyncio.run(main())
@@ -182,9 +182,9 @@ def test_a_reported_lease_is_left_out_of_the_next_run():
     async def main():
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
         turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
-        ended = {completed_work.of_turn("ep1", 5, 1)}
+        ended = {completed_work.key_of_lease("ep1", 5, 1)}
         told = together(await lane.start(map(retry_messages.encoded, turns), known, 5, ended), await lane.finish_task(5))
-        assert [report.turn for report in told.reports] == [6]
+        assert [report.lease for report in told.reports] == [6]
         assert sender.ids() == ["left"]
 
     asyncio.run(main())
@@ -232,4 +232,4 @@ def test_a_change_during_a_look_up_is_not_in_the_destination():
         return together(first, await lane.finish_task(10))
 
     [report] = asyncio.run(main()).reports
-    assert [back.reason for back in report.back] == [retry_decision.REGISTRY_BEHIND]
+    assert [back.reason for back in report.requeued] == [retry_decision.REGISTRY_BEHIND]

@@ -66,7 +66,7 @@ def test_a_lease_in_flight_is_not_started_twice():
         await hanging.micro_batch(turn())
         hanging.answers.set()
         ended = await hanging.micro_batch(turn(), settle_s=5)
-        assert [report.turn for report in ended.reports] == [1]
+        assert [report.lease for report in ended.reports] == [1]
         assert len(hanging.sender.sent) == 1
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_a_lease_takes_over_from_an_expired_one():
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         ended = await hanging.micro_batch()
-        assert {report.turn: len(report.back) for report in ended.reports} == {1: 2, 2: 0}
+        assert {report.lease: len(report.requeued) for report in ended.reports} == {1: 2, 2: 0}
         assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
 
     asyncio.run(main())
@@ -96,7 +96,7 @@ def test_a_stopping_lane_requeues_unattempted_entries():
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         [report] = hanging.lane.drain().reports
-        assert (report.delivered, [(back.place, back.attempts) for back in report.back]) == (1, [(1, ())])
+        assert (report.delivered, [(back.place, back.attempts) for back in report.requeued]) == (1, [(1, ())])
         assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
 
     asyncio.run(main())
@@ -112,7 +112,7 @@ def test_a_stopping_lane_waits_for_no_rate():
         ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
         assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
         [report] = lane.drain().reports
-        assert (report.delivered, [back.place for back in report.back]) == (1, [1])
+        assert (report.delivered, [back.place for back in report.requeued]) == (1, [1])
 
     asyncio.run(main())
 
@@ -127,8 +127,8 @@ def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
         assert sum(report.delivered for report in first.reports) == 20
         turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
         [report] = turned_away.reports
-        assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-        assert all(back.again.at_ms > NOW_MS for back in report.back)
+        assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
+        assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
         given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()

@@ -29,7 +29,7 @@ class Carried:
     `answer`."""
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
-        tenants = revalidation.tenants(packed for waits in of.parcels for packed in waits.packed)
+        tenants = revalidation.tenant_ids(packed for waits in of.entries for packed in waits.packed)
         known = registries.WholeRegistry("", snapshot)
         to = asyncio.run(known.destination(of.endpoint_id, tenants))
         one = LeaseInFlight(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
@@ -53,33 +53,33 @@ class Carried:
         }
 
     def deliveries(self):
-        return counters.of(self.results, cpu_s=0).deliveries
+        return counters.count(self.results, cpu_s=0).deliveries
 
 
 def test_an_accepted_entry_is_not_requeued():
     report = Carried(registry(), turn(waiting(), waiting())).report
-    assert (report.turn, report.delivered, report.failed, report.hold, report.back) == (1, 2, 0, None, [])
+    assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 2, 0, None, [])
 
 
 def test_a_dead_letter_has_the_whole_attempt_history():
-    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, story=(FAILED,))), "server_error")
+    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, history=(FAILED,))), "server_error")
     told = carried.written()
     [entry] = told["attempts"][0]["entries"]
     assert (entry["kind"], entry["attempt"]) == ("attempt", 2)
     [letter] = told["dead"]
     assert (letter["reason"], [attempt["attempt"] for attempt in letter["attempts"]]) == ("server_error", [1, 2])
-    assert carried.report.back == []
+    assert carried.report.requeued == []
     assert carried.report.failed == 1
-    counted = counters.of(carried.results, cpu_s=0)
+    counted = counters.count(carried.results, cpu_s=0)
     assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
 
 
 def test_a_failed_entry_is_requeued_by_the_current_schedule():
     known = registry(retrying=Retrying(schedule_s=(1, 100, 1000)))
     carried = Carried(known, turn(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again.retries) == (0, "unavailable", 2)
-    assert back.again.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt.retries) == (0, "unavailable", 2)
+    assert back.next_attempt.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
     assert [attempt.number for attempt in back.attempts] == [3]
     report = carried.report
     assert (report.delivered, report.failed, report.retry_after_s) == (0, 1, 500.0)
@@ -99,14 +99,14 @@ def test_only_unhealthy_error_classes_count_as_failed(error_class):
 
 def test_our_own_fault_is_no_failure_of_the_endpoint():
     report = Carried(registry(), turn(), errors.LocalFailure.error_class).report
-    assert (report.failed, len(report.back)) == (0, 1)
+    assert (report.failed, len(report.requeued)) == (0, 1)
 
 
 def test_ordered_entries_are_not_attempted_after_a_failure():
     carried = Carried(registry(), turn(waiting(), waiting(), waiting(), order_key="k"), "server_error")
     assert len(carried.sent) == 1
     assert (carried.report.order_key, carried.report.failed) == ("k", 1)
-    assert [(back.place, len(back.attempts)) for back in carried.report.back] == [(0, 1), (1, 0), (2, 0)]
+    assert [(back.place, len(back.attempts)) for back in carried.report.requeued] == [(0, 1), (1, 0), (2, 0)]
 
 
 ELSEWHERE = builders.subscription(endpoint_id="ep2")
@@ -133,7 +133,7 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reas
     carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
     assert carried.sent == []
     assert carried.deliveries() == {("skipped", reason): of}
-    assert (carried.report.back, carried.report.delivered) == ([], 0)
+    assert (carried.report.requeued, carried.report.delivered) == ([], 0)
     [entry] = carried.written()["attempts"][0]["entries"]
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
@@ -165,8 +165,8 @@ def test_events_of_a_deleted_tenant_are_skipped_alone():
 def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
     carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
     report = carried.report
-    assert (report.hold, report.delivered, report.failed) == (hold, 0, 0)
-    assert [(back.place, back.reason, back.again.retries, back.attempts) for back in report.back] == [
+    assert (report.blocked, report.delivered, report.failed) == (hold, 0, 0)
+    assert [(back.place, back.reason, back.next_attempt.retries, back.attempts) for back in report.requeued] == [
         (0, hold, 2, ()),
         (1, hold, 0, ()),
     ]
@@ -176,7 +176,7 @@ def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
 @pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
 def test_an_entry_given_up_is_a_dead_letter_with_its_history(fields, reason):
-    carried = Carried(registry(**fields), turn(waiting(attempts=1, story=(FAILED,)), number=0, given_up=reason))
+    carried = Carried(registry(**fields), turn(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
     assert carried.sent == []
     told = carried.written()
     assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
@@ -186,14 +186,14 @@ def test_an_entry_given_up_is_a_dead_letter_with_its_history(fields, reason):
 def test_a_retried_batch_is_sent_as_by_the_batch_lane():
     of = [builders.event() for _ in range(3)]
     rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
-    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, story=(FAILED,))), response=rejecting)
+    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, history=(FAILED,))), response=rejecting)
     [made] = carried.sent
     assert (made.number, [one["id"] for one in orjson.loads(made.delivery.body)]) == (2, [event.event_id for event in of])
     assert made.delivery.webhook_id.startswith("batch_")
     [letter] = carried.written()["dead"]
     assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
     assert letter["webhook_id"] == payload.webhook_id(of[1], "s1")
-    assert (carried.report.delivered, carried.report.back) == (1, [])
+    assert (carried.report.delivered, carried.report.requeued) == (1, [])
 
 
 def test_skipped_events_of_a_batch_are_recorded_at_its_end():
@@ -201,8 +201,8 @@ def test_skipped_events_of_a_batch_are_recorded_at_its_end():
     parcels = waiting(*of, through=("s1", "gone", "s1"))
     failed = Carried(batch_registry(), turn(parcels), "server_error")
     assert failed.deliveries() == {("postponed", "server_error"): 2}
-    [back] = failed.report.back
-    ended = Carried(batch_registry(), turn(parcels.returned(back)))
+    [back] = failed.report.requeued
+    ended = Carried(batch_registry(), turn(parcels.requeued(back)))
     assert ended.deliveries() == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
 
 
@@ -223,8 +223,8 @@ LATER = 2
 def test_an_entry_of_a_newer_registry_waits_for_it(snapshot, of, waited_ms, wait_ms):
     behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
     carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
     assert len(carried.sent) == len(snapshot.endpoints)
     assert not any(kind == "skipped" for kind, _ in carried.deliveries())
 
@@ -240,7 +240,7 @@ def test_ordered_entries_wait_behind_one_for_the_registry():
     carried = Carried(
         registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
     )
-    assert (len(carried.sent), [back.place for back in carried.report.back]) == (0, [0, 1])
+    assert (len(carried.sent), [back.place for back in carried.report.requeued]) == (0, [0, 1])
 
 
 def test_an_entry_given_up_does_not_wait_for_the_registry():
@@ -258,8 +258,8 @@ def test_a_refused_lease_is_requeued_unchanged():
     )
     one.refuse(NOW_MS)
     report = one.report(NOW_MS)
-    assert (report.hold, report.failed, [len(back.attempts) for back in report.back]) == (None, 0, [0, 0])
-    assert [(back.reason, *back.again) for back in report.back] == [
+    assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
+    assert [(back.reason, *back.next_attempt) for back in report.requeued] == [
         ("server_error", NOW_MS + 5000, 2),
         ("server_error", NOW_MS + 5000, 0),
     ]
@@ -270,8 +270,8 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog):
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
     paused = registry(builders.subscription(status=SubscriptionStatus.PAUSED))
     carried = Carried(paused, turn(waiting(), broken, waiting()))
-    [back] = carried.report.back
-    assert (back.place, back.reason, back.again) == (1, "unforeseen", (NOW_MS + 300_000, 3))
+    [back] = carried.report.requeued
+    assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
     assert (carried.report.failed, len(carried.results.outcomes)) == (0, 2)
     assert "ZeroDivisionError" in caplog.text
@@ -309,9 +309,9 @@ def test_content_that_cannot_be_built_is_a_dead_letter(monkeypatch, caplog):
 def ended_of(*parcels):
     """The keys of deliveries that an earlier run has written as accepted."""
     return {
-        completed_work.of_packed(segment.unpacked(packed), name)
+        completed_work.key_of_packed(segment.unpacked(packed), name)
         for one in parcels
-        for packed, name in zip(one.packed, revalidation.through(one, range(len(one.packed))), strict=True)
+        for packed, name in zip(one.packed, revalidation.subscription_ids(one, range(len(one.packed))), strict=True)
     }
 
 
@@ -323,7 +323,7 @@ def test_an_entry_accepted_in_an_earlier_run_is_not_sent():
     before, left = waiting(event(1)), waiting(event(2))
     carried = Carried(registry(), turn(before, left), ended=ended_of(before))
     assert [made.place for made in carried.sent] == [1]
-    assert (carried.report.delivered, carried.report.back) == (2, [])
+    assert (carried.report.delivered, carried.report.requeued) == (2, [])
     assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import msgspec
 
-from delivery.model import Again, Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
+from delivery.model import Attempt, LeaveReason, NextAttempt, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
@@ -26,17 +26,17 @@ FAILED = Attempt(1, 0, 1.0, 500, "server_error")
 
 
 def key_of(outcome):
-    return completed_work.of(outcome.delivery.event, outcome.delivery.subscription.subscription_id)
+    return completed_work.key_of_event(outcome.delivery.event, outcome.delivery.subscription.subscription_id)
 
 
-def read_back(*written, lane=completed_work.OfFastLane, **bounds):
+def read_back(*written, lane=completed_work.FastLaneLog, **bounds):
     """What has ended, by rows of (topic, value)."""
     found = lane(**bounds)
     for topic, reader in found.readers(TOPICS).items():
         for row_topic, value in written:
             if row_topic == topic:
-                found.take(value, reader)
-    return found.ended
+                found.add(value, reader)
+    return found.completed
 
 
 def written(*outcomes, batches=()):
@@ -59,7 +59,8 @@ def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
 def keys_of(batch):
     delivery = batch.outcome.delivery
     return {
-        completed_work.of_packed(event, name) for event, name in zip(delivery.events, delivery.subscription_ids, strict=True)
+        completed_work.key_of_packed(event, name)
+        for event, name in zip(delivery.events, delivery.subscription_ids, strict=True)
     }
 
 
@@ -77,8 +78,8 @@ def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
 
 
 def test_what_was_postponed_has_ended_when_its_parcel_is_there():
-    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
-    waiting = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.of(outcome, now_ms=0)]))
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", NextAttempt(1, 1))
+    waiting = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.delivery_entry(outcome, now_ms=0)]))
     assert read_back(*written(outcome)) == set()
     assert read_back(("retries", waiting)) == {key_of(outcome)}
 
@@ -89,8 +90,8 @@ def test_what_somebody_asked_for_again_is_no_end_of_what_was_due():
     dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")._replace(replay="rpl_1")
     batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
     batch = batch._replace(outcome=batch.outcome._replace(replay="rpl_1"))
-    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
-    waits = msgspec.structs.replace(retry_messages.of(outcome, now_ms=0), replay="rpl_1")
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", NextAttempt(1, 1))
+    waits = msgspec.structs.replace(retry_messages.delivery_entry(outcome, now_ms=0), replay="rpl_1")
     handed_over = ("retries", retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [waits])))
     assert read_back(*written(accepted, dead, batches=[batch]), handed_over) == set()
 
@@ -103,7 +104,7 @@ def test_an_event_that_its_producer_repeats_is_two_deliveries():
     first = builders.delivery()
     again = first._replace(event=first.event._replace(record=builders.record(offset=8)))
     assert first.webhook_id == again.webhook_id
-    assert completed_work.of(again.event, again.subscription.subscription_id) not in read_back(
+    assert completed_work.key_of_event(again.event, again.subscription.subscription_id) not in read_back(
         *written(ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=first))
     )
 
@@ -129,9 +130,9 @@ def test_a_batch_that_failed_has_ended_by_its_dead_letters_alone():
 
 def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
     batch = batch_ended(OutcomeKind.POSTPONED, FAILED, reason="server_error")
-    outcome = batch.outcome._replace(again=Again(1, 1))
+    outcome = batch.outcome._replace(next_attempt=NextAttempt(1, 1))
     waiting = retry_messages.encoded(
-        retry_messages.Postponed("ep1", "c1", [retry_messages.of_batch(outcome, PACKED, now_ms=0)])
+        retry_messages.Postponed("ep1", "c1", [retry_messages.batch_entry(outcome, PACKED, now_ms=0)])
     )
     assert read_back(("retries", waiting)) == keys_of(batch)
 
@@ -140,36 +141,38 @@ def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
     outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
     odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
     assert read_back(*odd, *written(outcome)) == {key_of(outcome)}
-    assert "could not be read back" in caplog.text
+    assert "could not be read" in caplog.text
 
 
 def test_no_more_is_remembered_than_its_bound():
     events = [builders.event(record=builders.record(offset=offset)) for offset in range(5)]
     log = [ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event)) for event in events]
     rows_of_each = [row for one in log for row in written(one)]
-    assert len(read_back(*rows_of_each, max_ended=2)) == 2
+    assert len(read_back(*rows_of_each, max_completed=2)) == 2
 
 
 def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_of_it_when_it_was_accepted():
     accepted = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
     report = retry_messages.Report(
-        "ep1", "c1", None, turn=7, delivered=0, failed=3, hold=None, retry_after_s=None, back=[], parcels=4
+        "ep1", "c1", None, lease=7, delivered=0, failed=3, blocked=None, retry_after_s=None, requeued=[], entries=4
     )
     log = [*written(accepted), ("retries", retry_messages.encoded(report))]
-    assert read_back(*log, lane=completed_work.OfRetryLane) == {key_of(accepted), completed_work.of_turn("ep1", 7, 4)}
-    assert completed_work.of_turn("ep1", 7, 4) not in {
-        completed_work.of_turn("ep1", 8, 4),
-        completed_work.of_turn("ep2", 7, 4),
-        completed_work.of_turn("ep1", 7, 5),
+    assert read_back(*log, lane=completed_work.RetryLaneLog) == {key_of(accepted), completed_work.key_of_lease("ep1", 7, 4)}
+    assert completed_work.key_of_lease("ep1", 7, 4) not in {
+        completed_work.key_of_lease("ep1", 8, 4),
+        completed_work.key_of_lease("ep2", 7, 4),
+        completed_work.key_of_lease("ep1", 7, 5),
     }
 
 
 def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter_that_may_be_redriven_has_ended():
     """A letter may be redriven as soon as it is written: taken for the end of the redrive, it would lose the event."""
     dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
-    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", Again(1, 1))
-    handed_over = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.of(outcome, now_ms=0)]))
-    assert read_back(*written(dead), ("retries", handed_over), lane=completed_work.OfRetryLane) == set()
+    outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", NextAttempt(1, 1))
+    handed_over = retry_messages.encoded(
+        retry_messages.Postponed("ep1", "c1", [retry_messages.delivery_entry(outcome, now_ms=0)])
+    )
+    assert read_back(*written(dead), ("retries", handed_over), lane=completed_work.RetryLaneLog) == set()
 
 
 def deliver(records, ended_before=frozenset()):
@@ -208,11 +211,13 @@ def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_b
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
         delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
-        first = await delivering.submit([batches.left(batches.lot(*of[:2])), batches.left(batches.lot(*of[2:]))])
+        first = await delivering.submit(
+            [batches.sent(batches.pending_batch(*of[:2])), batches.sent(batches.pending_batch(*of[2:]))]
+        )
         return first.batches + (await delivering.finish()).batches
 
-    ended_before = {completed_work.key("s1", completed_work.Place(*one.record[:3])) for one in of[1:3]}
+    ended_before = {completed_work.key("s1", completed_work.KafkaPosition(*one.record[:3])) for one in of[1:3]}
     told = asyncio.run(send(ended_before))  # in the run before, these two shared a batch
     assert [[event.offset for event in one.outcome.delivery.events] for one in told] == [[0], [3]]
-    assert asyncio.run(send({completed_work.key("s1", completed_work.Place(*one.record[:3])) for one in of})) == []
+    assert asyncio.run(send({completed_work.key("s1", completed_work.KafkaPosition(*one.record[:3])) for one in of})) == []
     assert len(network.posted) == 2

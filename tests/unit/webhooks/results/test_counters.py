@@ -44,7 +44,7 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
         rejections=[intake.Rejection(record=builders.record(), reason="not_json", detail="")],
         most_in_flight=3,
     )
-    told = counters.of(results, cpu_s=0.5)
+    told = counters.count(results, cpu_s=0.5)
     assert told.deliveries == {
         ("delivered", "none"): 2,
         ("dead_lettered", "timeout"): 1,
@@ -66,13 +66,15 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
     ],
 )
 def test_latency_is_counted_from_the_append_to_the_last_response(after_s, bound):
-    told = counters.of(Results(outcomes=[delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]), cpu_s=0)
+    told = counters.count(Results(outcomes=[delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]), cpu_s=0)
     assert told.latencies == {bound: 1}
     assert told.latency_sum_s == pytest.approx(max(0.0, after_s))
 
 
 def test_only_what_was_accepted_has_a_latency():
-    told = counters.of(Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0)
+    told = counters.count(
+        Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0
+    )
     assert not told.latencies
 
 
@@ -81,18 +83,18 @@ def test_the_tally_of_two_halves_is_that_of_the_whole():
         [delivered(attempt()), delivered(attempt(1, "dns"), attempt(2, after_s=4))],
         [outcome(OutcomeKind.SKIPPED, reason=SkipReason.QUARANTINED), delivered(attempt())],
     ]
-    whole = counters.of(Results(outcomes=halves[0] + halves[1]), cpu_s=3.0)
-    first, second = (counters.of(Results(outcomes=half), cpu_s=1.5) for half in halves)
+    whole = counters.count(Results(outcomes=halves[0] + halves[1]), cpu_s=3.0)
+    first, second = (counters.count(Results(outcomes=half), cpu_s=1.5) for half in halves)
     assert first + second == second + first == whole
-    assert whole + counters.Tally() == whole
+    assert whole + counters.Counters() == whole
 
 
 def test_the_larger_peak_remains():
-    assert (counters.Tally(most_in_flight=3) + counters.Tally(most_in_flight=8)).most_in_flight == 8
+    assert (counters.Counters(most_in_flight=3) + counters.Counters(most_in_flight=8)).most_in_flight == 8
 
 
 def test_a_tally_does_not_grow_with_what_it_counts():
     def of(count):
-        return len(pickle.dumps(counters.of(Results(outcomes=[delivered(attempt())] * count), cpu_s=0)))
+        return len(pickle.dumps(counters.count(Results(outcomes=[delivered(attempt())] * count), cpu_s=0)))
 
     assert of(10_000) <= of(1) + 20  # wider numbers, and nothing else

@@ -13,17 +13,17 @@ def told_every(seconds):
 
 def test_it_is_told_at_once_and_again_when_that_is_old():
     told = told_every(80.0)
-    assert told.news([ONE], 1000.0) == [ONE]
-    assert told.news([ONE, OTHER], 1059.9) == [OTHER]
-    assert told.news([ONE, OTHER], 1060.0) == [ONE]
-    assert told.news([ONE, OTHER], 1119.8) == []
-    assert told.news([ONE, OTHER], 1120.0) == [ONE, OTHER]
+    assert told.to_report([ONE], 1000.0) == [ONE]
+    assert told.to_report([ONE, OTHER], 1059.9) == [OTHER]
+    assert told.to_report([ONE, OTHER], 1060.0) == [ONE]
+    assert told.to_report([ONE, OTHER], 1119.8) == []
+    assert told.to_report([ONE, OTHER], 1120.0) == [ONE, OTHER]
 
 
 def test_what_was_told_together_is_not_told_together_for_ever_and_never_too_late():
     told, many = health_hints.Acceptances(80.0), [builders.endpoint(f"ep{n}") for n in range(100)]
-    told.news(many, 1000.0)
-    counts = [len(told.news(many, 1000.0 + second)) for second in range(81)]
+    told.to_report(many, 1000.0)
+    counts = [len(told.to_report(many, 1000.0 + second)) for second in range(81)]
     assert sum(counts[:40]) == 0
     assert 0 < max(counts) < 50
     assert sum(counts) >= 100
@@ -33,6 +33,6 @@ def test_no_more_are_remembered_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(health_hints, "MAX_KNOWN", 2)
     told = told_every(80.0)
     third = builders.endpoint("ep3")
-    assert told.news([ONE, OTHER], 1000.0) == [ONE, OTHER]
-    assert told.news([third], 1001.0) == [third]
-    assert told.news([ONE, third], 1002.0) == [ONE], "what was forgotten is told too often, and never too seldom"
+    assert told.to_report([ONE, OTHER], 1000.0) == [ONE, OTHER]
+    assert told.to_report([third], 1001.0) == [third]
+    assert told.to_report([ONE, third], 1002.0) == [ONE], "what was forgotten is told too often, and never too seldom"

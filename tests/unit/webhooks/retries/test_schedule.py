@@ -7,11 +7,11 @@ import pytest
 from delivery.model import Retrying
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.retries import retry_messages
-from tests.support.retries import DAY_MS, NOW, Shard, accepted, failed_attempt, postponed, reported, waiting
+from tests.support.retries import DAY_MS, NOW, Shard, accepted, entry, failed_attempt, postponed, reported
 
 
 class Customer:
-    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each parcel that leaves."""
+    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each entry that leaves."""
 
     def __init__(self, *answers, retrying_by=None, seed=1):
         self.shard = Shard()
@@ -22,13 +22,13 @@ class Customer:
         self.attempted_ms = []
         self.dead = None
 
-    def attempt(self, turn):
-        [one] = turn.parcels
+    def attempt(self, lease):
+        [one] = lease.entries
         assert one.again_at_ms <= self.now_ms
         self.attempted_ms.append(self.now_ms)
         error_class, retry_after_s = self.answers.pop(0) if self.answers else (retry_decision.SERVER_ERROR, None)
         if error_class is None:
-            return accepted(turn)
+            return accepted(lease)
         again = retry_decision.again(
             self.retrying,
             error_class,
@@ -40,22 +40,22 @@ class Customer:
         )
         if again is None:
             self.dead = error_class
-            return reported(turn, delivered=0, failed=1)
+            return reported(lease, delivered=0, failed=1)
         attempt = failed_attempt(one.attempts + 1, error_class=error_class)
-        return reported(turn, retry_messages.Back(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
+        return reported(lease, retry_messages.Requeue(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
 
     def live(self):
         """Let all the time pass that it takes."""
         first = retry_decision.again(
             self.retrying, retry_decision.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
         )
-        arrived = [postponed(waiting(again_at_ms=first.at_ms, retries=first.retries, attempts=1))]
-        while arrived or self.shard.told.due_ms is not None:
-            turns = self.shard.step(*arrived, now_ms=self.now_ms)
-            arrived = [self.attempt(turn) for turn in turns if not turn.given_up]
-            self.dead = self.dead or next((turn.given_up for turn in turns), None)
-            if not arrived and self.shard.told.due_ms is not None:
-                self.now_ms = max(self.now_ms, self.shard.told.due_ms)
+        arrived = [postponed(entry(again_at_ms=first.at_ms, retries=first.retries, attempts=1))]
+        while arrived or self.shard.backlog.due_ms is not None:
+            leases = self.shard.step(*arrived, now_ms=self.now_ms)
+            arrived = [self.attempt(lease) for lease in leases if not lease.given_up]
+            self.dead = self.dead or next((lease.given_up for lease in leases), None)
+            if not arrived and self.shard.backlog.due_ms is not None:
+                self.now_ms = max(self.now_ms, self.shard.backlog.due_ms)
         assert self.shard.is_empty()
         return [(after - before) / 1000 for before, after in zip([NOW, *self.attempted_ms], self.attempted_ms, strict=False)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.retries import retry_messages
-from tests.support.retries import DAY_MS, NOW, Shard, accepted, held, postponed, refused, reported, waiting
+from tests.support.retries import DAY_MS, NOW, Shard, accepted, blocked, entry, postponed, refused, reported
 
 AN_HOUR = {"disable_after_s": 3200}
 """And an eighth, as other lanes tell what it accepts now and then."""
@@ -13,40 +13,40 @@ ACCEPTED = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [], acce
 
 def test_an_endpoint_is_held_as_long_as_something_waits_for_it_and_its_window_is_not_open():
     shard = Shard()
-    shard.step(postponed(waiting(reason=retry_decision.CIRCUIT_OPEN)), postponed(waiting(), endpoint="ep2"), now_ms=NOW)
-    assert shard.told.held == {"ep1"}
+    shard.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), postponed(entry(), endpoint="ep2"), now_ms=NOW)
+    assert shard.backlog.suppressed == {"ep1"}
     [probe] = shard.step(now_ms=NOW + 5000)
-    assert shard.told.held == {"ep1"}
+    assert shard.backlog.suppressed == {"ep1"}
     shard.step(accepted(probe), now_ms=NOW + 5001)
-    assert shard.told.held == frozenset()
+    assert shard.backlog.suppressed == frozenset()
 
 
 def test_an_endpoint_in_order_is_not_named_as_held_because_its_events_come_here_anyway():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting(order_key="a")), now_ms=NOW)
-    shard.step(held(turn), now_ms=NOW)
-    assert (shard.told.events, shard.told.held, shard.told.due_ms) == (1, frozenset(), NOW + 5000)
+    [lease] = shard.step(postponed(entry(order_key="a")), now_ms=NOW)
+    shard.step(blocked(lease), now_ms=NOW)
+    assert (shard.backlog.events, shard.backlog.suppressed, shard.backlog.due_ms) == (1, frozenset(), NOW + 5000)
 
 
 def failing(shard):
     """The endpoints that a shard tells are failing, each with times that bear it out."""
-    assert all(one.failed_ms - one.since_ms >= AN_HOUR["disable_after_s"] * 1000 for one in shard.told.failing)
-    return {one.endpoint_id for one in shard.told.failing}
+    assert all(one.failed_ms - one.since_ms >= AN_HOUR["disable_after_s"] * 1000 for one in shard.backlog.failing)
+    return {one.endpoint_id for one in shard.backlog.failing}
 
 
 def test_an_endpoint_is_failing_after_reports_of_failures_only_for_so_long_and_no_longer_once_it_is_disabled():
     shard, now_ms = Shard(**AN_HOUR), NOW
-    [turn] = shard.step(postponed(*(waiting() for _ in range(20))), now_ms=NOW)
+    [lease] = shard.step(postponed(*(entry() for _ in range(20))), now_ms=NOW)
     while now_ms < NOW + 3600_000:
-        assert shard.told.failing == frozenset()
-        shard.step(refused(turn, now_ms + 1000), now_ms=now_ms)
-        now_ms, [turn] = shard.wait()
-    shard.step(refused(turn, now_ms + 1000), now_ms=now_ms)
+        assert shard.backlog.failing == frozenset()
+        shard.step(refused(lease, now_ms + 1000), now_ms=now_ms)
+        now_ms, [lease] = shard.wait()
+    shard.step(refused(lease, now_ms + 1000), now_ms=now_ms)
     assert failing(shard) == {"ep1"}
     now_ms, [probe] = shard.wait()
-    shard.step(held(probe, retry_decision.ENDPOINT_DISABLED), now_ms=now_ms)
-    assert shard.told.failing == frozenset()
-    assert shard.told.events == 20
+    shard.step(blocked(probe, retry_decision.ENDPOINT_DISABLED), now_ms=now_ms)
+    assert shard.backlog.failing == frozenset()
+    assert shard.backlog.events == 20
 
 
 def not_accepted(at_ms):
@@ -54,7 +54,7 @@ def not_accepted(at_ms):
 
 
 def refused_once(at_ms):
-    return postponed(waiting(again_at_ms=NOW + DAY_MS, since_ms=at_ms, reason=retry_decision.REFUSED))
+    return postponed(entry(again_at_ms=NOW + DAY_MS, since_ms=at_ms, reason=retry_decision.REFUSED))
 
 
 @pytest.mark.parametrize(("between", "is_failing"), [((), True), ((ACCEPTED,), False)])
@@ -66,12 +66,12 @@ def test_an_endpoint_that_fails_now_and_then_is_failing_unless_its_own_lane_says
     for at_ms in (NOW, NOW + 1_200_000, NOW + 2_400_000):
         shard.step(what_fails(at_ms), now_ms=at_ms)
         shard.step(*between, now_ms=at_ms + 1)
-        assert shard.told.failing == frozenset()
+        assert shard.backlog.failing == frozenset()
     for at_ms in (NOW + 3_600_000, NOW + 4_000_000):  # told again, for who was not there to hear it
         shard.step(what_fails(at_ms), now_ms=at_ms)
         assert failing(shard) == ({"ep1"} if is_failing else set())
     shard.step(now_ms=NOW + 4_000_001)
-    assert shard.told.failing == frozenset()
+    assert shard.backlog.failing == frozenset()
 
 
 def test_what_failed_before_the_lane_stood_still_is_no_news_after_it():
@@ -79,26 +79,26 @@ def test_what_failed_before_the_lane_stood_still_is_no_news_after_it():
     for at_ms in (NOW, NOW + 1_500_000, NOW + 3_000_000):
         shard.step(not_accepted(at_ms), now_ms=at_ms)
     shard.step(not_accepted(NOW + 3_000_001), now_ms=NOW + 4_000_000)
-    assert shard.told.failing == frozenset()
+    assert shard.backlog.failing == frozenset()
 
 
 def test_long_after_it_failed_an_endpoint_is_asked_as_any_other_though_that_counts():
     shard = Shard(disable_after_s=DAY_MS)
-    [probe] = shard.step(postponed(waiting()), now_ms=NOW)
+    [probe] = shard.step(postponed(entry()), now_ms=NOW)
     shard.step(reported(probe, delivered=0, failed=1), now_ms=NOW)  # and became a dead letter
     later = NOW + 600_000
-    shard.step(postponed(waiting(again_at_ms=later + DAY_MS, since_ms=later, reason=retry_decision.REFUSED)), now_ms=later)
-    assert shard.told.held == frozenset()
-    [turn] = shard.step(postponed(*(waiting() for _ in range(20))), now_ms=later + 1)
-    assert (len(turn.parcels), turn.is_probe) == (8, False)
+    shard.step(postponed(entry(again_at_ms=later + DAY_MS, since_ms=later, reason=retry_decision.REFUSED)), now_ms=later)
+    assert shard.backlog.suppressed == frozenset()
+    [lease] = shard.step(postponed(*(entry() for _ in range(20))), now_ms=later + 1)
+    assert (len(lease.entries), lease.is_probe) == (8, False)
 
 
 def test_an_endpoint_that_only_failed_is_forgotten_when_that_says_nothing_any_more():
     shard = Shard(**AN_HOUR)
     shard.step(not_accepted(NOW), now_ms=NOW)
-    assert shard.told.due_ms is None, "nobody is woken for that"
+    assert shard.backlog.due_ms is None, "nobody is woken for that"
     for at_ms, known in ((NOW + 1_599_999, ["c1/ep1", "c1/ep2"]), (NOW + 1_600_000, ["c1/ep2"])):
-        shard.step(postponed(waiting(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=at_ms)
+        shard.step(postponed(entry(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=at_ms)
         assert sorted(shard.index.endpoints) == known
 
 

@@ -5,275 +5,275 @@ import pytest
 from delivery import errors
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.retries import fifo, shard_scheduler
-from delivery.webhooks.retries.endpoint_state import Waiting
+from delivery.webhooks.retries.endpoint_state import EndpointState
 from tests.support.retries import (
     DAY_MS,
     NOW,
     Shard,
     accepted,
-    back,
+    blocked,
+    entry,
     events_of,
     failed_attempt,
-    held,
     ids,
     postponed,
     refused,
     reported,
-    waiting,
+    requeue,
 )
 
 MINUTE_MS = 60_000
 
 
 def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_reported():
-    shard, parcels = Shard(), [waiting(), waiting()]
-    [turn] = shard.step(postponed(*parcels), now_ms=NOW)
-    assert (turn.parcels, turn.number, turn.given_up) == (parcels, 1, None)
-    assert shard.told.events == 2
-    assert shard.step(accepted(turn), now_ms=NOW + 1) == []
+    shard, entries = Shard(), [entry(), entry()]
+    [lease] = shard.step(postponed(*entries), now_ms=NOW)
+    assert (lease.entries, lease.number, lease.given_up) == (entries, 1, None)
+    assert shard.backlog.events == 2
+    assert shard.step(accepted(lease), now_ms=NOW + 1) == []
     assert shard.is_empty()
 
 
 def test_what_waits_does_not_leave_a_millisecond_early_though_it_is_woken_a_horizon_ahead():
-    shard = Shard(horizon_ms=500)
-    shard.step(postponed(waiting(again_at_ms=NOW + 5000)), now_ms=NOW)
-    assert shard.told.due_ms == NOW + 5500
+    shard = Shard(look_ahead_ms=500)
+    shard.step(postponed(entry(again_at_ms=NOW + 5000)), now_ms=NOW)
+    assert shard.backlog.due_ms == NOW + 5500
     assert shard.step(now_ms=NOW + 4999) == []
     assert len(shard.step(now_ms=NOW + 5000)) == 1
 
 
 def test_one_turn_of_a_flow_is_away_at_a_time_and_the_lane_asks_for_its_report_each_second():
     shard = Shard()
-    [turn] = shard.step(postponed(*[waiting() for _ in range(10)]), now_ms=NOW)
-    assert shard.told.due_ms == NOW + 1000
-    assert shard.step(postponed(waiting()), now_ms=NOW + 1) == []
-    [following] = shard.step(accepted(turn), now_ms=NOW + 2)
-    assert (len(turn.parcels), len(following.parcels)) == (8, 3)
+    [lease] = shard.step(postponed(*[entry() for _ in range(10)]), now_ms=NOW)
+    assert shard.backlog.due_ms == NOW + 1000
+    assert shard.step(postponed(entry()), now_ms=NOW + 1) == []
+    [following] = shard.step(accepted(lease), now_ms=NOW + 2)
+    assert (len(lease.entries), len(following.entries)) == (8, 3)
 
 
 def test_a_turn_whose_report_never_comes_is_repeated_and_its_late_report_changes_nothing():
-    shard = Shard(away_s=120)
-    [lost] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
+    shard = Shard(lease_timeout_s=120)
+    [lost] = shard.step(postponed(entry(), entry()), now_ms=NOW)
     assert shard.step(now_ms=NOW + 119_999) == []
-    [turn] = shard.step(now_ms=NOW + 120_000)
-    assert (turn.parcels, turn.number) == (lost.parcels, lost.number + 1)
+    [lease] = shard.step(now_ms=NOW + 120_000)
+    assert (lease.entries, lease.number) == (lost.entries, lost.number + 1)
     before = shard.index_bytes
     assert shard.step(accepted(lost), now_ms=NOW + 120_001) == []
     assert shard.index_bytes == before
-    shard.step(accepted(turn), accepted(turn), accepted(lost), now_ms=NOW + 120_002)
+    shard.step(accepted(lease), accepted(lease), accepted(lost), now_ms=NOW + 120_002)
     assert shard.is_empty()
 
 
 def test_a_report_of_a_turn_of_the_same_number_that_had_other_parcels_ends_nothing():
-    """A job that was killed, and is started again with another `retry.max_turn`, makes another turn of the same records."""
+    """A job that was killed, and is started again with another `retry.max_turn`, makes another lease of the same records."""
     shard = Shard()
-    [turn] = shard.step(postponed(*[waiting() for _ in range(3)]), now_ms=NOW)
-    assert shard.step(accepted(turn, parcels=2), now_ms=NOW + 1) == []
-    assert shard.told.events == 3
-    shard.step(accepted(turn, parcels=3), now_ms=NOW + 2)
+    [lease] = shard.step(postponed(*[entry() for _ in range(3)]), now_ms=NOW)
+    assert shard.step(accepted(lease, entries=2), now_ms=NOW + 1) == []
+    assert shard.backlog.events == 3
+    shard.step(accepted(lease, entries=3), now_ms=NOW + 2)
     assert shard.is_empty()
 
 
 def test_a_report_of_an_earlier_life_of_a_flow_ends_nothing():
     shard = Shard()
-    [first] = shard.step(postponed(waiting()), now_ms=NOW)
+    [first] = shard.step(postponed(entry()), now_ms=NOW)
     shard.step(accepted(first), now_ms=NOW)
     shard.step(now_ms=NOW + DAY_MS)
-    shard.step(postponed(waiting()), now_ms=NOW + DAY_MS)
+    shard.step(postponed(entry()), now_ms=NOW + DAY_MS)
     shard.step(accepted(first), now_ms=NOW + DAY_MS)
-    assert shard.told.events == 1
+    assert shard.backlog.events == 1
 
 
 def test_a_failed_parcel_waits_for_its_next_attempt_with_its_story():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
+    [lease] = shard.step(postponed(entry(), entry()), now_ms=NOW)
     attempt = failed_attempt(3)
-    shard.step(reported(turn, back(1, NOW + MINUTE_MS, attempt, retries=2, reason="timeout")), now_ms=NOW + 1)
-    assert shard.told.events == 1
+    shard.step(reported(lease, requeue(1, NOW + MINUTE_MS, attempt, retries=2, reason="timeout")), now_ms=NOW + 1)
+    assert shard.backlog.events == 1
     assert shard.step(now_ms=NOW + MINUTE_MS - 1) == []
     [again] = shard.step(now_ms=NOW + MINUTE_MS)
-    [one] = again.parcels
-    assert (one.retries, one.attempts, one.reason, one.story) == (2, 3, "timeout", (attempt,))
-    assert one.packed == turn.parcels[1].packed
+    [one] = again.entries
+    assert (one.retries, one.attempts, one.reason, one.history) == (2, 3, "timeout", (attempt,))
+    assert one.packed == lease.entries[1].packed
 
 
 def test_the_same_record_may_arrive_twice():
-    shard, record = Shard(), postponed(waiting())
-    [turn] = shard.step(record, record, now_ms=NOW)
-    shard.step(accepted(turn), now_ms=NOW)
+    shard, record = Shard(), postponed(entry())
+    [lease] = shard.step(record, record, now_ms=NOW)
+    shard.step(accepted(lease), now_ms=NOW)
     assert shard.is_empty()
 
 
 def test_what_has_expired_is_given_up_whatever_it_waits_for():
     shard = Shard()
-    lasting, due = waiting(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_decision.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
-    short, asleep = waiting(**due), waiting(again_at_ms=NOW + DAY_MS, **due)
+    lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_decision.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
+    short, asleep = entry(**due), entry(again_at_ms=NOW + DAY_MS, **due)
     shard.step(postponed(lasting, short, asleep), now_ms=NOW)
-    assert shard.told.due_ms == NOW + 4000
+    assert shard.backlog.due_ms == NOW + 4000
     assert shard.step(now_ms=NOW + 3999) == []
-    turns = shard.step(now_ms=NOW + 4000)
-    assert [(turn.given_up, turn.number, turn.order_key) for turn in turns] == [(retry_decision.EXPIRED, 0, None)]
-    assert ids(*turns) == events_of([short, asleep])
-    assert shard.told.events == 1
+    leases = shard.step(now_ms=NOW + 4000)
+    assert [(lease.given_up, lease.number, lease.order_key) for lease in leases] == [(retry_decision.EXPIRED, 0, None)]
+    assert ids(*leases) == events_of([short, asleep])
+    assert shard.backlog.events == 1
 
 
 def test_what_is_away_is_not_given_up_and_what_comes_back_expired_is():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting(expires_ms=NOW + 10)), now_ms=NOW)
-    assert shard.step(postponed(waiting()), now_ms=NOW + 20) == []
-    [given_up] = shard.step(held(turn), now_ms=NOW + 30)
-    assert (given_up.given_up, given_up.parcels) == (retry_decision.EXPIRED, turn.parcels)
-    assert shard.told.events == 1
+    [lease] = shard.step(postponed(entry(expires_ms=NOW + 10)), now_ms=NOW)
+    assert shard.step(postponed(entry()), now_ms=NOW + 20) == []
+    [given_up] = shard.step(blocked(lease), now_ms=NOW + 30)
+    assert (given_up.given_up, given_up.entries) == (retry_decision.EXPIRED, lease.entries)
+    assert shard.backlog.events == 1
 
 
 def test_what_is_beyond_the_room_of_its_endpoint_is_given_up_and_the_others_have_theirs():
-    shard, parcels = Shard(max_pending=5), [waiting(2) for _ in range(4)]
-    turns = shard.step(postponed(*parcels), postponed(waiting(5), endpoint="ep2"), now_ms=NOW)
-    [beyond] = [turn for turn in turns if turn.given_up]
-    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_decision.NO_ROOM, 0, events_of(parcels[2:]))
-    assert shard.told.events == 9
+    shard, entries = Shard(max_pending=5), [entry(2) for _ in range(4)]
+    leases = shard.step(postponed(*entries), postponed(entry(5), endpoint="ep2"), now_ms=NOW)
+    [beyond] = [lease for lease in leases if lease.given_up]
+    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_decision.NO_ROOM, 0, events_of(entries[2:]))
+    assert shard.backlog.events == 9
 
 
 def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival():
-    shard, backlog = Shard(), [waiting(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(40)]
+    shard, backlog = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(40)]
     now_ms = NOW
     for begun in range(0, 40, 4):
-        turns = shard.step(postponed(*backlog[begun : begun + 4]), now_ms=now_ms)
-        while turns:
-            turns = shard.step(*(held(turn) for turn in turns), now_ms=now_ms)
+        leases = shard.step(postponed(*backlog[begun : begun + 4]), now_ms=now_ms)
+        while leases:
+            leases = shard.step(*(blocked(lease) for lease in leases), now_ms=now_ms)
         now_ms += 7000
-    assert shard.told.events == 40
-    assert shard.told.held == {"ep1"}
+    assert shard.backlog.events == 40
+    assert shard.backlog.suppressed == {"ep1"}
     left = []
     while not shard.is_empty():
-        now_ms = max(now_ms, shard.told.due_ms)
+        now_ms = max(now_ms, shard.backlog.due_ms)
         left += shard.step(*map(accepted, left[-1:]), now_ms=now_ms)
     assert ids(*left) == events_of(backlog)
-    assert [len(turn.parcels) for turn in left] == [1, 2, 4, 8, 16, 9]
+    assert [len(lease.entries) for lease in left] == [1, 2, 4, 8, 16, 9]
 
 
 def test_in_order_no_later_one_of_a_key_leaves_before_an_earlier_one_has_ended_and_other_keys_flow():
     shard = Shard()
-    mine, others = [waiting(order_key="a") for _ in range(3)], [waiting(order_key="b") for _ in range(3)]
-    [turn, other] = shard.step(postponed(mine[0], others[0], mine[1], mine[2]), now_ms=NOW)
-    assert (ids(turn), ids(other)) == (events_of(mine), events_of(others[:1]))
-    shard.step(postponed(waiting(order_key="a")), refused(turn, NOW + 5000), accepted(other), now_ms=NOW + 1)
-    assert shard.told.due_ms == NOW + 5000
+    mine, others = [entry(order_key="a") for _ in range(3)], [entry(order_key="b") for _ in range(3)]
+    [lease, other] = shard.step(postponed(mine[0], others[0], mine[1], mine[2]), now_ms=NOW)
+    assert (ids(lease), ids(other)) == (events_of(mine), events_of(others[:1]))
+    shard.step(postponed(entry(order_key="a")), refused(lease, NOW + 5000), accepted(other), now_ms=NOW + 1)
+    assert shard.backlog.due_ms == NOW + 5000
     [flowing] = shard.step(postponed(*others[1:]), now_ms=NOW + 2)
     assert ids(flowing) == events_of(others[1:])
     assert shard.step(accepted(flowing), now_ms=NOW + 4999) == []
     [again] = shard.step(now_ms=NOW + 5000)
-    assert (again.order_key, ids(again)[:3], len(again.parcels)) == ("a", events_of(mine), 4)
-    assert [each.attempts for each in again.parcels] == [1, 0, 0, 0]
+    assert (again.order_key, ids(again)[:3], len(again.entries)) == ("a", events_of(mine), 4)
+    assert [each.attempts for each in again.entries] == [1, 0, 0, 0]
 
 
 def test_a_dead_endpoint_in_order_is_asked_by_one_key_at_a_time_and_none_starves():
     shard, now_ms = Shard(), NOW
-    turns = shard.step(*(postponed(waiting(order_key=f"k{n:02}")) for n in range(20)), now_ms=now_ms)
-    assert len(turns) == 8
-    asked = [turn.order_key for turn in turns]
+    leases = shard.step(*(postponed(entry(order_key=f"k{n:02}")) for n in range(20)), now_ms=now_ms)
+    assert len(leases) == 8
+    asked = [lease.order_key for lease in leases]
     while len(asked) < 40:
         now_ms += 1000
-        turns = shard.step(*(refused(turn, now_ms + 5000) for turn in turns), now_ms=now_ms)
-        asked += [turn.order_key for turn in turns]
-    assert len(turns) == 1
+        leases = shard.step(*(refused(lease, now_ms + 5000) for lease in leases), now_ms=now_ms)
+        asked += [lease.order_key for lease in leases]
+    assert len(leases) == 1
     assert len(set(asked[:20])) == 20
 
 
 def test_an_endpoint_that_comes_back_is_probed_and_then_asked_by_twice_as_many_each_time():
-    shard = Shard(max_turn=32)
-    [turn] = shard.step(postponed(*[waiting() for _ in range(100)]), now_ms=NOW)
-    shard.step(refused(turn, NOW + DAY_MS), now_ms=NOW)
-    assert shard.told.held == {"ep1"}
+    shard = Shard(max_lease_entries=32)
+    [lease] = shard.step(postponed(*[entry() for _ in range(100)]), now_ms=NOW)
+    shard.step(refused(lease, NOW + DAY_MS), now_ms=NOW)
+    assert shard.backlog.suppressed == {"ep1"}
     assert shard.step(now_ms=NOW + 4999) == []
     sizes, now_ms = [], NOW + 5000
-    turns = shard.step(now_ms=now_ms)
-    while turns:
-        [turn] = turns
-        sizes.append(len(turn.parcels))
-        turns = shard.step(accepted(turn), now_ms=now_ms)
+    leases = shard.step(now_ms=now_ms)
+    while leases:
+        [lease] = leases
+        sizes.append(len(lease.entries))
+        leases = shard.step(accepted(lease), now_ms=now_ms)
     assert sizes == [1, 2, 4, 8, 16, 32, 29]
-    assert shard.told.held == frozenset(), "it is open again"
+    assert shard.backlog.suppressed == frozenset(), "it is open again"
 
 
 def test_a_turn_says_whether_its_endpoint_was_failing_when_it_was_last_heard_of():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting()), now_ms=NOW)
-    assert not turn.is_probe
-    shard.step(refused(turn, NOW), now_ms=NOW)
-    at, [turn] = shard.wait()
-    assert turn.is_probe
-    [turn] = shard.step(accepted(turn), postponed(*[waiting()] * 200), now_ms=at)
-    assert turn.is_probe  # it was held, and its window opens again
+    [lease] = shard.step(postponed(entry()), now_ms=NOW)
+    assert not lease.is_probe
+    shard.step(refused(lease, NOW), now_ms=NOW)
+    at, [lease] = shard.wait()
+    assert lease.is_probe
+    [lease] = shard.step(accepted(lease), postponed(*[entry()] * 200), now_ms=at)
+    assert lease.is_probe  # it was held, and its window opens again
     for _ in range(4):
-        [turn] = shard.step(accepted(turn), now_ms=at)
-    assert (turn.is_probe, len(turn.parcels)) == (True, 32)
-    [turn] = shard.step(accepted(turn), now_ms=at)
-    assert (turn.is_probe, len(turn.parcels)) == (False, 64)
+        [lease] = shard.step(accepted(lease), now_ms=at)
+    assert (lease.is_probe, len(lease.entries)) == (True, 32)
+    [lease] = shard.step(accepted(lease), now_ms=at)
+    assert (lease.is_probe, len(lease.entries)) == (False, 64)
     told_of = Shard()
-    told_of.step(postponed(waiting(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
-    _, [turn] = told_of.wait()
-    assert turn.is_probe
+    told_of.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    _, [lease] = told_of.wait()
+    assert lease.is_probe
 
 
 def test_after_a_failed_probe_another_parcel_is_the_next_probe():
-    shard, parcels = Shard(), [waiting(reason=retry_decision.CIRCUIT_OPEN) for _ in range(3)]
-    shard.step(postponed(*parcels), now_ms=NOW)
+    shard, entries = Shard(), [entry(reason=retry_decision.CIRCUIT_OPEN) for _ in range(3)]
+    shard.step(postponed(*entries), now_ms=NOW)
     probes = []
     for _ in range(4):
-        now_ms, [turn] = shard.wait()
-        probes.append(turn)
-        shard.step(refused(turn, now_ms + 5000), now_ms=now_ms)
-    assert ids(*probes) == events_of([*parcels, parcels[0]])
+        now_ms, [lease] = shard.wait()
+        probes.append(lease)
+        shard.step(refused(lease, now_ms + 5000), now_ms=now_ms)
+    assert ids(*probes) == events_of([*entries, entries[0]])
 
 
 def test_a_turn_has_a_bounded_number_of_bytes_and_one_parcel_always_may(monkeypatch):
-    monkeypatch.setattr(fifo, "MAX_TURN_BYTES", 1000)
-    shard, small, large = Shard(), [waiting(payload=b"1" * 200) for _ in range(4)], waiting(payload=b"1" * 5000)
-    sizes, turns = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
-    while turns:
-        sizes += [len(turn.parcels) for turn in turns]
-        turns = shard.step(*map(accepted, turns), now_ms=NOW)
+    monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 1000)
+    shard, small, large = Shard(), [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
+    sizes, leases = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
+    while leases:
+        sizes += [len(lease.entries) for lease in leases]
+        leases = shard.step(*map(accepted, leases), now_ms=NOW)
     assert sizes == [3, 1, 1, 1]
 
 
 def test_what_a_decision_has_no_room_for_is_due_at_once_and_nobody_is_passed_over(monkeypatch):
-    monkeypatch.setattr(shard_scheduler, "MAX_LEAVING_BYTES", 1)
+    monkeypatch.setattr(shard_scheduler, "MAX_LEASED_BYTES", 1)
     shard = Shard()
     names = [f"ep{number}" for number in range(5)]
-    turns = shard.step(*(postponed(*(waiting() for _ in range(40)), endpoint=name) for name in names), now_ms=NOW)
+    leases = shard.step(*(postponed(*(entry() for _ in range(40)), endpoint=name) for name in names), now_ms=NOW)
     asked = []
     for _ in range(10):
-        asked += [turn.endpoint_id for turn in turns]
-        assert shard.told.due_ms <= NOW
-        turns = shard.step(*map(accepted, turns), now_ms=NOW)
+        asked += [lease.endpoint_id for lease in leases]
+        assert shard.backlog.due_ms <= NOW
+        leases = shard.step(*map(accepted, leases), now_ms=NOW)
     assert asked == names * 2
 
 
 def test_an_endpoint_registered_again_by_another_customer_has_nothing_to_do_with_what_waits():
     shard = Shard()
-    mine, theirs = shard.step(postponed(waiting()), postponed(waiting(), customer="c2"), now_ms=NOW)
+    mine, theirs = shard.step(postponed(entry()), postponed(entry(), customer="c2"), now_ms=NOW)
     assert (mine.customer_id, theirs.customer_id) == ("c1", "c2")
     shard.step(refused(mine, NOW + DAY_MS), accepted(theirs), now_ms=NOW)
-    assert shard.told.events == 1
+    assert shard.backlog.events == 1
 
 
 def test_what_waits_for_the_registry_keeps_no_other_waiting_and_says_nothing_of_the_endpoint():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting(), waiting()), now_ms=NOW)
-    behind = back(0, NOW + 5000, retries=0, reason=retry_decision.REGISTRY_BEHIND)
-    other = waiting()
-    [next_turn] = shard.step(reported(turn, behind), postponed(other), now_ms=NOW + 1)
-    assert [each.packed for each in next_turn.parcels] == [other.packed]
-    shard.step(accepted(next_turn), now_ms=NOW + 2)
+    [lease] = shard.step(postponed(entry(), entry()), now_ms=NOW)
+    behind = requeue(0, NOW + 5000, retries=0, reason=retry_decision.REGISTRY_BEHIND)
+    other = entry()
+    [next_lease] = shard.step(reported(lease, behind), postponed(other), now_ms=NOW + 1)
+    assert [each.packed for each in next_lease.entries] == [other.packed]
+    shard.step(accepted(next_lease), now_ms=NOW + 2)
     now_ms, [again] = shard.wait()
     assert now_ms >= NOW + 5000
-    assert again.parcels[0].packed == turn.parcels[0].packed
+    assert again.entries[0].packed == lease.entries[0].packed
 
 
 def test_a_decision_with_nothing_to_do_changes_nothing():
     shard = Shard()
-    shard.step(postponed(waiting(again_at_ms=NOW + 5000)), now_ms=NOW)
+    shard.step(postponed(entry(again_at_ms=NOW + 5000)), now_ms=NOW)
     before = shard.index_bytes
     assert shard.step(now_ms=NOW + 10) == []
     assert (shard_scheduler.encoded(shard.last.index), shard.last.changed) == (before, False)
@@ -281,16 +281,16 @@ def test_a_decision_with_nothing_to_do_changes_nothing():
 
 def test_an_endpoint_for_which_nothing_waits_is_forgotten_after_a_minute():
     shard = Shard()
-    [turn] = shard.step(postponed(waiting()), now_ms=NOW)
-    shard.step(accepted(turn), now_ms=NOW)
-    assert (len(shard.index.endpoints), shard.told.due_ms) == (1, None)
-    shard.step(postponed(waiting(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=NOW + 60_000)
+    [lease] = shard.step(postponed(entry()), now_ms=NOW)
+    shard.step(accepted(lease), now_ms=NOW)
+    assert (len(shard.index.endpoints), shard.backlog.due_ms) == (1, None)
+    shard.step(postponed(entry(again_at_ms=NOW + DAY_MS), endpoint="ep2"), now_ms=NOW + 60_000)
     assert list(shard.index.endpoints) == ["c1/ep2"]
 
 
 def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segments():
-    shard, parcels = Shard(), [waiting(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(400)]
-    for each in parcels:
+    shard, entries = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(400)]
+    for each in entries:
         shard.step(postponed(each), now_ms=NOW)
     assert len(shard.segments) < 20
     assert shard.bytes_written < shard.bytes_kept() * 7  # 4^5 > 400: each is merged five times, and written first
@@ -300,20 +300,20 @@ def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segmen
 
 def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
     shard, big = Shard(), {"payload": b"1" * 1000}
-    for turn in range(50):
-        patient = postponed(waiting(reason=retry_decision.CIRCUIT_OPEN), endpoint="patient")
-        turns = shard.step(patient, postponed(*(waiting(**big) for _ in range(100)), endpoint="hasty"), now_ms=NOW)
-        while turns:
-            turns = shard.step(*map(accepted, turns), now_ms=NOW)
-        assert turn < 10 or shard.bytes_kept() < 400_000
+    for lease in range(50):
+        patient = postponed(entry(reason=retry_decision.CIRCUIT_OPEN), endpoint="patient")
+        leases = shard.step(patient, postponed(*(entry(**big) for _ in range(100)), endpoint="hasty"), now_ms=NOW)
+        while leases:
+            leases = shard.step(*map(accepted, leases), now_ms=NOW)
+        assert lease < 10 or shard.bytes_kept() < 400_000
 
 
 def test_a_backlog_that_expires_event_by_event_is_not_rewritten_each_time():
     shard = Shard()
-    backlog = [waiting(reason=retry_decision.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
+    backlog = [entry(reason=retry_decision.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
     shard.step(postponed(*backlog), now_ms=NOW)
     written = shard.bytes_written
-    expired = [turn for n in range(200) for turn in shard.step(now_ms=NOW + 1000 + n)]
+    expired = [lease for n in range(200) for lease in shard.step(now_ms=NOW + 1000 + n)]
     assert ids(*expired) == events_of(backlog)
     assert shard.bytes_written < written * 3
     assert shard.is_empty()
@@ -325,7 +325,7 @@ def test_a_shard_without_state_has_an_empty_index():
 
 def test_a_segment_that_another_version_wrote_is_refused_by_name():
     shard = Shard()
-    shard.step(postponed(waiting(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    shard.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
     shard.segments = dict.fromkeys(shard.segments, b"\x63")
     with pytest.raises(errors.StateUnreadable, match="a segment of the retry lane was written in format 99 by another version"):
         shard.step(now_ms=NOW + 5000)
@@ -333,40 +333,40 @@ def test_a_segment_that_another_version_wrote_is_refused_by_name():
 
 def test_an_older_index_without_the_newest_fields_can_be_read():
     for version in (1, shard_scheduler.VERSION):
-        assert shard_scheduler.decoded(bytes((version,)) + b"\x91\x07").turns == 7
+        assert shard_scheduler.decoded(bytes((version,)) + b"\x91\x07").last_lease == 7
 
 
 def test_what_stands_behind_one_that_expires_before_its_time_does_not_wait_for_that_time():
     shard = Shard()
-    first = waiting(order_key="a", again_at_ms=NOW + DAY_MS, expires_ms=NOW + 1000)
-    assert shard.step(postponed(first, waiting(order_key="a")), now_ms=NOW) == []
-    given_up, turn = shard.step(now_ms=NOW + 1000)
-    assert (given_up.given_up, given_up.order_key, turn.number) == (retry_decision.EXPIRED, "a", 1)
+    first = entry(order_key="a", again_at_ms=NOW + DAY_MS, expires_ms=NOW + 1000)
+    assert shard.step(postponed(first, entry(order_key="a")), now_ms=NOW) == []
+    given_up, lease = shard.step(now_ms=NOW + 1000)
+    assert (given_up.given_up, given_up.order_key, lease.number) == (retry_decision.EXPIRED, "a", 1)
 
 
 def test_new_keys_do_not_keep_an_old_one_from_its_turn():
-    shard, now_ms = Shard(max_turn=1), NOW
-    turns = shard.step(postponed(waiting(order_key="old")), now_ms=now_ms)
+    shard, now_ms = Shard(max_lease_entries=1), NOW
+    leases = shard.step(postponed(entry(order_key="old")), now_ms=now_ms)
     for number in range(10):
         now_ms += 1000
-        fresh = postponed(waiting(order_key=f"a{number}"), waiting(order_key=f"b{number}"))
-        turns = shard.step(*(refused(turn, now_ms + 1000) for turn in turns), fresh, now_ms=now_ms)
-        if number and turns[0].order_key == "old":
+        fresh = postponed(entry(order_key=f"a{number}"), entry(order_key=f"b{number}"))
+        leases = shard.step(*(refused(lease, now_ms + 1000) for lease in leases), fresh, now_ms=now_ms)
+        if number and leases[0].order_key == "old":
             break
-    assert turns[0].order_key == "old"
+    assert leases[0].order_key == "old"
 
 
 def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attempted():
-    shard, parcels = Shard(max_turn=4), [waiting() for _ in range(6)]
-    [turn] = shard.step(postponed(*parcels), now_ms=NOW)
-    shard.step(reported(turn, back(2, NOW + 5000), back(3, NOW + 5000)), now_ms=NOW + 1)
+    shard, entries = Shard(max_lease_entries=4), [entry() for _ in range(6)]
+    [lease] = shard.step(postponed(*entries), now_ms=NOW)
+    shard.step(reported(lease, requeue(2, NOW + 5000), requeue(3, NOW + 5000)), now_ms=NOW + 1)
     assert shard.step(now_ms=NOW + 4999) == []
     [following] = shard.step(now_ms=NOW + 5000)
-    assert ids(following) == events_of(parcels[2:])
+    assert ids(following) == events_of(entries[2:])
 
 
 def test_an_endpoint_with_many_keys_is_reckoned_with_once_a_decision_and_not_once_a_key(monkeypatch):
-    reckoned, room = [], Waiting.room
-    monkeypatch.setattr(Waiting, "room", lambda self, policy: reckoned.append(1) or room(self, policy))
-    Shard().step(postponed(*(waiting(order_key=str(number)) for number in range(100))), now_ms=NOW)
-    assert len(reckoned) == 2, "to let turns leave, and to say when there is room again"
+    reckoned, room = [], EndpointState.free_slots
+    monkeypatch.setattr(EndpointState, "free_slots", lambda self, policy: reckoned.append(1) or room(self, policy))
+    Shard().step(postponed(*(entry(order_key=str(number)) for number in range(100))), now_ms=NOW)
+    assert len(reckoned) == 2, "to let leases leave, and to say when there is room again"

@@ -12,15 +12,15 @@ class Kept:
     """A wheel whose segments are written after each look at it."""
 
     def __init__(self):
-        self.buckets, self.stock, self.segments = {}, segment_store.Stock(), {}
+        self.buckets, self.stock, self.segments = {}, segment_store.SegmentIndex(), {}
         self.written = 0
 
     def step(self, *sleepers, now_ms):
-        of = segment_store.Shelf(self.stock, self.segments.__getitem__)
-        woken = list(timer_wheel.due(self.buckets, of, now_ms))
+        of = segment_store.SegmentStore(self.stock, self.segments.__getitem__)
+        woken = list(timer_wheel.remove_due(self.buckets, of, now_ms))
         for each in sleepers:
-            timer_wheel.put(self.buckets, of, each, now_ms)
-        append, drop = of.write([timer_wheel.HOME], lambda _: (one.pieces for one in self.buckets.values()))
+            timer_wheel.add(self.buckets, of, each, now_ms)
+        append, drop = of.write([timer_wheel.OWNER], lambda _: (one.slices for one in self.buckets.values()))
         for number in drop:
             del self.segments[number]
         self.segments |= append
@@ -32,7 +32,7 @@ class Kept:
 
 
 def sleeper(at_ms, name="c1/ep1", size=10):
-    return timer_wheel.Sleeper(name, at_ms, NOW, b"x" * size)
+    return timer_wheel.TimerEntry(name, at_ms, NOW, b"x" * size)
 
 
 def test_what_waits_comes_back_at_its_time_and_not_before():
@@ -98,7 +98,7 @@ def test_there_are_few_buckets_however_much_waits():
 
 
 def test_one_look_takes_a_bounded_part_and_the_rest_is_due_at_once(monkeypatch):
-    monkeypatch.setattr(timer_wheel, "MAX_SORTED_BYTES", 10_000)
+    monkeypatch.setattr(timer_wheel, "MAX_DUE_BYTES", 10_000)
     monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 5_000)
     kept = Kept()
     kept.step(*(sleeper(NOW + 5000, size=1000) for _ in range(40)), now_ms=NOW)

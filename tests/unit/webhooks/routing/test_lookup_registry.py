@@ -56,7 +56,7 @@ def reader():
 
 @pytest.fixture
 def registry(reader, clock):
-    return lookup_registry.LookedUpRegistry(reader, ttl_s=TTL_S, max_answers=10, clock=clock)
+    return lookup_registry.LookupRegistry(reader, ttl_s=TTL_S, max_answers=10, clock=clock)
 
 
 def matches(registry, **fields):

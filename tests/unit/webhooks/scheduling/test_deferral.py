@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import Again, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.model import EndpointStatus, NextAttempt, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
@@ -56,14 +56,14 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
 
 def postponed(results):
-    """Return the deferred deliveries of the results, as written to the retries topic."""
-    told = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    """Return what the results hand over, as it stands in the retries topic."""
+    told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
 
 
 def health(results):
-    """Return the health hints of the results, as written there."""
-    return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health(results, TOPICS, now_ms=NOW_MS)]
+    """Return what else the results tell, as it stands there."""
+    return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health_hint_rows(results, TOPICS, now_ms=NOW_MS)]
 
 
 PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
@@ -85,8 +85,8 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
 def test_a_blocked_endpoint_defers_even_without_a_schedule(fields, suppressed, reason):
     results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, suppressed=suppressed)
     assert attempts == 0
-    assert [(o.kind, o.reason, o.again) for o in results.outcomes] == [
-        (OutcomeKind.POSTPONED, reason, Again(round(NOW_S * 1000), 0))
+    assert [(o.kind, o.reason, o.next_attempt) for o in results.outcomes] == [
+        (OutcomeKind.POSTPONED, reason, NextAttempt(round(NOW_S * 1000), 0))
     ] * 2
     [log] = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)][:1]
     assert [(entry["kind"], entry["reason"], entry["event_id"]) for entry in log["entries"]] == [
@@ -116,7 +116,7 @@ def test_ordered_events_carry_their_key_in_arrival_order():
     results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
     [(key, told)] = postponed(results)
     assert (key, told.endpoint_id, told.customer_id) == (b"ep1", "ep1", "c1")
-    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.parcels] == [
+    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.entries] == [
         ("e0", "7"),
         ("e1", '"7"'),
         ("e2", "7"),
@@ -155,19 +155,19 @@ def test_an_endpoint_that_accepts_some_events_is_accepting():
 def test_an_entry_holds_all_fields_of_a_dead_letter():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
     [outcome], [(_, told)] = results.outcomes, postponed(results)
-    [one] = told.parcels
+    [one] = told.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
         content=None, record=outcome.delivery.event.record._replace(value=None)
     )
-    assert (one.subscriptions, one.through, one.left_by, one.order_key) == (["s1"], [], None, None)
+    assert (one.subscriptions, one.subscription_places, one.left_by, one.order_key) == (["s1"], [], None, None)
     assert (one.reason, one.retries, one.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
-    assert (one.attempts, one.story) == (3, outcome.attempts)
+    assert (one.attempts, one.history) == (3, outcome.attempts)
 
 
 def test_an_entry_names_the_newest_registry_of_its_match():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS, revision=7)
-    assert [one.revision for one in retry_messages.message(row.value).parcels] == [7]
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS, revision=7)
+    assert [one.revision for one in retry_messages.message(row.value).entries] == [7]
 
 
 def test_attempts_of_a_deferred_delivery_are_logged():
@@ -179,10 +179,10 @@ def test_attempts_of_a_deferred_delivery_are_logged():
 
 def test_entries_of_an_endpoint_share_bounded_rows():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = [row for row in topic_rows.postponed(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
+    told = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
     assert len(told) == 20  # three of them fit
     assert max(len(row.value) for row in told) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
-    parcels = [one for row in told for one in retry_messages.message(row.value).parcels]
+    parcels = [one for row in told for one in retry_messages.message(row.value).entries]
     assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
 
 
@@ -190,22 +190,22 @@ def test_retries_records_have_at_most_4_kib_on_average():
     """A micro-batch is bounded in records: 1,000 deferred batches could be 10 GB."""
     for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
-        told = list(topic_rows.postponed(results, TOPICS, now_ms=NOW_MS))
+        told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
         assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
 
 
 def test_the_estimated_size_of_an_entry_is_close():
     """Rows are cut by the estimate; Kafka's bound is far above it."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry_decision.SERVER_ERROR)
-    [row] = topic_rows.postponed(results, TOPICS, now_ms=NOW_MS)
-    [one] = retry_messages.message(row.value).parcels
+    [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
+    [one] = retry_messages.message(row.value).entries
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
 
 
@@ -220,21 +220,24 @@ def test_the_estimated_size_of_an_entry_is_close():
 def test_a_batch_is_deferred_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
     of = batches.events(3)
-    lot = batches.lot(*of[:2], through="s1")
-    lot.extend(batches.lot(of[2], through="s2"))
+    lot = batches.pending_batch(*of[:2], subscription="s1")
+    lot.extend(batches.pending_batch(of[2], subscription="s2"))
     results, posted = deliver_batches(snapshot, lot, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
     [(_, told)] = postponed(results)
-    [one] = told.parcels
-    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.through) == ([e.event_id for e in of], [0, 0, 1])
+    [one] = told.entries
+    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.subscription_places) == (
+        [e.event_id for e in of],
+        [0, 0, 1],
+    )
     assert (one.subscriptions, one.left_by, one.reason, one.retries) == (["s1", "s2"], "count", reason, 0)
 
 
 def test_a_deferred_batch_skips_events_without_a_subscription():
-    lot = batches.lot(*batches.events(2), through="s1")
-    lot.extend(batches.lot(*batches.events(3), through="gone"))
+    lot = batches.pending_batch(*batches.events(2), subscription="s1")
+    lot.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
     snapshot = builders.snapshot(batches.endpoint(status=PAUSED), builders.subscription("s1"))
     results, _ = deliver_batches(snapshot, lot)
     assert [(b.outcome.kind, len(b.outcome.delivery.events)) for b in results.batches] == [
@@ -246,9 +249,9 @@ def test_a_deferred_batch_skips_events_without_a_subscription():
 def test_a_failed_batch_keeps_its_id_and_attempt_history():
     of = batches.events(3)
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
-    results, _ = deliver_batches(snapshot, batches.lot(*of), answers=(500,))
+    results, _ = deliver_batches(snapshot, batches.pending_batch(*of), answers=(500,))
     assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
     [(_, told)] = postponed(results)
-    [one] = told.parcels
-    assert (one.reason, one.retries, [attempt.status for attempt in one.story]) == ("server_error", 1, [500])
-    assert one.packed == segment.batch(batches.left(batches.lot(*of))).packed
+    [one] = told.entries
+    assert (one.reason, one.retries, [attempt.status for attempt in one.history]) == ("server_error", 1, [500])
+    assert one.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*of))).packed

@@ -5,7 +5,7 @@ import collections
 
 import pytest
 
-from delivery.model import Again, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S
@@ -141,8 +141,8 @@ def test_an_accepted_background_attempt_is_reported_by_name():
         return placeholder, at_ms, worker.told
 
     placeholder, at_ms, [told] = playing(play, {"slow": 1.5})
-    assert (placeholder.attempts, placeholder.again) == ((), Again(at_ms + 32_000, 0))
-    assert told.name == placeholder.under_way
+    assert (placeholder.attempts, placeholder.next_attempt) == ((), NextAttempt(at_ms + 32_000, 0))
+    assert told.name == placeholder.background_attempt
     assert (told.outcome.kind, [attempt.number for attempt in told.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
     assert told.outcome.delivery == placeholder.delivery
 
@@ -169,9 +169,9 @@ def test_a_failed_background_attempt_is_reported_by_name(error_class, schedule_s
 
     outcome, now = playing(play, {"slow": 1.5}, {"slow": error_class})
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (kind, error_class, 1)
-    assert (outcome.again is None) == (wait_s is None)
+    assert (outcome.next_attempt is None) == (wait_s is None)
     if wait_s is not None:
-        assert outcome.again.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
+        assert outcome.next_attempt.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
 
 
 def test_earlier_attempts_are_reported_with_the_placeholder():

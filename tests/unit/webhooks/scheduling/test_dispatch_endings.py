@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery import errors
-from delivery.model import Again, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import retry_decision
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
@@ -48,13 +48,13 @@ def test_a_failed_delivery_is_deferred_by_its_schedule():
     submitted = deliveries(1, retrying=Retrying(schedule_s=(7, 60)))
     [outcome] = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), submitted, clock)
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.POSTPONED, "server_error", 3)
-    assert outcome.again == Again(round((clock.now + 7) * 1000), 1)
+    assert outcome.next_attempt == NextAttempt(round((clock.now + 7) * 1000), 1)
 
 
 def test_our_own_fault_defers_and_uses_up_no_wait():
     clock = fakes.Clock()
     [outcome] = run(fakes.FakeSender(lambda *_: "local", clock), deliveries(1, retrying=Retrying()), clock)
-    assert (outcome.kind, outcome.reason, outcome.again.retries) == (OutcomeKind.POSTPONED, "local", 0)
+    assert (outcome.kind, outcome.reason, outcome.next_attempt.retries) == (OutcomeKind.POSTPONED, "local", 0)
 
 
 @pytest.mark.parametrize(("schedule_s", "kind"), [((5,), OutcomeKind.POSTPONED), ((), OutcomeKind.DEAD_LETTERED)])
@@ -77,7 +77,7 @@ def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
 
 def test_an_unattempted_deferral_uses_up_no_wait():
     outcome = fakes.deferrals(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_decision.LANE_DEADLINE)
-    assert (outcome.kind, outcome.again) == (OutcomeKind.POSTPONED, Again(5000, 0))
+    assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
 
 
 def test_results_count_unreachable_destinations():

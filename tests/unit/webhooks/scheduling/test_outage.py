@@ -91,10 +91,10 @@ def test_an_outage_ends_when_most_destinations_respond(reached, unreachable, is_
 def test_an_outage_pauses_each_lane_with_a_reason():
     clock = fakes.Clock(0.0)
     ours = network_outage.Network(clock)
-    take = ours.holding(lambda: clock.now, threading.Event())
-    assert (take(), ours.hold_reason()) == (0.0, None)
-    ours.told(ALL_DOWN)
-    assert "own network" in ours.hold_reason()
+    take = ours.pausing(lambda: clock.now, threading.Event())
+    assert (take(), ours.pause_reason()) == (0.0, None)
+    ours.record(ALL_DOWN)
+    assert "own network" in ours.pause_reason()
     assert ours.is_broken
     clock.now = 5.0
     assert take() == 5.0
@@ -103,23 +103,23 @@ def test_an_outage_pauses_each_lane_with_a_reason():
 def test_recovery_ends_the_pause_of_all_lanes_at_once():
     """A lane that had just begun a pause of 40 s slept to its end, although another lane found the network working."""
     ours, taken = network_outage.Network(fakes.Clock(0.0)), threading.Barrier(3)
-    ours.told(ALL_DOWN)
-    take = ours.holding(lambda: taken.wait(20), threading.Event())
+    ours.record(ALL_DOWN)
+    take = ours.pausing(lambda: taken.wait(20), threading.Event())
     lanes = [threading.Thread(target=take) for _ in range(2)]
     for lane in lanes:
         lane.start()
     assert taken.n_waiting == 0
-    ours.told(seen(reached=1))
-    taken.wait(20)  # otherwise the barrier breaks, and raises
+    ours.record(seen(reached=1))
+    taken.wait(20)  # else it is broken, and raises
     for lane in lanes:
         lane.join()
 
 
 def test_a_lane_that_is_paused_can_be_stopped():
     stop, ours = threading.Event(), network_outage.Network(fakes.Clock(0.0))
-    ours.told(ALL_DOWN)
+    ours.record(ALL_DOWN)
     stop.set()
-    assert ours.holding(lambda: "registry", stop)() is None
+    assert ours.pausing(lambda: "registry", stop)() is None
 
 
 def failing(ours, since_s, failed_s, after_s=20):
@@ -131,13 +131,13 @@ def test_failures_during_an_outage_disable_no_endpoint():
     reported."""
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     clock.now = 1003.0
-    ours.told(ALL_DOWN)
-    assert not failing(ours, 1001, 1044)  # during the outage
+    ours.record(ALL_DOWN)
+    assert not failing(ours, 1001, 1044)  # while it lasts
     clock.now = 1045.0
-    ours.told(ALL_UP)
-    assert not failing(ours, 1001, 1044)  # reported by a micro-batch that began before
+    ours.record(ALL_UP)
+    assert not failing(ours, 1001, 1044)  # told by a micro-batch that began before
     assert not failing(ours, 1001, 1050)  # an attempt that had begun before
     assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s after the end of the outage
     assert failing(ours, 1001, 1076)
@@ -146,10 +146,10 @@ def test_failures_during_an_outage_disable_no_endpoint():
 def test_failures_before_and_after_an_outage_add_up():
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
-    ours.told(ALL_UP)
-    ours.told(ALL_DOWN)
+    ours.record(ALL_UP)
+    ours.record(ALL_DOWN)
     clock.now = 1045.0
-    ours.told(ALL_UP)
+    ours.record(ALL_UP)
     assert failing(ours, 985, 1061)  # 15 s and 6 s
 
 

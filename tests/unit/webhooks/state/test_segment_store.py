@@ -11,11 +11,11 @@ class Kept:
     """Owners and their items, whose segments are written after each step."""
 
     def __init__(self):
-        self.stock, self.segments, self.owners = segment_store.Stock(), {}, {}
+        self.index, self.segments, self.owners = segment_store.SegmentIndex(), {}, {}
         self.read, self.written = [], 0
 
-    def shelf(self):
-        return segment_store.Shelf(self.stock, self._read)
+    def store(self):
+        return segment_store.SegmentStore(self.index, self._read)
 
     def write(self, of, *changed):
         append, drop = of.write(changed, lambda home: [self.owners.setdefault(home, [])])
@@ -24,16 +24,16 @@ class Kept:
         assert not self.segments.keys() & append.keys()
         self.segments |= append
         self.written += sum(map(len, append.values()))
-        assert self.segments.keys() == self.stock.segments.keys()
+        assert self.segments.keys() == self.index.segments.keys()
 
     def put(self, home, *items):
-        of = self.shelf()
+        of = self.store()
         for each in items:
-            of.add(self.owners.setdefault(home, []), item(each))
+            of.append(self.owners.setdefault(home, []), item(each))
         self.write(of, home)
 
     def items(self, home):
-        return list(self.shelf().front(self.owners[home]))
+        return list(self.store().all_items(self.owners[home]))
 
     def _read(self, number):
         self.read.append(number)
@@ -48,8 +48,8 @@ def test_what_is_put_stands_in_order_and_what_is_taken_is_gone():
     kept = Kept()
     kept.put("a", b"1", b"2")
     kept.put("a", b"3")
-    of = kept.shelf()
-    of.cut(kept.owners["a"], 2)
+    of = kept.store()
+    of.remove_first(kept.owners["a"], 2)
     kept.write(of, "a")
     assert (kept.items("a"), len(kept.segments)) == ([b"3"], 1)
 
@@ -58,8 +58,8 @@ def test_what_comes_to_the_front_stands_there_also_when_segments_are_merged(monk
     monkeypatch.setattr(compaction, "MAX_RUNS", 2)
     kept = Kept()
     kept.put("a", b"3", b"4")
-    of = kept.shelf()
-    kept.owners["a"][:0] = of.lay([item(b"1"), item(b"2")])
+    of = kept.store()
+    kept.owners["a"][:0] = of.slices([item(b"1"), item(b"2")])
     kept.write(of, "a")
     kept.put("a", b"5")
     kept.put("b", b"x")
@@ -69,24 +69,24 @@ def test_what_comes_to_the_front_stands_there_also_when_segments_are_merged(monk
 
 def test_a_segment_that_is_read_for_many_owners_is_read_once():
     kept = Kept()
-    of = kept.shelf()
+    of = kept.store()
     for number in range(100):
-        of.add(kept.owners.setdefault(f"{number:03}", []), item(b"x" * 100))
+        of.append(kept.owners.setdefault(f"{number:03}", []), item(b"x" * 100))
     kept.write(of, *kept.owners)
-    of = kept.shelf()
-    for pieces in kept.owners.values():
-        of.cut(pieces, 1)
+    of = kept.store()
+    for slices in kept.owners.values():
+        of.remove_first(slices, 1)
     assert kept.read == list(kept.segments) == [0]
 
 
 def test_no_more_than_so_much_is_held_open_and_all_that_is_merged_is(monkeypatch):
-    monkeypatch.setattr(segment_store, "MAX_OPEN_BYTES", 1)
+    monkeypatch.setattr(segment_store, "MAX_CACHED_BYTES", 1)
     monkeypatch.setattr(compaction, "MAX_RUNS", 6)
     kept = Kept()
     for _ in range(5):
-        of = kept.shelf()
+        of = kept.store()
         for home in "abcdefgh":
-            of.add(kept.owners.setdefault(home, []), item(b"x"))
+            of.append(kept.owners.setdefault(home, []), item(b"x"))
         kept.write(of, *kept.owners)
     kept.put("i", b"y")
     kept.read.clear()
@@ -117,24 +117,24 @@ def test_every_history_leaves_what_a_list_would(history, runs, size):
         patched.setattr(segment_store, "MAX_SEGMENT_BYTES", size)
         kept, lists, number = Kept(), {"a": [], "b": [], "c": []}, 0
         for what, home, count in history:
-            of, pieces, wanted = kept.shelf(), kept.owners.setdefault(home, []), lists[home]
+            of, slices, wanted = kept.store(), kept.owners.setdefault(home, []), lists[home]
             fresh = [f"{number + each:04}".encode() for each in range(count)]
             number += count
             if what == "put":
                 for each in fresh:
-                    of.add(pieces, item(each))
+                    of.append(slices, item(each))
                 wanted += fresh
             elif what == "front":
-                pieces[:0] = of.lay(map(item, fresh))
+                slices[:0] = of.slices(map(item, fresh))
                 wanted[:0] = fresh
             elif what == "cut":
-                of.cut(pieces, min(count, len(wanted)))
+                of.remove_first(slices, min(count, len(wanted)))
                 del wanted[:count]
-            elif pieces:
-                gone = len(of.items(pieces[-1]))
-                of.remove(pieces.pop())
+            elif slices:
+                gone = len(of.items(slices[-1]))
+                of.remove(slices.pop())
                 del wanted[len(wanted) - gone :]
             kept.write(of, home)
-            of = kept.shelf()
-            assert {name: list(of.front(kept.owners.get(name, []))) for name in lists} == lists
+            of = kept.store()
+            assert {name: list(of.all_items(kept.owners.get(name, []))) for name in lists} == lists
         assert bool(kept.segments) == any(lists.values())

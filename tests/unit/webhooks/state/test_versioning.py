@@ -17,20 +17,21 @@ def test_what_was_marked_is_read():
     [
         (batcher.decoded, "an index of the batch lane"),
         (segment.decoded, "a segment of the batch lane"),
-        (segment.batch, "a batch that left its shard"),
+        (segment.decoded_batch, "a batch that left its shard"),
         (shard_scheduler.decoded, "an index of the retry lane"),
         (retry_messages.message, "a record of the retries topic"),
-        (retry_messages.turn, "a turn of the retry lane"),
+        (retry_messages.lease, "a lease of the retry lane"),
     ],
 )
 def test_what_another_version_wrote_is_refused_by_name(read, what):
     with pytest.raises(
-        errors.StateUnreadable, match=f"{what} was written in format 99 by another version, .* knows [12]: start"
+        errors.StateUnreadable,
+        match=f"{what} was written in format 99 by another version of fanout; this version reads format [12]",
     ):
         read(b"\x63rest")
 
 
-@pytest.mark.parametrize("read", [segment.decoded, segment.batch, retry_messages.message, retry_messages.turn])
+@pytest.mark.parametrize("read", [segment.decoded, segment.decoded_batch, retry_messages.message, retry_messages.lease])
 def test_what_is_empty_was_written_by_no_version(read):
     with pytest.raises(errors.StateUnreadable, match="without a format"):
         read(b"")

@@ -1,8 +1,7 @@
-"""Deliver the records of a task of the real-time lane, from its first to its last.
+"""Deliver the records of one real-time task, from its first to its last.
 
-Runs in the executors' Python workers. Must not import the settings. Guarantee: a receipt is written when all that its records
-brought is in its topics, and never before. What no receipt covers is read again after a crash
-(delivery.stages.realtime.floors).
+Runs in the executors' Python workers. Must not import the settings. Guarantee: an offset receipt is written after all results
+of its records, never before. After a crash, records without a receipt are read again (delivery.stages.realtime.start_offsets).
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from delivery import errors
-from delivery.stages.realtime import channel, messages, running
+from delivery.stages.realtime import channel, messages, realtime_task
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.results import completed_work
 
 
 class TriedAgain(Exception):
-    """Spark runs a task again with what the query began with. The query starts again instead, by what is written now."""
+    """Spark retries a task with the query's old start offsets. The lane restarts the query instead, with new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +27,12 @@ class DeliverRealtime:
     """The partition function: Arrow batches of records in, some of them fillers without a topic."""
 
     tools: task_context.Tools
-    """Its `observe` is one of delivery.stages.realtime.collected."""
+    """Their `observe` adds to delivery.stages.realtime.report_buffer."""
     driver: channel.Address
     stop_within_s: float
-    """Seconds for which attempts that go on alone are waited for when the query is to stop."""
+    """Seconds to wait for background attempts when the query stops."""
     ended: frozenset[completed_work.Key] = frozenset()
-    """What had ended beyond the receipts when the query began."""
+    """Deliveries beyond the receipts that had ended when the query started."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -44,7 +43,7 @@ class DeliverRealtime:
             if attempt:
                 link.send(messages.Report(task=number, state=messages.State.FAILED, failure="Spark tried it again"))
                 raise TriedAgain
-            under_way = running.Running(task, link, number, self.ended, self.stop_within_s)
+            under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
             try:
                 self._read(batches, under_way)
             except BaseException:
@@ -56,7 +55,7 @@ class DeliverRealtime:
             link.close()
         return iter(())
 
-    def _read(self, batches: Iterable[pa.RecordBatch], under_way: running.Running) -> None:
+    def _read(self, batches: Iterable[pa.RecordBatch], under_way: realtime_task.RealtimeTask) -> None:
         for batch in batches:
             if some := [record for record in deliver_events.records(batch) if record.topic is not None]:
                 under_way.feed(some)

@@ -1,8 +1,8 @@
-"""Hear from the workers of one real-time query while its tasks run, and tell them what is new.
+"""Receive the reports of one real-time query's tasks, and answer each with an update.
 
-Runs on the driver, with a thread for each connection. Spark's accumulators arrive when a task ends, which is minutes later
-here, and a task's closure stays as it was. So each task keeps a connection: it reports several times a second, and is answered
-with what has changed (docs/adr/0040).
+Runs on the driver, with a thread for each connection. Spark's accumulators arrive only when a task ends, which takes minutes
+here, and a task's closure never changes. So each task keeps a connection. It reports several times a second, and the answer
+contains the changes since its last report (docs/adr/0040).
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ from dataclasses import dataclass, field
 from delivery.model import EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.results.counters import Tally
+from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 10.0
-"""Seconds without a report after which a task is taken for dead. It reports every `running.REPORT_S`."""
+UNRESPONSIVE_S = 10.0
+"""Seconds without a report after which a task counts as failed. It reports every `realtime_task.REPORT_S`."""
 MAX_CONNECTIONS = 1000
+"""Threads of this process above which a new connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What all tasks have told since the last call."""
+class TaskReports:
+    """The sum of all tasks' reports since the last call."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
-    silent: frozenset[EndpointId] = frozenset()
+    unresponsive: frozenset[EndpointId] = frozenset()
     records: int = 0
     delay_s: float = 0.0
-    """The longest of the tasks'."""
+    """The longest delay of all tasks, in seconds."""
 
-    def plus(self, report: messages.Report) -> Heard:
-        """Return these with a report."""
-        return Heard(
+    def plus(self, report: messages.Report) -> TaskReports:
+        """Return the sum with one more report."""
+        return TaskReports(
             tally=self.tally + report.tally,
             gone=self.gone | report.gone,
-            silent=self.silent | report.silent,
+            unresponsive=self.unresponsive | report.unresponsive,
             records=self.records + report.records,
             delay_s=max(self.delay_s, report.delay_s),
         )
 
 
-class Hub:
-    """Listen for the tasks of one query. `news` says what to answer to one that knows so much; it must not wait."""
+class TaskServer:
+    """Serve the tasks of one query. `update` returns the answer to a task that knows a registry; it must not wait."""
 
     def __init__(
         self,
-        news: Callable[[messages.Known], messages.News],
+        update: Callable[[messages.Known], messages.DriverUpdate],
         next_offsets: Mapping[Place, int],
         *,
         bind: str,
@@ -62,74 +63,74 @@ class Hub:
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._news = news
+        self._update_for = update
         self._clock = clock
         self._key = channel.new_key()
         self._lock = threading.Lock()
-        self._heard = Heard()
+        self._heard = TaskReports()
         self._next = dict(next_offsets)
         self._running: dict[int, tuple[int, float]] = {}
-        """By connection, the number of its task and when it was last heard."""
+        """By connection: the number of its task, and when it last reported."""
         self._faults: list[str] = []
         self._has_advanced = False
         self._is_stopping = self._is_closed = False
         self._listener = socket.create_server((bind, port), backlog=256)
         self.address = channel.Address(host=host, port=self._listener.getsockname()[1], key=self._key)
-        threading.Thread(target=self._accept, name="real-time hub", daemon=True).start()
+        threading.Thread(target=self._accept, name="real-time server", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more. Who is connected is told nothing more."""
+        """Stop listening. Connected tasks get no more answers."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def stop_tasks(self) -> None:
-        """Have all tasks begin nothing more, and write what they have begun."""
+        """Ask all tasks to start no more deliveries, and to write the results of those in flight."""
         self._is_stopping = True
 
-    def take(self) -> Heard:
-        """Return what was told since the last call."""
+    def drain(self) -> TaskReports:
+        """Return the reports since the last call."""
         with self._lock:
-            heard, self._heard = self._heard, Heard()
+            heard, self._heard = self._heard, TaskReports()
         return heard
 
     def fault(self) -> str | None:
-        """Return why the query cannot go on: a task that failed, was lost, or is silent. None: all is well.
+        """Return why the query cannot continue: a task failed, was lost, or is unresponsive. None: no fault.
 
-        A task that stops reports no more until its end.
+        A stopping task sends no report until its end.
         """
         with self._lock:
             if self._faults:
                 return self._faults[0]
             for task, at in self._running.values():
-                if not self._is_stopping and self._clock() - at > SILENT_S:
-                    return f"task {task} has not reported for {SILENT_S:.0f} s"
+                if not self._is_stopping and self._clock() - at > UNRESPONSIVE_S:
+                    return f"task {task} has not reported for {UNRESPONSIVE_S:.0f} s"
         return None
 
     @property
-    def running(self) -> int:
-        """Return how many tasks are at work."""
+    def running_tasks(self) -> int:
+        """The number of tasks that run."""
         with self._lock:
             return len(self._running)
 
     @property
     def has_advanced(self) -> bool:
-        """Return whether any record was handled and written that was not so when the query began."""
+        """Whether the tasks have handled any new record since the query started."""
         with self._lock:
             return self._has_advanced
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return up to where all is handled and written, as far as is known."""
+        """The positions below which all records are handled and their results written, as far as tasks have reported."""
         positions: dict[str, dict[int, int]] = {}
         with self._lock:
             for (topic, partition), at in self._next.items():
                 positions.setdefault(topic, {})[partition] = at
         return positions
 
-    def reached(self, offsets: Iterable[tuple[Place, int]]) -> None:
-        """Take note of what is committed."""
+    def reach(self, offsets: Iterable[tuple[Place, int]]) -> None:
+        """Record committed offsets."""
         with self._lock:
             for place, at in offsets:
                 self._next[place] = max(at, self._next.get(place, 0))
@@ -150,34 +151,37 @@ class Hub:
             try:
                 with_task = channel.accepted(connection, self._key)
                 first = with_task.receive()
-            except channel.ChannelBroken as exc:  # also of whoever is no task of ours
-                log.warning("a connection to the real-time lane was refused: %s", exc)
+            except channel.ChannelBroken as exc:  # also from a client that is no task
+                log.warning(
+                    "the real-time lane refused a connection (%s). If it was a task, its lane restarts the query; if not, "
+                    "limit access to the port realtime.port", exc,
+                )  # fmt: skip
                 return
             name = id(connection)
             try:
                 self._converse(name, with_task, first)
             except channel.ChannelBroken as exc:
-                self._lost(name, str(exc))
-            except Exception as exc:  # the thread's end would look like a silent task
-                log.exception("a report of the real-time lane could not be handled")
-                self._lost(name, str(exc))
+                self._record_loss(name, str(exc))
+            except Exception as exc:  # a dead thread would look like an unresponsive task
+                log.exception("a report of a real-time task could not be handled: the lane restarts its query")
+                self._record_loss(name, str(exc))
 
     def _converse(self, name: int, with_task: channel.Channel, report: messages.Report) -> None:
         is_first = True
         while True:
-            self._took(name, report)
+            self._record(name, report)
             if report.state is not messages.State.RUNNING:
                 return
-            news, is_stopping = self._news(report.known), self._is_stopping
+            update, is_stopping = self._update_for(report.known), self._is_stopping
             with self._lock:
                 known = dict(self._next) if is_first else {}
             with_task.send(
-                messages.News(
-                    base_id=news.base_id,
-                    base=news.base,
-                    changes=news.changes,
-                    held=news.held,
-                    is_paused=news.is_paused,
+                messages.DriverUpdate(
+                    base_id=update.base_id,
+                    base=update.base,
+                    changes=update.changes,
+                    suppressed=update.suppressed,
+                    is_paused=update.is_paused,
                     is_stopping=is_stopping,
                     driver_s=time.time(),
                     next_offsets=known,
@@ -185,10 +189,10 @@ class Hub:
             )
             is_first = False
             if is_stopping:
-                with_task.wait_for_ever()
+                with_task.wait_without_timeout()
             report = with_task.receive()
 
-    def _took(self, name: int, report: messages.Report) -> None:
+    def _record(self, name: int, report: messages.Report) -> None:
         with self._lock:
             self._heard = self._heard.plus(report)
             for place, at in report.next_offsets.items():
@@ -202,7 +206,7 @@ class Hub:
             if report.state is messages.State.FAILED:
                 self._faults.append(f"task {report.task} failed: {report.failure}")
 
-    def _lost(self, name: int, why: str) -> None:
+    def _record_loss(self, name: int, why: str) -> None:
         with self._lock:
             task, _ = self._running.pop(name, (-1, 0.0))
             if not self._is_closed:

@@ -1,10 +1,10 @@
-"""Carry one task of the real-time lane: write what ends in it, report to the driver, and take in what is new.
+"""Run one task of the real-time lane: write its results, report to the driver, and apply the driver's updates.
 
 Runs in the executors' Python workers. Must not import the settings.
 
     task's thread       Arrow batches ─► lane
-    writer's thread     lane ─► rows ─► Kafka; when a slice has ended: then its receipts ─► Kafka
-    reporter's thread   what was done ─► driver ─► registry, suppressed endpoints, pause, stop ─► lane
+    writer's thread     lane ─► rows ─► Kafka; at the end of a slice: its offset receipts ─► Kafka
+    reporter's thread   report ─► driver ─► registry, suppressed endpoints, pause, stop ─► lane
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from delivery import errors
 from delivery.model import EndpointId, Record
-from delivery.stages.realtime import channel, collected, messages
+from delivery.stages.realtime import channel, messages, report_buffer
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.lane_driver import DRAIN_S
 from delivery.webhooks.lanes.realtime_lane import Place
@@ -29,41 +29,41 @@ from delivery.webhooks.scheduling import deferral
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.25
-"""Seconds between two reports. A change of the registry is in effect later by as much."""
+"""Seconds between two reports. A change of the registry takes effect up to this much later."""
 STOPPED_S = 30.0
-"""Seconds that a stopped task waits for the end of its query, beside `delivery.stop_within_s`. It fails then."""
+"""Seconds that a stopped task waits for the end of its query, in addition to `delivery.stop_within_s`. Then it fails."""
 LOOK_S = 0.05
-"""Seconds between two looks whether the JVM is gone."""
+"""Seconds between two checks whether the JVM is gone."""
 STUCK_S = 10.0
-"""Seconds within which the event loop has to look at the lane."""
+"""Seconds without an iteration of the event loop after which the task fails."""
 
 
 class Followed:
-    """The registry of this process, which outlives a task."""
+    """The registry of this worker process. It outlives a task."""
 
     def __init__(self) -> None:
         self.registry: registries.WholeRegistry | None = None
 
     def known(self) -> messages.Known:
-        """Return which one it is."""
+        """Return its version."""
         if self.registry is None:
             return messages.Known()
         return messages.Known(base_id=self.registry.base_id, revision=self.registry.revision)
 
     def current(self) -> registries.WholeRegistry:
-        """Return it, once the driver has sent one."""
+        """Return the registry. Called after the driver has sent one."""
         assert self.registry is not None, "the driver's first answer has it"  # noqa: S101
         return self.registry
 
 
-@functools.cache  # once for each worker process
+@functools.cache  # one for each worker process
 def followed() -> Followed:
     """Return the registry that this process follows."""
     return Followed()
 
 
-class Running:
-    """A task as it runs. Made in the task's thread; the driver is heard before anything is read."""
+class RealtimeTask:
+    """A running task. Created in the task's thread; it gets the driver's first update before it reads any record."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Running:
     ) -> None:
         self._task, self._link, self._number, self._stop_within_s = task, link, number, stop_within_s
         self._here = task.worker
-        self._held: dict[EndpointId, str] = {}
+        self._suppressed: dict[EndpointId, str] = {}
         self._exchanging = threading.Lock()
-        """Of the connection, and of what is reported next."""
+        """Guards the connection and the next report."""
         self._next: dict[Place, int] = {}
         self._records, self._delay_s = 0, 0.0
         self._ending = threading.Lock()
@@ -87,8 +87,8 @@ class Running:
         self._take_base(first)
         if first.changes is not None:
             followed().current().advance(first.changes)
-        self._held |= first.held
-        self._lane = self._here.realtime(followed().current, self._held, ended, first.next_offsets)
+        self._suppressed |= first.suppressed
+        self._lane = self._here.realtime(followed().current, self._suppressed, ended, first.next_offsets)
         self._lane.pause(is_paused=first.is_paused)
         if first.is_stopping:
             self._lane.stop()
@@ -103,7 +103,7 @@ class Running:
         return self._here.is_orphan
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Have records delivered. Waits while too many are under way, and while the driver has paused the lane."""
+        """Deliver records. Waits while too many are in flight, and while the driver has paused the lane."""
         delay_s = self._here.now_s() - records[0].appended_at_ms / 1000
         with self._exchanging:
             self._records += len(records)
@@ -111,7 +111,7 @@ class Running:
         self._lane.feed(records)
 
     def end(self) -> None:
-        """Wait until all that was begun has ended and is written; tell the driver. Once, whoever asks first."""
+        """Wait until all results are written, then report to the driver. Only the first call acts."""
         with self._ending:
             if self._is_ended:
                 return
@@ -121,11 +121,11 @@ class Running:
             if self._lane.failure is not None:
                 raise self._lane.failure
             is_stopped = self._lane.is_over
-            if is_stopped:  # the process may end when the driver has heard
+            if is_stopped:  # the process may end once the driver has the report
                 self._here.wait_until_idle(self._stop_within_s)
             self._task.finish()
             self._over.set()
-            self._tell_last(messages.State.STOPPED if is_stopped else messages.State.DONE)
+            self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
 
     def await_end_of_query(self) -> None:
         """Return at once if the lane took all records; else wait until Spark ends this process with the query.
@@ -140,7 +140,7 @@ class Running:
             time.sleep(LOOK_S)
 
     def give_up(self) -> None:
-        """Begin nothing more, write what ends within a moment. For a task that fails."""
+        """Start no more deliveries, and write the results of those that end within LAST_S. For a task that fails."""
         self._over.set()
         with self._ending:
             if self._is_ended:
@@ -150,38 +150,38 @@ class Running:
             self._writer.join(DRAIN_S)
             self._task.flush()
             why = "" if self._lane.failure is None else f"{type(self._lane.failure).__name__}: {self._lane.failure}"
-            self._tell_last(messages.State.FAILED, why or "its input has ended early")
+            self._send_last_report(messages.State.FAILED, why or "its input ended early")
 
     def _write(self) -> None:
         try:
             while (ended := self._lane.next_results()) is not None:
                 self._task.write(ended.results)
                 if ended.receipts:
-                    self._task.finish()  # first, for a receipt says that all of it is written
+                    self._task.finish()  # first the results: a receipt confirms that they are written
                     self._task.write(Results(receipts=list(ended.receipts)))
                     self._task.finish()
                     with self._exchanging:
                         self._next |= {(one.topic, one.partition): one.last_offset + 1 for one in ended.receipts}
-        except Exception as exc:  # the thread's end would go unseen until the task ends, minutes later
-            log.exception("results of the real-time lane could not be written")
+        except Exception as exc:  # otherwise the failure would show only at the task's end, minutes later
+            log.exception("results of a real-time task could not be written: the task fails, and the lane restarts its query")
             self._lane.fail(exc)
 
     def _report(self) -> None:
         try:
             while not self._over.wait(REPORT_S):
                 self._require_well()
-                news = self._exchange()
-                if news.is_stopping:
+                update = self._exchange()
+                if update.is_stopping:
                     self._lane.stop()
                     self.end()
                     return
-                self._take(news)
+                self._take(update)
         except Exception as exc:  # noqa: BLE001  # as above
             if self._over.is_set():
                 return
-            log.warning("a task of the real-time lane ends: %s", exc)
+            log.warning("a real-time task fails (%s): the lane restarts its query", exc)
             self._lane.fail(exc)
-            self._tell_last(messages.State.FAILED, f"{type(exc).__name__}: {exc}")
+            self._send_last_report(messages.State.FAILED, f"{type(exc).__name__}: {exc}")
 
     def _require_well(self) -> None:
         if self._lane.failure is not None:
@@ -189,24 +189,24 @@ class Running:
         if self._lane.idle_s() > STUCK_S:
             raise TimeoutError(f"the event loop has not answered for {STUCK_S:.0f} s")
 
-    def _exchange(self) -> messages.News:
+    def _exchange(self) -> messages.DriverUpdate:
         with self._exchanging:
             self._link.send(self._next_report(messages.State.RUNNING))
-            news: messages.News = self._link.receive()
-        self._here.now_s.record_stamp(news.driver_s)
-        return news
+            update: messages.DriverUpdate = self._link.receive()
+        self._here.now_s.record_stamp(update.driver_s)
+        return update
 
-    def _tell_last(self, state: messages.State, failure: str = "") -> None:
+    def _send_last_report(self, state: messages.State, failure: str = "") -> None:
         try:
             with self._exchanging:
                 self._link.send(self._next_report(state, failure))
         except channel.ChannelBroken as exc:
             if state is messages.State.DONE:
                 raise
-            log.info("the driver does not hear how a task of the real-time lane has ended: %s", exc)
+            log.info("the last report of a real-time task did not reach the driver: %s", exc)
 
     def _next_report(self, state: messages.State, failure: str = "") -> messages.Report:
-        total, gone, silent = collected.here().take()
+        total, gone, unresponsive = report_buffer.buffer().drain()
         report = messages.Report(
             task=self._number,
             state=state,
@@ -214,7 +214,7 @@ class Running:
             known=followed().known(),
             tally=total,
             gone=gone,
-            silent=silent,
+            unresponsive=unresponsive,
             next_offsets=self._next,
             records=self._records,
             delay_s=self._delay_s,
@@ -222,23 +222,23 @@ class Running:
         self._next, self._records, self._delay_s = {}, 0, 0.0
         return report
 
-    def _take(self, news: messages.News) -> None:
-        """Let news be in effect. The router and the suppressed endpoints are the event loop's."""
-        self._lane.pause(is_paused=news.is_paused)
-        if self._take_base(news):
+    def _take(self, update: messages.DriverUpdate) -> None:
+        """Apply an update. The router and the suppressed endpoints belong to the event loop, and change only there."""
+        self._lane.pause(is_paused=update.is_paused)
+        if self._take_base(update):
             self._lane.end_slice()
         registry = followed().current()
-        if news.changes is not None:
-            self._here.call_in_loop(functools.partial(registry.advance, news.changes))
-        if news.held != self._held:
-            self._here.call_in_loop(functools.partial(self._hold, news.held))
+        if update.changes is not None:
+            self._here.call_in_loop(functools.partial(registry.advance, update.changes))
+        if update.suppressed != self._suppressed:
+            self._here.call_in_loop(functools.partial(self._replace_suppressed, update.suppressed))
 
-    def _take_base(self, news: messages.News) -> bool:
-        if news.base is None:
+    def _take_base(self, update: messages.DriverUpdate) -> bool:
+        if update.base is None:
             return False
-        followed().registry = registries.WholeRegistry(news.base_id, news.base)
+        followed().registry = registries.WholeRegistry(update.base_id, update.base)
         return True
 
-    def _hold(self, held: deferral.SuppressedEndpoints) -> None:
-        self._held.clear()
-        self._held.update(held)
+    def _replace_suppressed(self, suppressed: deferral.SuppressedEndpoints) -> None:
+        self._suppressed.clear()
+        self._suppressed.update(suppressed)

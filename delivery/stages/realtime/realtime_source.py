@@ -1,0 +1,63 @@
+"""Read the real-time lane's topics, and add a filler row after each record.
+
+Runs on the driver. Spark closes an Arrow batch of one record only after it has asked the source for the next row. Under the
+real-time trigger the source blocks until there is one, so each record would wait for the following one. The filler follows at
+once and closes the record's batch; then the filler waits instead (docs/adr/0040).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
+
+from delivery.config import settings
+from delivery.stages.kafka import source
+from delivery.stages.tasks import deliver_events
+from delivery.webhooks.lanes.realtime_lane import Place
+
+RECORD_BY_RECORD: Mapping[str, str] = {
+    # Each record is a batch of its own, and goes to Python at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    # Applies to this session; `spark.buffer.size` would apply to the whole application. Workers with another size have a daemon
+    # of their own.
+    "spark.sql.execution.pandas.udf.buffer.size": "256",
+    # Generated code reads the next row before it passes the last one on.
+    "spark.sql.codegen.wholeStage": "false",
+    # Spark's list of allowed operators has neither `mapInArrow` nor the `noop` sink.
+    "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
+}
+
+
+def session(spark: SparkSession) -> SparkSession:
+    """Return the lane's own session, for delivery record by record."""
+    own = spark.newSession()
+    for name, value in RECORD_BY_RECORD.items():
+        own.conf.set(name, value)
+    return own
+
+
+def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
+    """Return the records for the real-time trigger, each followed by a filler of nulls."""
+    records = _behind(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
+    record = F.struct(*deliver_events.COLUMNS)
+    filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
+    return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
+
+
+def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
+    """Return the records for micro-batches, as in the direct lane."""
+    records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
+    return _behind(records, start_offsets).coalesce(config.spark.parallelism)
+
+
+def _behind(records: DataFrame, start_offsets: Mapping[Place, int]) -> DataFrame:
+    """Leave out records below `start_offsets`. The JVM filters, because they may be minutes of records."""
+    if not start_offsets:
+        return records
+    known = F.create_map(
+        *(F.lit(value) for (topic, number), at in start_offsets.items() for value in (f"{topic}/{number}", at))
+    )
+    floor = F.element_at(known, F.concat_ws("/", "topic", "partition"))
+    return records.where(F.col("offset") >= F.coalesce(floor, F.lit(0)))

@@ -1,0 +1,55 @@
+"""Buffer what the observer of a worker process counts, until the next report to the driver.
+
+Runs in the executors' Python workers. Must not import the settings. It replaces Spark's accumulators, whose values reach the
+driver only at the end of a task.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from delivery.model import EndpointId
+from delivery.webhooks.results.counters import Counters
+
+
+class ReportBuffer:
+    """The totals since the last report. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, Any] = {}
+
+    def add(self, name: str, term: Any) -> None:
+        """Add a term to the total of a name."""
+        with self._lock:
+            before = self._values.get(name)
+            if before is None:
+                self._values[name] = term
+            else:
+                self._values[name] = before | term if isinstance(term, frozenset) else before + term
+
+    def drain(self) -> tuple[Counters, frozenset[EndpointId], frozenset[EndpointId]]:
+        """Return and reset the counters, the endpoints that are gone, and those that were unresponsive."""
+        with self._lock:
+            values, self._values = self._values, {}
+        return values.get("total", Counters()), values.get("gone", frozenset()), values.get("unresponsive", frozenset())
+
+
+@functools.cache  # one for each worker process
+def buffer() -> ReportBuffer:
+    """Return the buffer of this process."""
+    return ReportBuffer()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedTotal:
+    """A total of the buffer, for an observer in place of an accumulator. Survives pickling."""
+
+    name: str
+
+    def add(self, term: Any) -> None:
+        """Add a term, like pyspark.Accumulator."""
+        buffer().add(self.name, term)

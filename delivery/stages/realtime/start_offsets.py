@@ -1,0 +1,190 @@
+"""Find the offset at which each partition of the real-time lane continues when its query starts, and the work done beyond it.
+
+Runs on the driver. Spark writes the offsets of a batch at its end, minutes after its start. So the lane's own offset receipts
+record the progress since the last commit. A receipt is written when all results of its records are in their topics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+from pyspark.sql import SparkSession
+
+from delivery import errors
+from delivery.config import kafka_clients, settings, worker_plans
+from delivery.model import DeliveryMode
+from delivery.stages.checkpoint import completed_reader, losses, recovery
+from delivery.stages.kafka import source
+from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.results.completed_work import Key
+
+log = logging.getLogger(__name__)
+
+TRIES, RETRY_S = 3, 1.0
+"""Number of tries to read the receipts, and the seconds between them. A broker may refuse once after a change of leaders."""
+
+
+class HandledRange(NamedTuple):
+    """Offsets that are handled according to one receipt."""
+
+    first: int
+    last: int
+
+
+class StartOffsets(NamedTuple):
+    """The start of a query."""
+
+    next_offsets: dict[Place, int]
+    """The first offset to deliver in each partition."""
+    ended: frozenset[Key]
+    """Deliveries at or beyond these offsets that have ended already."""
+    is_first: bool = False
+    """Whether the lane has never started."""
+
+
+def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
+    """Return the first offset that is not handled: the end of the contiguous ranges that start at or before `at`."""
+    for run in sorted(runs):
+        if run.first > at:
+            break
+        at = max(at, run.last + 1)
+    return at
+
+
+def read(
+    spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
+) -> StartOffsets:
+    """Return the start of the next query, for the lane's topics or for those that `of` accepts.
+
+    Raise KafkaUnavailable if the receipts cannot be read: without them all records since the last commit would be sent again.
+    """
+    begun = _Checkpoint(spark, checkpoint)
+    if begun.since_ms is None:
+        return StartOffsets(dict(begun.positions), frozenset(), is_first=True)
+    asked = completed_reader.CompletedWork(
+        client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.of(config).topics, since_ms=begun.since_ms
+    )
+    runs, newest_ms = _receipts_patiently(asked, of or functools.partial(source.is_realtime, config.source))
+    places = begun.positions.keys() | runs.keys()
+    next_offsets = {place: handled_up_to(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
+    # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
+    since_ms = max(begun.since_ms, newest_ms)
+    ended = completed_reader.read(completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms))
+    log.info(
+        "lane realtime continues after the records of %d offset receipts that were written since its last commit",
+        sum(map(len, runs.values())),
+    )
+    return StartOffsets(next_offsets, ended)
+
+
+def _receipts_patiently(
+    asked: completed_reader.CompletedWork, of: Callable[[str], bool]
+) -> tuple[dict[Place, list[HandledRange]], int]:
+    """Return the result of `_receipts`, with retries; raise KafkaUnavailable."""
+    why = ""
+    for _ in range(TRIES):
+        try:
+            return _receipts(asked, of)
+        except Exception as exc:  # noqa: BLE001  # as delivery.stages.checkpoint.completed_reader
+            log.warning("the offset receipts of lane realtime could not be read (%s): a retry follows in %.0f s", exc, RETRY_S)
+            why = str(exc)
+            time.sleep(RETRY_S)
+    raise errors.KafkaUnavailable(
+        f"the offset receipts of lane realtime could not be read ({why}). The lane does not start without them, because it "
+        "would repeat deliveries. Check that the job may read the attempts topic"
+    )
+
+
+def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
+    """Return the handled ranges of the lane's topics, and the time of the last receipt in milliseconds, or 0."""
+    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.checkpoint.completed_reader
+
+    runs: dict[Place, list[HandledRange]] = {}
+    newest_ms = 0
+    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **asked.client}
+    since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + completed_reader.READ_S
+    with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
+        for message in completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until):
+            value = message.value() or b""
+            if value.startswith(b'{"kind":"receipt"') and _add_receipt(orjson.loads(value), of, runs):
+                newest_ms = max(newest_ms, message.timestamp()[1])
+    return runs, newest_ms
+
+
+def _add_receipt(receipt: dict[str, Any], of: Callable[[str], bool], runs: dict[Place, list[HandledRange]]) -> bool:
+    if receipt["lane"] != DeliveryMode.DIRECT or not of(receipt["topic"]):
+        return False
+    found = runs.setdefault((receipt["topic"], receipt["partition"]), [])
+    found.append(HandledRange(receipt["first_offset"], receipt["last_offset"]))
+    return True
+
+
+INITIAL_POSITIONS_FILE = "realtime-begins.json"
+"""File beside the lane's folder. It holds the first offsets of topics that the real-time lane took from the direct lane."""
+
+
+def save_initial_positions(spark: SparkSession, checkpoint: str, positions: losses.Positions) -> None:
+    """Save the first offsets of a lane that has committed nothing yet."""
+    losses.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
+
+
+def load_initial_positions(spark: SparkSession, checkpoint: str) -> losses.Positions:
+    """Return the saved first offsets."""
+    return by_topic(_Checkpoint(spark, checkpoint).initial_positions)
+
+
+def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> losses.Positions:
+    """Return positions in Spark's format, only those of `topics` if it is given."""
+    positions: losses.Positions = {}
+    for (topic, number), at in places.items():
+        if topics is None or topic in topics:
+            positions.setdefault(topic, {})[str(number)] = at
+    return positions
+
+
+class _Checkpoint:
+    """The lane's checkpoint folder: its committed positions, and the time of the commit."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+        self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._folder = folder
+        beside = f"../{INITIAL_POSITIONS_FILE}"
+        self.initial_positions = _positions(self._last_line(beside)) if self._written_ms(beside) is not None else {}
+        self.positions: Mapping[Place, int] = self.initial_positions
+        self.since_ms: int | None = None
+        """Milliseconds since the epoch; None: the lane has never started."""
+        _, committed = recovery.newest(spark, folder)
+        if committed >= 0:
+            self.since_ms = self._written_ms(f"commits/{committed}")
+            self.positions = _positions(self._last_line(f"offsets/{committed}"))
+        elif (began_ms := self._written_ms("metadata")) is not None:
+            self.since_ms = began_ms
+            if self._written_ms("sources/0/0") is not None:
+                first = _positions(self._last_line("sources/0/0"))
+                self.positions = {place: max(at, self.initial_positions.get(place, 0)) for place, at in first.items()}
+
+    def _written_ms(self, name: str) -> int | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
+        files = path.getFileSystem(self._hadoop)
+        return int(files.getFileStatus(path).getModificationTime()) if files.exists(path) else None
+
+    def _last_line(self, name: str) -> str:
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
+        stream = path.getFileSystem(self._hadoop).open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()[-1]
+        finally:
+            stream.close()
+
+
+def _positions(line: str) -> dict[Place, int]:
+    found: dict[str, dict[str, int]] = json.loads(line[line.index("{") :])
+    return {(topic, int(number)): at for topic, numbers in found.items() for number, at in numbers.items()}

@@ -1,0 +1,89 @@
+"""Move topics from the direct lane to the real-time lane, or back, when `source.realtime_pattern` has changed.
+
+Runs on the driver before the lanes, if both keep their progress below one `spark.checkpoint`. Spark refuses to continue without
+a topic that it has read. It reads a new topic from its first record, so all of the topic would be sent again. So the positions
+move to the other lane's checkpoint. After a crash between two steps the next start repeats the same steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from pyspark.sql import SparkSession
+
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.checkpoint import losses, recovery
+from delivery.stages.kafka import source
+from delivery.stages.realtime import start_offsets
+
+log = logging.getLogger(__name__)
+
+
+def split_by_topic(positions: losses.Positions, goes: Callable[[str], bool]) -> tuple[losses.Positions, losses.Positions]:
+    """Return the positions of the topics that stay, and of those for which `goes` is true."""
+    stays = {topic: numbers for topic, numbers in positions.items() if not goes(topic)}
+    return stays, {topic: numbers for topic, numbers in positions.items() if goes(topic)}
+
+
+def merged(positions: losses.Positions, come: losses.Positions) -> losses.Positions:
+    """Return the union of two sets of positions; if both have a partition, the larger offset."""
+    result = {topic: dict(numbers) for topic, numbers in positions.items()}
+    for topic, numbers in come.items():
+        known = result.setdefault(topic, {})
+        for number, at in numbers.items():
+            known[number] = max(at, known.get(number, 0))
+    return result
+
+
+def move_topics(spark: SparkSession, config: settings.Settings, names: Collection[str]) -> None:
+    """Move the positions of the topics that now belong to the other lane.
+
+    Raise SettingsError if another application may run one of the two lanes, or if the direct lane has no checkpoint that could
+    take a position. Raise KafkaUnavailable if the progress of the real-time lane cannot be read.
+    """
+    if not {"direct", "realtime"} & set(names):
+        return
+    root = config.spark.checkpoint.rstrip("/")
+    direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
+    kept = start_offsets.load_initial_positions(spark, f"{root}/realtime") if realtime is None else realtime.positions
+    if not (kept or config.source.realtime_pattern):
+        return
+    at = {} if direct is None else direct.positions
+    _, come = split_by_topic(at, lambda topic: source.is_realtime(config.source, topic))
+    _, gone = split_by_topic(kept, lambda topic: not source.is_realtime(config.source, topic))
+    if not (come or gone):
+        return
+    if not {"direct", "realtime"} <= set(names):
+        raise errors.SettingsError(
+            "source.realtime_pattern has changed: run the lanes direct and realtime in one job once (--lanes), so that the "
+            "topics keep their positions. Nothing was moved"
+        )
+    if direct is None:
+        raise errors.SettingsError(
+            f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would start "
+            "these topics at source.starting_offsets. Nothing was moved. Let lane direct handle an event of another topic "
+            "before the pattern changes"
+        )
+    if gone:
+        start = start_offsets.read(spark, config, f"{root}/realtime", of=gone.__contains__)
+        handled = start_offsets.by_topic(start.next_offsets, gone)
+        direct.change(lambda positions: merged(positions, handled))
+        log.info("lane direct takes over the topics %s from lane realtime, at their positions", ", ".join(gone))
+
+    def changed(positions: losses.Positions) -> losses.Positions:
+        return merged(split_by_topic(positions, gone.__contains__)[0], come)
+
+    if realtime is None:
+        start_offsets.save_initial_positions(spark, f"{root}/realtime", changed(kept))
+    else:
+        realtime.change(changed)
+    if come:
+        direct.change(lambda positions: split_by_topic(positions, come.__contains__)[0])
+        log.info("lane realtime takes over the topics %s from lane direct, at their positions", ", ".join(come))
+
+
+def _opened(spark: SparkSession, folder: str) -> losses.Checkpoint | None:
+    _, committed = recovery.newest(spark, folder)
+    return None if committed < 0 else losses.Checkpoint(spark, folder)
