@@ -216,7 +216,7 @@ class History:
             raise Violated(f"{name}: {one.largest} events in one request")
         bound = endpoint.max_in_flight or worker.LIMITS.max_in_flight_per_endpoint
         if one.most_under_way > bound * LANES and not self.platform.died:
-            raise Violated(f"{name}: {one.most_under_way} requests under way, {bound} allowed for each lane")
+            raise Violated(f"{name}: {one.most_under_way} requests in flight, {bound} allowed for each lane")
         rate = endpoint.max_per_second
         if rate is not None and one.most_in_a_second > math.ceil(rate) * LANES and not self.platform.died:
             raise Violated(f"{name}: {one.most_in_a_second} requests in a second, {rate} allowed for each lane")

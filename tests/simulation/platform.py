@@ -137,13 +137,13 @@ class Platform:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
-            turns = [turn for one in decided for turn in one.leases]
+            leases = [lease for one in decided for lease in one.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
-            while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
+            while not await self._lives(self._retried(process.retries, leases, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
-                # The same records, at the same time: the same turns leave again.
+                # The same records at the same time: the same leases leave again.
                 before = self._ended_since(begun, completed_work.RetryLaneLog())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
@@ -261,18 +261,18 @@ class Platform:
             self._disable(last.gone, retry_decision.GONE)
 
     def _ended_since(self, begun: dict[str, int], found: completed_work.CompletedWorkLog) -> completed_work.CompletedKeys:
-        """Read back what a micro-batch has written."""
+        """Return the completed-work log of a micro-batch."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
                 found.add(written, reader)
         return found.completed
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.CompletedKeys
+        self, retries: retry_lane.RetryLane, leases: list[bytes], before: completed_work.CompletedKeys
     ) -> AsyncIterator[list[topic_rows.Row]]:
-        for ended in (await retries.start(turns, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
+        for ended in (await retries.start(leases, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
-            await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
+            await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
             yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:
                 self._disable(ended.results.gone, retry_decision.GONE)
@@ -294,7 +294,7 @@ class Platform:
                 self._note_ended(some)
 
     def _note_ended(self, some: list[topic_rows.Row]) -> None:
-        """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
+        """Record the deliveries that a fast lane has accepted, given up or deferred: it must not end one of them again."""
         found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
         for row in some:

@@ -9,7 +9,7 @@ from delivery.webhooks.retries import shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COUNT = 2
-"""Of each lane."""
+"""Shards of each lane."""
 POLICY = window.ShardPolicy(max_pending=100_000, disable_after_s=120.0)
 LOOK_AHEAD_MS = 500
 PASS_THROUGH_S = 1.0

@@ -67,11 +67,11 @@ class Worker:
 
     def rows_of(self, results: Results) -> list[topic_rows.Row]:
         at_ms = round(self.now_s() * 1000)
-        told = (
+        deferred = (
             topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),
             topic_rows.health_hint_rows(results, TOPICS, now_ms=at_ms),
         )
-        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*told)]
+        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*deferred)]
 
     def direct(
         self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys

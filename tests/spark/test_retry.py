@@ -11,7 +11,7 @@ from delivery.webhooks.results import topic_rows
 from delivery.webhooks.retries import retry_messages, window
 from delivery.webhooks.state.backlog import Pending
 from tests.support import builders
-from tests.support.turns import waiting
+from tests.support.leases import waiting
 
 pytestmark = [
     pytest.mark.spark,

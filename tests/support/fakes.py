@@ -75,7 +75,7 @@ class Middle:
         return (a + b) / 2
 
 
-def background() -> background_attempts.BackgroundAttempts:
+def unreported_background() -> background_attempts.BackgroundAttempts:
     """Background attempts whose results go nowhere."""
     return background_attempts.BackgroundAttempts(2.0, 256, lambda _: None)
 
@@ -84,12 +84,12 @@ def deferrals(
     clock: Callable[[], float],
     suppressed: Iterable[str] = (),
     breakers: circuit_breaker.CircuitBreakers | None = None,
-    alone: background_attempts.BackgroundAttempts | None = None,
+    background: background_attempts.BackgroundAttempts | None = None,
 ) -> deferral.Deferrals:
     """Deferrals of a micro-batch, with `clock` for both of their clocks."""
     known = {} if breakers is None else breakers
     reasons = dict.fromkeys(map(EndpointId, suppressed), retry_decision.CIRCUIT_OPEN)
-    return deferral.Deferrals(reasons, known, alone or background(), clock=clock, now_s=clock, rng=Middle())
+    return deferral.Deferrals(reasons, known, background or unreported_background(), clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:

@@ -15,7 +15,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.scheduling import host_limits, limits
 from tests.support import fakes
-from tests.support.turns import NOW_MS
+from tests.support.leases import NOW_MS
 
 
 class Sender:
@@ -52,12 +52,12 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
     )
 
 
-def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
-    """Deliver turns in one micro-batch; return what has ended."""
+def deliver(registry: Snapshot, *leases: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
+    """Deliver leases in one micro-batch; return their results."""
 
     async def main() -> retry_lane.LeaseResults:
         lane = lane_of(sender, **bounds)
-        first = await lane.start(map(retry_messages.encoded, turns), registries.WholeRegistry("base", registry), 10)
+        first = await lane.start(map(retry_messages.encoded, leases), registries.WholeRegistry("base", registry), 10)
         return together(first, await lane.finish_task(10))
 
     sender = sender or Sender()

@@ -174,7 +174,7 @@ class Dispatcher(Generic[Sent]):
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again: do nothing.
-        2. Of more than a few endpoints hardly any responds: the fault may be ours. Waiting for the attempts will tell.
+        2. Of more than a few endpoints hardly any responds: the fault may be ours. The end of the attempts will show it.
         3. An endpoint has sent no response meanwhile: defer its waiting deliveries as well.
         """
         if not self._phase.is_last or self._ready:

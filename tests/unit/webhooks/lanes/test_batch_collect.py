@@ -74,15 +74,15 @@ def test_an_event_for_many_endpoints_is_written_once_per_shard():
 
 
 def test_each_lane_serves_the_endpoints_of_its_mode():
-    results, lots = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
-    assert [one.endpoint_id for _, one in lots] == ["batch"]
+    results, batches = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
+    assert [one.endpoint_id for _, one in batches] == ["batch"]
     assert results.receipts[0].due == 3
 
 
 def test_full_batches_of_a_hot_endpoint_are_spread():
-    results, lots = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
-    full = [(shard, one) for shard, one in lots if one.mark == segment.Mark.FULL]
-    [(home, rest)] = [(shard, one) for shard, one in lots if one.mark != segment.Mark.FULL]
+    results, batches = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
+    full = [(shard, one) for shard, one in batches if one.mark == segment.Mark.FULL]
+    [(home, rest)] = [(shard, one) for shard, one in batches if one.mark != segment.Mark.FULL]
     assert [len(one.items) for _, one in full] == [10] * 9
     assert (home, len(rest.items)) == (segment.shard_of("ep1", SHARDS), 5)
     assert len({shard for shard, _ in full}) > 4
@@ -92,9 +92,9 @@ def test_full_batches_of_a_hot_endpoint_are_spread():
 
 
 def test_a_batch_never_exceeds_its_bytes():
-    _, lots = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
-    assert [(len(one.items), one.mark) for _, one in sorted(lots, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
-    assert all(one.size <= 5000 for _, one in lots)
+    _, batches = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
+    assert [(len(one.items), one.mark) for _, one in sorted(batches, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
+    assert all(one.size <= 5000 for _, one in batches)
 
 
 def test_a_short_max_wait_is_flushed_immediately():
@@ -120,8 +120,8 @@ def test_the_first_due_times_of_endpoints_are_spread(max_wait_s, spread_ms):
 def test_skips_and_rejections_end_as_in_the_direct_lane():
     bad = builders.record(value=b"{", offset=9)
     broken = builders.subscription(event_type="*", fault="a filter that is none")
-    results, lots = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
-    assert lots == []
+    results, batches = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
+    assert batches == []
     assert [(outcome.delivery.event.event_id, outcome.reason) for outcome in results.outcomes] == [
         ("e0", "quarantined"),
         ("e1", "quarantined"),
@@ -168,8 +168,8 @@ def test_full_batches_leave_memory_early(monkeypatch):
 
 def test_a_shard_is_the_same_in_every_process():
     code = "from delivery.webhooks.batching import segment; print([segment.shard_of(f'ep{n}', 16, n % 3) for n in range(50)])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str([segment.shard_of(f"ep{n}", 16, n % 3) for n in range(50)])
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str([segment.shard_of(f"ep{n}", 16, n % 3) for n in range(50)])
 
 
 @pytest.mark.parametrize("mode", [ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED])

@@ -39,7 +39,7 @@ NO_RETRY = retry_decision.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
+def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
     """Deliver a batch of each pending batch; return the results and the requests."""
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
@@ -47,7 +47,7 @@ def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None,
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
         lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
-        first = await lane.submit([sent(one) for one in lots])
+        first = await lane.submit([sent(one) for one in batches])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
 
@@ -67,9 +67,9 @@ def test_a_batch_is_one_signed_request_with_all_payloads():
     results, [(to, _, body, _)] = deliver(registry(), pending_batch(*of))
     assert to.endpoint.endpoint_id == "ep1"
     assert all(event.data in body for event in of)
-    told = orjson.loads(body)
-    assert [message["id"] for message in told] == [event.event_id for event in of]
-    assert set(told[0]) == {"type", "timestamp", "id", "source", "tenant_id", "sub_tenant_id", "data"}
+    counted = orjson.loads(body)
+    assert [message["id"] for message in counted] == [event.event_id for event in of]
+    assert set(counted[0]) == {"type", "timestamp", "id", "source", "tenant_id", "sub_tenant_id", "data"}
     [(outcome, rejected)] = results.batches
     assert (outcome.kind, len(outcome.attempts), rejected) == (OutcomeKind.DELIVERED, 1, {})
 
@@ -135,8 +135,8 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
 def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
     results, posted = deliver(snapshot, pending_batch(*events(3)))
     assert posted == []
-    told = counters.count(results, cpu_s=0)
-    assert (told.deliveries, told.batches) == ({("skipped", reason): 3}, {})
+    counted = counters.count(results, cpu_s=0)
+    assert (counted.deliveries, counted.batches) == ({("skipped", reason): 3}, {})
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
 
@@ -158,9 +158,9 @@ def test_events_of_a_deleted_subscription_are_skipped_alone():
     stays.extend(goes)
     results, [sent] = deliver(registry(), stays)
     assert len(orjson.loads(sent[2])) == 2
-    told = counters.count(results, cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
-    assert told.batches == {"count": 1}
+    counted = counters.count(results, cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
+    assert counted.batches == {"count": 1}
 
 
 def test_a_failed_batch_is_a_dead_letter_for_each_event():
@@ -191,9 +191,9 @@ def accepted(body, count=3):
 
 def test_rejected_events_of_a_batch_are_dead_letters():
     results = accepted(b'{"rejected": [{"index": 1, "reason": "no such order"}], "more": 1}')
-    told = counters.count(results, cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
-    assert told.latencies.total() == 2
+    counted = counters.count(results, cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
+    assert counted.latencies.total() == 2
     log, letter = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)]
     assert log["entries"][0]["rejected"] == {"s1": {"events.order.created": {"0": [7]}}}
     assert (letter["reason"], letter["attempts"][0]["detail"]) == ("rejected_by_endpoint", "no such order")
@@ -241,8 +241,8 @@ def test_an_unforeseen_error_affects_one_batch_only(step, monkeypatch, caplog):
         return make(*args)
 
     monkeypatch.setattr(batch_payload, step, with_a_bug)
-    told = counters.count(deliver(registry(), pending_batch(*events(2)), pending_batch(*events(3)))[0], cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
+    counted = counters.count(deliver(registry(), pending_batch(*events(2)), pending_batch(*events(3)))[0], cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
     assert "unforeseen" in caplog.text
 
 

@@ -15,8 +15,8 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import limits, outage
 from tests.support import builders, fakes
+from tests.support.leases import NOW_MS, lease, registry, waiting
 from tests.support.retry_lanes import Sender, deliver, lane_of, together
-from tests.support.turns import NOW_MS, registry, turn, waiting
 
 
 def test_a_retry_is_the_same_delivery_by_the_current_registry():
@@ -25,7 +25,7 @@ def test_a_retry_is_the_same_delivery_by_the_current_registry():
     retrying = Retrying(timeout_s=7.5)
     [report] = deliver(
         registry(url="https://moved.example.com/", retrying=retrying),
-        turn(waiting(event, attempts=3)),
+        lease(waiting(event, attempts=3)),
         sender=sender,
     ).reports
     [(delivery, number, timeout_s)] = sender.sent
@@ -35,13 +35,13 @@ def test_a_retry_is_the_same_delivery_by_the_current_registry():
 
 
 def test_an_endpoint_that_is_gone_is_reported_for_disabling():
-    ended = deliver(registry(), turn(), sender=Sender(lambda _: "gone"))
+    ended = deliver(registry(), lease(), sender=Sender(lambda _: "gone"))
     assert (ended.results.gone, ended.reports[0].failed) == ({"ep1"}, 1)
 
 
 def test_an_entry_given_up_is_not_sent_or_reported():
     sender = Sender()
-    ended = deliver(registry(), turn(waiting(), number=0, given_up=retry_decision.EXPIRED), sender=sender)
+    ended = deliver(registry(), lease(waiting(), number=0, given_up=retry_decision.EXPIRED), sender=sender)
     assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
 
 
@@ -52,13 +52,13 @@ def answering(**error_classes):
     known = registries.WholeRegistry("base", builders.snapshot(*endpoints, *subscriptions))
     lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
 
-    async def micro_batch(*turns):
-        first = await lane.start(map(retry_messages.encoded, turns), known, 10)
+    async def micro_batch(*leases):
+        first = await lane.start(map(retry_messages.encoded, leases), known, 10)
         assert first.results.reach == outage.NOTHING_ASKED
         last = await lane.finish_task(10)
         return last.results.reach.asked, last.results.reach.unreachable
 
-    return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
+    return micro_batch, {name: lease(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
 
 
 def test_results_count_unreachable_destinations():
@@ -94,7 +94,7 @@ def test_endpoints_that_stay_unreachable_are_no_sign_of_an_outage(known_by):
 def test_ordered_entries_stop_after_a_failure():
     of = [builders.event(event_id=f"e{n}") for n in range(4)]
     sender = Sender(lambda delivery: "server_error" if delivery.event.event_id == "e2" else None)
-    [report] = deliver(registry(), turn(*map(waiting, of), order_key="k"), sender=sender).reports
+    [report] = deliver(registry(), lease(*map(waiting, of), order_key="k"), sender=sender).reports
     assert (sender.ids(), sender.most) == (["e0", "e1", "e2"], {"ep1": 1})
     assert (report.order_key, report.delivered, report.failed) == ("k", 2, 1)
     assert [(back.place, len(back.attempts)) for back in report.requeued] == [(2, 1), (3, 0)]
@@ -102,8 +102,8 @@ def test_ordered_entries_stop_after_a_failure():
 
 def test_all_leases_of_an_endpoint_share_its_limit():
     sender = Sender()
-    turns = [turn(*(waiting() for _ in range(5)), order_key=key) for key in "abcdefgh"]
-    deliver(registry(max_in_flight=6), *turns, turn(*(waiting() for _ in range(20))), sender=sender, workers=2)
+    leases = [lease(*(waiting() for _ in range(5)), order_key=key) for key in "abcdefgh"]
+    deliver(registry(max_in_flight=6), *leases, lease(*(waiting() for _ in range(20))), sender=sender, workers=2)
     assert (len(sender.sent), sender.most) == (60, {"ep1": 3})
 
 
@@ -120,7 +120,7 @@ def test_a_rate_requeues_entries_without_time_left(monkeypatch):
         monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), registries.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
-            await lane.start([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
+            await lane.start([retry_messages.encoded(lease(*(waiting() for _ in range(10)), number=number))], known, 10)
             ended.append(await lane.finish_task(10))
 
     ended = []
@@ -139,7 +139,7 @@ def unreadable(monkeypatch, broken):
 def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscriptions):
     broken = waiting(retries=3)
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(*subscriptions), turn(waiting(), broken, waiting()))
+    ended = deliver(registry(*subscriptions), lease(waiting(), broken, waiting()))
     [report] = ended.reports
     [back] = report.requeued
     assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
@@ -151,13 +151,13 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
 def test_unreadable_entries_given_up_do_not_fail_the_task(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry_decision.EXPIRED), turn(number=2))
+    ended = deliver(registry(), lease(waiting(), broken, number=0, given_up=retry_decision.EXPIRED), lease(number=2))
     assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
     assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
 
 def test_an_unforeseen_error_affects_one_lease_only(monkeypatch, caplog):
-    turns = [turn(number=5), turn(order_key="k")]
+    leases = [lease(number=5), lease(order_key="k")]
 
     def in_flight_to(_, endpoint):
         if not surprised:
@@ -168,10 +168,10 @@ def test_an_unforeseen_error_affects_one_lease_only(monkeypatch, caplog):
     async def main():
         lane, known = lane_of(Sender()), registries.WholeRegistry("base", registry())
         monkeypatch.setattr(limits.Limits, "in_flight_to", in_flight_to)
-        ended = together(await lane.start(map(retry_messages.encoded, turns), known, 5), await lane.finish_task(5))
+        ended = together(await lane.start(map(retry_messages.encoded, leases), known, 5), await lane.finish_task(5))
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
-        ended = together(await lane.start([retry_messages.encoded(turns[0])], known, 5), await lane.finish_task(5))
+        ended = together(await lane.start([retry_messages.encoded(leases[0])], known, 5), await lane.finish_task(5))
         assert [report.lease for report in ended.reports] == [5]
 
     surprised = []
@@ -181,10 +181,10 @@ def test_an_unforeseen_error_affects_one_lease_only(monkeypatch, caplog):
 def test_a_reported_lease_is_left_out_of_the_next_run():
     async def main():
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
-        turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
+        leases = [lease(number=5), lease(waiting(builders.event(event_id="left")), order_key="k", number=6)]
         ended = {completed_work.key_of_lease("ep1", 5, 1)}
-        told = together(await lane.start(map(retry_messages.encoded, turns), known, 5, ended), await lane.finish_task(5))
-        assert [report.lease for report in told.reports] == [6]
+        drained = together(await lane.start(map(retry_messages.encoded, leases), known, 5, ended), await lane.finish_task(5))
+        assert [report.lease for report in drained.reports] == [6]
         assert sender.ids() == ["left"]
 
     asyncio.run(main())
@@ -198,10 +198,10 @@ def test_accepted_deliveries_leave_before_their_lease_ends():
     async def main():
         sender = Sender(lambda delivery: hangs if delivery.event.event_id == "e2" else None)
         lane, known = lane_of(sender), registries.WholeRegistry("base", registry())
-        first = await lane.start([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
+        first = await lane.start([retry_messages.encoded(lease(*map(waiting, events)))], known, 0.01)
         assert not await lane.wait_for_leases(0.01)
-        told = together(first, lane.drain())
-        assert ([one.delivery.event.event_id for one in told.results.outcomes], told.reports) == (["e0", "e1"], [])
+        drained = together(first, lane.drain())
+        assert ([one.delivery.event.event_id for one in drained.results.outcomes], drained.reports) == (["e0", "e1"], [])
         assert lane.drain() is None
         hangs.set()
         assert await lane.wait_for_leases(5)
@@ -227,7 +227,7 @@ def test_a_change_during_a_look_up_is_not_in_the_destination():
     async def main():
         lane = lane_of(Sender())
         known = LookedUp("base", registry())
-        first = await lane.start([retry_messages.encoded(turn(unknown))], known, 10)
+        first = await lane.start([retry_messages.encoded(lease(unknown))], known, 10)
         assert known.revision == 2
         return together(first, await lane.finish_task(10))
 

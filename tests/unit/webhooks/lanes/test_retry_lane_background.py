@@ -7,8 +7,8 @@ from delivery.webhooks.policy import retry_decision
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from tests.support import builders
+from tests.support.leases import NOW_MS, lease, registry, waiting
 from tests.support.retry_lanes import Sender, lane_of, together
-from tests.support.turns import NOW_MS, registry, turn, waiting
 
 
 class Hanging:
@@ -23,19 +23,19 @@ class Hanging:
             "base", builders.snapshot(builders.endpoint(), builders.subscription(), *other)
         )
 
-    async def micro_batch(self, *turns, settle_s=0.01):
-        taken = await self.lane.start(map(retry_messages.encoded, turns), self.registry, settle_s)
+    async def micro_batch(self, *leases, settle_s=0.01):
+        taken = await self.lane.start(map(retry_messages.encoded, leases), self.registry, settle_s)
         return together(taken, await self.lane.finish_task(settle_s))
 
 
 def test_a_later_micro_batch_reports_a_late_response():
     async def main():
         hanging = Hanging()
-        first = await hanging.micro_batch(turn(), turn(waiting(through=("s2",)), endpoint="ep2"))
+        first = await hanging.micro_batch(lease(), lease(waiting(through=("s2",)), endpoint="ep2"))
         assert [report.endpoint_id for report in first.reports] == ["ep2"]
         assert (await hanging.micro_batch()).reports == []
         hanging.answers.set()
-        late = await hanging.micro_batch(turn(waiting(through=("s2",)), endpoint="ep2", number=2))
+        late = await hanging.micro_batch(lease(waiting(through=("s2",)), endpoint="ep2", number=2))
         assert {(report.endpoint_id, report.delivered) for report in late.reports} == {("ep1", 1), ("ep2", 1)}
         assert len(late.results.outcomes) == 2
         assert (await hanging.micro_batch()).results.outcomes == []
@@ -46,7 +46,7 @@ def test_a_later_micro_batch_reports_a_late_response():
 def test_a_late_result_is_returned_once():
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn())
+        await hanging.micro_batch(lease())
         assert hanging.lane.drain() is None
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
@@ -62,10 +62,10 @@ def test_a_late_result_is_returned_once():
 def test_a_lease_in_flight_is_not_started_twice():
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn())
-        await hanging.micro_batch(turn())
+        await hanging.micro_batch(lease())
+        await hanging.micro_batch(lease())
         hanging.answers.set()
-        ended = await hanging.micro_batch(turn(), settle_s=5)
+        ended = await hanging.micro_batch(lease(), settle_s=5)
         assert [report.lease for report in ended.reports] == [1]
         assert len(hanging.sender.sent) == 1
 
@@ -77,8 +77,8 @@ def test_a_lease_takes_over_from_an_expired_one():
 
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn(*of, order_key="k"))
-        await hanging.micro_batch(turn(*of, order_key="k", number=2))
+        await hanging.micro_batch(lease(*of, order_key="k"))
+        await hanging.micro_batch(lease(*of, order_key="k", number=2))
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         ended = await hanging.micro_batch()
@@ -91,7 +91,7 @@ def test_a_lease_takes_over_from_an_expired_one():
 def test_a_stopping_lane_requeues_unattempted_entries():
     async def main():
         hanging = Hanging(max_in_flight_per_endpoint=1)
-        await hanging.micro_batch(turn(waiting(), waiting()))
+        await hanging.micro_batch(lease(waiting(), waiting()))
         hanging.lane.stop()
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
@@ -106,7 +106,7 @@ def test_a_stopping_lane_waits_for_no_rate():
     async def main():
         known = registries.WholeRegistry("base", registry(max_per_second=0.05))
         lane = lane_of(sender := Sender())
-        await lane.start([retry_messages.encoded(turn(waiting(), waiting()))], known, 0)
+        await lane.start([retry_messages.encoded(lease(waiting(), waiting()))], known, 0)
         await lane.finish_task(0.01)
         lane.stop()
         ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
@@ -119,17 +119,17 @@ def test_a_stopping_lane_waits_for_no_rate():
 
 def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
     monkeypatch.setattr(retry_lane, "MAX_IN_FLIGHT_BYTES", 3 * retry_lane.ENTRY_BYTES)
-    others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
+    others = [lease(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 
     async def main():
         hanging = Hanging()
-        first = await hanging.micro_batch(turn(), *others)
+        first = await hanging.micro_batch(lease(), *others)
         assert sum(report.delivered for report in first.reports) == 20
-        turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
-        [report] = turned_away.reports
+        refused = await hanging.micro_batch(lease(waiting(), waiting(), order_key="k", number=3))
+        [report] = refused.reports
         assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
         assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
-        given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
+        given_up = await hanging.micro_batch(lease(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()
 

@@ -56,13 +56,13 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
 
 def postponed(results):
-    """Return what the results hand over, as it stands in the retries topic."""
-    told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    return [(row.key, retry_messages.message(row.value)) for row in told if row.value is not None]
+    """Return the deferred deliveries of the results, as written to the retries topic."""
+    deferred = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
+    return [(row.key, retry_messages.message(row.value)) for row in deferred if row.value is not None]
 
 
 def health(results):
-    """Return what else the results tell, as it stands there."""
+    """Return the health hints of the results, as written there."""
     return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health_hint_rows(results, TOPICS, now_ms=NOW_MS)]
 
 
@@ -114,9 +114,9 @@ def test_a_skip_takes_precedence_over_a_deferral():
 def test_ordered_events_carry_their_key_in_arrival_order():
     values = [{"data": {"order": order}} for order in (7, "7", 7, None)] + [{}]
     results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
-    [(key, told)] = postponed(results)
-    assert (key, told.endpoint_id, told.customer_id) == (b"ep1", "ep1", "c1")
-    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.entries] == [
+    [(key, deferred)] = postponed(results)
+    assert (key, deferred.endpoint_id, deferred.customer_id) == (b"ep1", "ep1", "c1")
+    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in deferred.entries] == [
         ("e0", "7"),
         ("e1", '"7"'),
         ("e2", "7"),
@@ -131,17 +131,17 @@ def test_the_lane_reports_an_accepting_endpoint_once():
 
 
 @pytest.mark.parametrize(
-    ("error_class", "told"),
+    ("error_class", "hints"),
     [
         (retry_decision.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (retry_decision.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (errors.LocalFailure.error_class, []),
     ],
 )
-def test_the_lane_reports_failures_that_leave_no_entry(error_class, told):
+def test_the_lane_reports_failures_that_leave_no_entry(error_class, hints):
     results, _ = deliver(builders.endpoint(retrying=Retrying(schedule_s=())), {}, error_class=error_class)
     assert {outcome.kind for outcome in results.outcomes} == {OutcomeKind.DEAD_LETTERED}
-    assert (postponed(results), health(results)) == ([], told)
+    assert (postponed(results), health(results)) == ([], hints)
 
 
 def test_an_endpoint_that_accepts_some_events_is_accepting():
@@ -154,8 +154,8 @@ def test_an_endpoint_that_accepts_some_events_is_accepting():
 
 def test_an_entry_holds_all_fields_of_a_dead_letter():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
-    [outcome], [(_, told)] = results.outcomes, postponed(results)
-    [one] = told.entries
+    [outcome], [(_, deferred)] = results.outcomes, postponed(results)
+    [one] = deferred.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
         content=None, record=outcome.delivery.event.record._replace(value=None)
     )
@@ -179,20 +179,20 @@ def test_attempts_of_a_deferred_delivery_are_logged():
 
 def test_entries_of_an_endpoint_share_bounded_rows():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
-    assert len(told) == 20  # three of them fit
-    assert max(len(row.value) for row in told) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
-    parcels = [one for row in told for one in retry_messages.message(row.value).entries]
-    assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
+    deferred = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
+    assert len(deferred) == 20  # three of them fit
+    assert max(len(row.value) for row in deferred) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
+    entries = [one for row in deferred for one in retry_messages.message(row.value).entries]
+    assert [segment.unpacked(one.packed[0]).event_id for one in entries] == [f"e{n}" for n in range(60)]
 
 
 def test_retries_records_have_at_most_4_kib_on_average():
     """A micro-batch is bounded in records: 1,000 deferred batches could be 10 GB."""
     for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
-        told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
-        assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
-        assert sum(len(row.value or b"") for row in told) <= len(told) * topic_rows.COUNTED_BYTES == len(told) * 4096
+        rows = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
+        assert len({(row.topic, row.key) for row in rows}) == 1  # all in one partition
+        assert sum(len(row.value or b"") for row in rows) <= len(rows) * topic_rows.COUNTED_BYTES == len(rows) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
@@ -220,14 +220,14 @@ def test_the_estimated_size_of_an_entry_is_close():
 def test_a_batch_is_deferred_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
     of = batches.events(3)
-    lot = batches.pending_batch(*of[:2], subscription="s1")
-    lot.extend(batches.pending_batch(of[2], subscription="s2"))
-    results, posted = deliver_batches(snapshot, lot, suppressed=suppressed)
+    batch = batches.pending_batch(*of[:2], subscription="s1")
+    batch.extend(batches.pending_batch(of[2], subscription="s2"))
+    results, posted = deliver_batches(snapshot, batch, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
-    [(_, told)] = postponed(results)
-    [one] = told.entries
+    [(_, deferred)] = postponed(results)
+    [one] = deferred.entries
     assert ([segment.unpacked(packed).event_id for packed in one.packed], one.subscription_places) == (
         [e.event_id for e in of],
         [0, 0, 1],
@@ -236,10 +236,10 @@ def test_a_batch_is_deferred_whole(fields, suppressed, reason):
 
 
 def test_a_deferred_batch_skips_events_without_a_subscription():
-    lot = batches.pending_batch(*batches.events(2), subscription="s1")
-    lot.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
+    batch = batches.pending_batch(*batches.events(2), subscription="s1")
+    batch.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
     snapshot = builders.snapshot(batches.endpoint(status=PAUSED), builders.subscription("s1"))
-    results, _ = deliver_batches(snapshot, lot)
+    results, _ = deliver_batches(snapshot, batch)
     assert [(b.outcome.kind, len(b.outcome.delivery.events)) for b in results.batches] == [
         (OutcomeKind.POSTPONED, 2),
         (OutcomeKind.SKIPPED, 3),
@@ -251,7 +251,7 @@ def test_a_failed_batch_keeps_its_id_and_attempt_history():
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
     results, _ = deliver_batches(snapshot, batches.pending_batch(*of), answers=(500,))
     assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
-    [(_, told)] = postponed(results)
-    [one] = told.entries
+    [(_, deferred)] = postponed(results)
+    [one] = deferred.entries
     assert (one.reason, one.retries, [attempt.status for attempt in one.history]) == ("server_error", 1, [500])
     assert one.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*of))).packed

@@ -105,10 +105,10 @@ def test_a_rate_holds_across_micro_batches():
             await dispatcher.finish()
             yield [outcome.reason for outcome in dispatcher.drain()]
 
-    async def told():
+    async def reasons():
         return [reasons async for reasons in main()]
 
-    assert asyncio.run(told()) == [[None], [retry_decision.RATE_LIMITED]]
+    assert asyncio.run(reasons()) == [[None], [retry_decision.RATE_LIMITED]]
 
 
 def test_the_lane_pauses_reading_while_many_queues_are_ready():

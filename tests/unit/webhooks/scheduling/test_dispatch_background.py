@@ -37,7 +37,7 @@ class Worker:
 
     def __init__(self, sender, clock, *, most=256, **bounds):
         self.sender, self.clock, self.bounds = sender, clock, bounds
-        self.told = []
+        self.reported = []
         self._came = asyncio.Event()
         self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
         self.breakers, self.response_times = {}, {}
@@ -49,23 +49,23 @@ class Worker:
             self.sender,
             self.clock,
             breakers=self.breakers,
-            alone=self.late,
+            background=self.late,
             response_times=self.response_times,
             **self.bounds,
         )
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended, self.silent = dispatcher.drain(), dispatcher.report().unresponsive
+        self.ended, self.unresponsive = dispatcher.drain(), dispatcher.report().unresponsive
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 
     def _take(self, ended):
-        self.told.append(ended)
+        self.reported.append(ended)
         self._came.set()
 
     async def until_reported(self, count=1):
-        while len(self.told) < count:
+        while len(self.reported) < count:
             self._came.clear()
             await self._came.wait()
         await asyncio.sleep(0)  # its runner ends
@@ -111,23 +111,23 @@ def test_a_hanging_endpoint_delays_one_micro_batch_only():
 
 def test_only_an_endpoint_without_a_response_is_unresponsive():
     async def play(worker):
-        told = []
+        reported = []
         for _ in range(2):
             await worker.micro_batch(*fine(), *deliveries(3, "hangs"), *deliveries(2, "slow"))
-            told.append(worker.silent)
-        return told
+            reported.append(worker.unresponsive)
+        return reported
 
     assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
 
 
 def test_a_known_slow_endpoint_is_not_reported_each_time():
     async def play(worker):
-        told = []
+        reported = []
         for _ in range(3):
             await worker.micro_batch(*deliveries(1, "slow"))
-            told.append(worker.silent)
-            await worker.until_reported(len(told))
-        return told
+            reported.append(worker.unresponsive)
+            await worker.until_reported(len(reported))
+        return reported
 
     assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
 
@@ -138,13 +138,13 @@ def test_an_accepted_background_attempt_is_reported_by_name():
         [placeholder] = worker.ended
         at_ms = round(worker.clock.now * 1000)
         await worker.until_reported()
-        return placeholder, at_ms, worker.told
+        return placeholder, at_ms, worker.reported
 
-    placeholder, at_ms, [told] = playing(play, {"slow": 1.5})
+    placeholder, at_ms, [reported] = playing(play, {"slow": 1.5})
     assert (placeholder.attempts, placeholder.next_attempt) == ((), NextAttempt(at_ms + 32_000, 0))
-    assert told.name == placeholder.background_attempt
-    assert (told.outcome.kind, [attempt.number for attempt in told.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
-    assert told.outcome.delivery == placeholder.delivery
+    assert reported.name == placeholder.background_attempt
+    assert (reported.outcome.kind, [attempt.number for attempt in reported.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
+    assert reported.outcome.delivery == placeholder.delivery
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_failed_background_attempt_is_reported_by_name(error_class, schedule_s
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying(schedule_s=schedule_s)))
         await worker.until_reported()
-        return worker.told[0].outcome, worker.clock.now
+        return worker.reported[0].outcome, worker.clock.now
 
     outcome, now = playing(play, {"slow": 1.5}, {"slow": error_class})
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (kind, error_class, 1)
@@ -187,7 +187,7 @@ def test_earlier_attempts_are_reported_with_the_placeholder():
         worker = Worker(Sender(clock, {}), clock)
         await worker.micro_batch(*deliveries(1, "slow"))
         await worker.until_reported()
-        return worker.ended[0], worker.told[0].outcome
+        return worker.ended[0], worker.reported[0].outcome
 
     placeholder, outcome = asyncio.run(main())
     assert [attempt.number for attempt in placeholder.attempts] == [1]
@@ -312,14 +312,14 @@ def test_an_ended_background_attempt_frees_its_slot():
 
 def test_an_endpoint_that_responds_meanwhile_is_not_slow():
     """It counted as slow while one of its responses took long: a count of zero was taken for one."""
-    alone = fakes.background()
+    background = fakes.unreported_background()
 
     async def main():
         runner = asyncio.ensure_future(asyncio.sleep(NEVER_S))
-        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=False)
-        deferrals = fakes.deferrals(fakes.Clock(), alone=alone)
+        background.begin(deliveries(1, "busy")[0], runner, is_unresponsive=False)
+        deferrals = fakes.deferrals(fakes.Clock(), background=background)
         reason = deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
-        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
+        background.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
         return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
     assert asyncio.run(main()) == (None, retry_decision.SLOW)

@@ -60,19 +60,19 @@ def delivered(wait_s, stalls=(), delay=None, count=200):
     st.lists(st.tuples(st.floats(0.25, 0.8), st.floats(0.0, 20.0)), max_size=12),
 )
 def test_stalls_of_this_process_defer_nothing(wait_s, stalls):
-    outcomes, silent = delivered(wait_s, stalls)
+    outcomes, unresponsive = delivered(wait_s, stalls)
 
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
-    assert not silent
+    assert not unresponsive
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
 def test_responses_that_we_read_slowly_defer_nothing(share):
     """With 7/8 of the time spent waiting for a CPU, a response after 0.1 s seems to take 0.8 s."""
-    outcomes, silent = delivered(0.1 / max(1 - share, endpoint_clock.LEAST_SPEED), delay=Delay(share), count=40)
+    outcomes, unresponsive = delivered(0.1 / max(1 - share, endpoint_clock.LEAST_SPEED), delay=Delay(share), count=40)
 
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
-    assert not silent
+    assert not unresponsive
 
 
 def test_an_overloaded_machine_still_detects_a_hanging_endpoint():

@@ -33,7 +33,7 @@ def in_passing_time(sender_of, *micro_batches, **bounds):
 
     async def main():
         clock.install()
-        told = []
+        counted = []
         for submitted in micro_batches:
             began, dispatcher = clock.now, dispatcher_of(sender, clock, breakers=breakers, **bounds)
             for delivery in submitted:
@@ -41,8 +41,8 @@ def in_passing_time(sender_of, *micro_batches, **bounds):
             await dispatcher.finish()
             ended = dispatcher.drain()
             endings = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind, o.reason, len(o.attempts)) for o in ended)
-            told.append((clock.now - began, endings))
-        return told
+            counted.append((clock.now - began, endings))
+        return counted
 
     return asyncio.run(main())
 
@@ -93,9 +93,9 @@ def test_a_failing_endpoint_gets_one_request_at_a_time():
 def test_a_quick_retry_at_an_open_breaker_is_deferred():
     clock = fakes.Clock()
     outcomes = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
-    told = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
+    counted = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
     # Five first attempts open it. The fifth is not retried; the four before it are retried at an open breaker.
-    assert told == {
+    assert counted == {
         (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 1): 4,
         (OutcomeKind.DEAD_LETTERED, "server_error", 1): 1,
         (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 1,

@@ -132,8 +132,8 @@ def test_an_abandoned_micro_batch_frees_its_host_capacity():
 def test_the_warning_names_the_host_and_the_setting(caplog):
     with caplog.at_level(logging.WARNING):
         delivered([f"{VICTIM}/{n}" for n in range(30)], max_per_host=2)
-    [told] = [record.getMessage() for record in caplog.records if "victim.example" in record.getMessage()]
-    assert "delivery.unlimited_hosts" in told
+    [warning] = [record.getMessage() for record in caplog.records if "victim.example" in record.getMessage()]
+    assert "delivery.unlimited_hosts" in warning
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_failures_during_an_outage_disable_no_endpoint():
     assert not failing(ours, 1001, 1044)  # while it lasts
     clock.now = 1045.0
     ours.record(ALL_UP)
-    assert not failing(ours, 1001, 1044)  # told by a micro-batch that began before
+    assert not failing(ours, 1001, 1044)  # reported by a micro-batch that began before
     assert not failing(ours, 1001, 1050)  # an attempt that had begun before
     assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s after the end of the outage
     assert failing(ours, 1001, 1076)

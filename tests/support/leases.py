@@ -36,7 +36,7 @@ def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
 
 
 def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.RetryEntry:
-    """A parcel of one event, or of several as a batch."""
+    """An entry of one event, or of several as a batch."""
     of = events or (builders.event(),)
     names = list(dict.fromkeys(through))
     defaults: dict[str, Any] = {
@@ -52,7 +52,7 @@ def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -
     return retry_messages.RetryEntry(**defaults | fields)
 
 
-def turn(*parcels: retry_messages.RetryEntry, endpoint: str = "ep1", **fields: Any) -> retry_messages.Lease:
+def lease(*parcels: retry_messages.RetryEntry, endpoint: str = "ep1", **fields: Any) -> retry_messages.Lease:
     defaults: dict[str, Any] = {
         "endpoint_id": EndpointId(endpoint),
         "customer_id": CustomerId("c1"),
