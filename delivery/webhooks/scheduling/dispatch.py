@@ -100,7 +100,7 @@ class Dispatcher(Generic[Sent]):
         return ended
 
     def report(self) -> DispatchReport:
-        """Return what the task has learned of its endpoints. Called once, at its end."""
+        """Return the task's observations of its endpoints. Called once, at its end."""
         return endpoint_queue.report(self._queues.values(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
@@ -111,7 +111,7 @@ class Dispatcher(Generic[Sent]):
     async def finish(self) -> None:
         """Wait until every delivery has its outcome. Nothing may be submitted afterwards."""
         self._timeouts.stop()
-        self._phase = Phase.FINISHING
+        self._enter(Phase.FINISHING)
         await self._wait_for_unsettled(0)
         self.abandon()
 
@@ -122,9 +122,9 @@ class Dispatcher(Generic[Sent]):
         end, attempts in flight have until their endpoint's response deadline, at most `response_deadline_s`. Later ones go on
         in the background.
         """
-        self._phase = Phase.WAITING
+        self._enter(Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
-        self._phase = Phase.READING
+        self._enter(Phase.READING)
 
     async def _wait_for_unsettled(self, unsettled: int) -> None:
         self._enough_settled = unsettled
@@ -133,7 +133,7 @@ class Dispatcher(Generic[Sent]):
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
         except BaseException:
-            self._phase = Phase.FAILED
+            self._enter(Phase.FAILED)
             raise
 
     def abandon(self) -> None:
@@ -141,13 +141,18 @@ class Dispatcher(Generic[Sent]):
 
         Background attempts go on.
         """
-        self._phase = Phase.ABANDONED
+        self._enter(Phase.ABANDONED)
         for queue in self._ready:
             queue.release_reservation()
         self._ready.clear()
         self._timeouts.stop()
         for runner in self._runners:
             runner.cancel()
+
+    def _enter(self, phase: Phase) -> None:
+        """Enter a phase. Nothing follows ABANDONED: a task that was given up may be cancelled while it waits."""
+        if self._phase is not Phase.ABANDONED:
+            self._phase = phase
 
     async def _wait_while(self, is_so: Callable[[], bool]) -> None:
         while self._failure is None and is_so():

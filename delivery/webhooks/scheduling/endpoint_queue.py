@@ -105,7 +105,7 @@ class Queue(Generic[Sent]):
         clock: Callable[[], float],
         endpoint_time: Callable[[], float],
     ) -> bool:
-        """Record what an attempt shows of the endpoint; return True if its circuit breaker is open.
+        """Record the observations of an attempt; return True if its circuit breaker is open.
 
         The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`.
         """
@@ -130,7 +130,7 @@ class Queue(Generic[Sent]):
 
 
 class DispatchReport(NamedTuple):
-    """What a task has learned of its endpoints."""
+    """A task's observations of its endpoints."""
 
     most_in_flight: int
     """Maximum of requests in flight at once."""
@@ -191,7 +191,7 @@ class Overdue(NamedTuple, Generic[Sent]):
 
 
 def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchReport:
-    """Return what a task has learned of the endpoints of its queues."""
+    """Return the observations of the endpoints of these queues."""
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
@@ -209,7 +209,7 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
 
 
 def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
-    """Return the attempts that take longer than their endpoint usually does, or longer than `max_s`.
+    """Return the attempts whose response is overdue: later than usual for the endpoint, or than `max_s`.
 
     An endpoint is left out if it has responded in this task and has waiting deliveries. It may be busy for a moment, and the
     task waits for the rest anyway: until its circuit breaker opens or `queue_timeout_s` has passed.

@@ -11,7 +11,7 @@ from delivery.webhooks.scheduling.endpoint_clock import Countdown
 
 
 class Phase(enum.Enum):
-    """What the lane does with its dispatcher."""
+    """The phase of a task, as its dispatcher sees it."""
 
     READING = enum.auto()
     """The lane submits deliveries."""

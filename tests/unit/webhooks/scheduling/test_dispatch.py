@@ -151,3 +151,26 @@ def test_an_abandoned_dispatcher_sends_nothing():
 
     sent, in_the_end = asyncio.run(main())
     assert 0 < sent == in_the_end
+
+
+@pytest.mark.parametrize("wait", [lambda dispatcher: dispatcher.finish(), lambda dispatcher: dispatcher.wait_for_unsettled(0)])
+def test_a_cancelled_wait_does_not_revive_an_abandoned_dispatcher(wait):
+    """A worker cancels the wait and abandons the dispatcher; the wait notices its end only afterwards."""
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+
+    async def main():
+        dispatcher = dispatcher_of(sender, clock)
+        dispatcher.submit(*deliveries(1))
+        waiting = asyncio.create_task(wait(dispatcher))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        dispatcher.abandon()
+        await asyncio.gather(waiting, return_exceptions=True)
+        sent = len(sender.order)
+        dispatcher.submit(*deliveries(1))
+        await asyncio.sleep(0.01)
+        return sent, len(sender.order), dispatcher.drain()
+
+    sent, in_the_end, outcomes = asyncio.run(main())
+    assert (sent, outcomes) == (in_the_end, [])
