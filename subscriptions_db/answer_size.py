@@ -1,7 +1,6 @@
-"""How much of a list goes into one answer: in bytes, whatever the number of its items. Pure.
+"""Bound the answers to list requests in bytes, whatever the number of items. Pure.
 
-Runs wherever lists are read. Forty dead letters of 1 MB each are nothing that a poller should have to hold, nor the API for all
-of its askers.
+Runs wherever lists are read. Neither a poller nor the API should have to hold forty dead letters of 1 MB each.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_BYTES = 1024 * 1024
-"""Of the items of one answer, less the commas between them."""
+"""Bytes of the items of one answer, without the commas between them."""
 
 
 def count(sizes: Iterable[int], *, held: int = 0) -> int:
-    """Return how many of the items of these sizes, in bytes, fit into an answer that holds `held` bytes already.
+    """Return how many of the items of these sizes, in bytes, fit into an answer that has `held` bytes already.
 
-    At least one where it holds nothing yet, however large: who reads on must get on.
+    An empty answer takes at least one item, however large, so that paging always advances.
     """
     fitting = 0
     for size in sizes:

@@ -1,11 +1,11 @@
--- Every statement of the registry's code, by name. Loaded by subscriptions_db/postgres/sql.py.
+-- The statements of the registry, by name. subscriptions_db/postgres/sql.py loads them.
 
--- name: take_the_time_needed
--- A migration, and the copy of a large registration, may take longer than a statement of the job is given.
+-- name: disable_statement_timeout
+-- Migrations and large registrations may take longer than the timeout of the job's statements.
 set statement_timeout = 0;
 
 -- name: migration_lock
--- Waits for another migrator.
+-- Waits until a concurrent migration has ended.
 select pg_advisory_lock(hashtext('fanout.migrations'));
 
 -- name: migration_unlock
@@ -41,7 +41,7 @@ select tenant_id, status from tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: endpoints
--- The headers as text, as the patterns below.
+-- The headers are read as text, for the same reason as the patterns of `subscriptions`.
 select
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
@@ -52,7 +52,7 @@ from endpoints
 where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 
 -- name: secrets
--- Newest first: the first signature is made with the newest key.
+-- The newest first, because the first signature of a request uses the newest key.
 select
     secret_id, endpoint_id, customer_id, purpose, key_id, sealed,
     extract(epoch from expires_at)::double precision as expires_at_s
@@ -62,13 +62,13 @@ where (%(ids)s::text[] is null or endpoint_id = any (%(ids)s))
 order by created_at desc, secret_id;
 
 -- name: subscriptions
--- The pattern as text: jsonb takes what no JSON parser here does, and one such row must not spoil the whole read.
+-- The pattern is read as text: jsonb may contain values that Python cannot parse, and such a row must not fail the whole read.
 select s.subscription_id, s.endpoint_id, s.event_type, s.scope, s.status, f.pattern::text
 from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
 -- name: snapshot_scopes
--- A row for all tenants that a subscription includes, and one for those it excludes: single ones would be millions.
+-- One row for all included tenants of a subscription, and one for the excluded ones. Single rows would be millions.
 select subscription_id, effect,
        array_agg(tenant_id::text) filter (where sub_tenant_id is null) as tenants,
        array_agg(array[tenant_id::text, sub_tenant_id::text]) filter (where sub_tenant_id is not null) as sub_tenants
@@ -77,7 +77,7 @@ where (%(ids)s::text[] is null or subscription_id = any (%(ids)s))
   and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
 group by subscription_id, effect;
 
--- name: about_everything
+-- name: candidates_for_everything
 select (select coalesce(max(revision), 0) from revisions) as revision,
        null as tenant_status,
        array(
@@ -85,7 +85,7 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
            where scope = 'everything' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
--- name: naming_the_tenant
+-- name: candidates_for_tenant
 select (select coalesce(max(revision), 0) from revisions) as revision,
        (select status from tenants where tenant_id = %(tenant_id)s) as tenant_status,
        array(
@@ -93,12 +93,12 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
            where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
--- name: leading_to_the_endpoint
+-- name: routes_to_endpoint
 select (select coalesce(max(revision), 0) from revisions) as revision,
        array(select subscription_id::text from subscriptions where endpoint_id = %(endpoint_id)s) as subscription_ids;
 
 -- name: sealed_samples
--- Some of each key: a row that somebody changed by hand says nothing of the key.
+-- Up to ten secrets of each key: a single row may have been changed by hand.
 select sample.*
 from (select distinct key_id from secrets) as used,
      lateral (
@@ -106,8 +106,8 @@ from (select distinct key_id from secrets) as used,
      ) as sample;
 
 -- name: secrets_to_reseal
--- In batches, each after the last one, so that a secret which does not open is passed once. What another transaction holds is
--- waited for: when the rotation is done, nothing may be left under the old key.
+-- In batches after the last id, so that a secret that does not open is read once. Locked rows are waited for, because no secret
+-- may stay sealed with the old key after the rotation.
 select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
 where key_id <> %(active)s and secret_id > %(after)s order by secret_id limit 500 for update;
 
@@ -123,7 +123,7 @@ select tenant_id, sub_tenant_id as id, name from sub_tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: deleted_customers
--- Those who have been customers, of these ids.
+-- The ids among these that belonged to a deleted customer.
 select distinct customer_id as id from audit_log
 where customer_id = any (%(ids)s) and entity = 'customer' and entity_id = customer_id and action = 'delete';
 
@@ -155,7 +155,7 @@ from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
 -- name: document_event_types
--- As text: json takes what no JSON parser here does, and one such row must not spoil the whole read.
+-- JSON is read as text: Postgres accepts values that Python cannot parse, and such a row must not fail the whole read.
 select event_type as id, description, json_schema::text, examples::text, deprecated, changed_at from event_types
 where %(ids)s::text[] is null or event_type = any (%(ids)s);
 
@@ -172,7 +172,7 @@ order by s.subscription_id;
 select has_table_privilege('tenants', 'select') and has_table_privilege('sub_tenants', 'select') as reads_tenants;
 
 -- name: lint_scopes
--- The scopes that name what is not registered. The platform's own events have customers for sub-tenants.
+-- Scopes that name an unregistered tenant or sub-tenant. The sub-tenants of operational events are customers, so they are left out.
 select c.subscription_id as id, c.effect, c.tenant_id, c.sub_tenant_id, t.tenant_id is not null as has_tenant
 from scopes c
 left join tenants t using (tenant_id)
@@ -183,7 +183,7 @@ order by c.subscription_id, c.effect, c.tenant_id, c.sub_tenant_id
 limit 10000;
 
 -- name: put_tenants
--- Statements with `rows` write many rows at once, of a list of JSON objects. A large registry takes a quarter of the time so.
+-- Statements with `rows` write many rows at once, from a list of JSON objects. That takes a quarter of the time of single rows.
 insert into tenants (tenant_id, name, status)
 select id, name, status from jsonb_to_recordset(%(rows)s) as given (id text, name text, status text)
 on conflict (tenant_id) do update set name = excluded.name, status = excluded.status;
@@ -236,7 +236,7 @@ insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, seale
 values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
 
 -- name: put_secrets
--- In the order of the list: the newest secret comes last, and is read first.
+-- In the order of the list, so that the newest secret, which comes last, is read first.
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed, created_at)
 select
     secret_id, endpoint_id, customer_id, purpose, key_id, decode(sealed, 'base64'),
@@ -248,12 +248,12 @@ from rows from (
 order by place;
 
 -- name: delete_secrets
--- Expired ones as well: for this code they are gone.
+-- Expired secrets too, because they count as deleted.
 delete from secrets using jsonb_to_recordset(%(rows)s) as given (endpoint_id text, purposes text[])
 where secrets.endpoint_id = given.endpoint_id and secrets.purpose = any (given.purposes);
 
 -- name: disable_active_endpoints
--- In the order of their ids: two who disable at the same time wait for each other instead of ending in a deadlock.
+-- Rows are locked in the order of their ids, so that two concurrent calls do not deadlock.
 with active as (
     select endpoint_id from endpoints
     where endpoint_id = any (%(ids)s) and status = 'active'
@@ -264,22 +264,22 @@ update endpoints set status = 'disabled', disabled_reason = %(reason)s
 where endpoint_id in (select endpoint_id from active)
 returning endpoint_id;
 
--- name: act_as
--- Until the end of the transaction: by whom Postgres notes what it notes by itself.
+-- name: set_actor
+-- The actor of the audit entries that triggers write, until the end of the transaction.
 select set_config('fanout.actor', %(actor)s, true);
 
--- name: hold_status
+-- name: lock_endpoint_status
 select customer_id, awaits_permission, status, disabled_reason from endpoints where endpoint_id = %(endpoint_id)s for update;
 
 -- name: set_status
 update endpoints set status = %(status)s, disabled_reason = %(reason)s
 where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct from (%(status)s, %(reason)s::text);
 
--- name: customer_of
+-- name: customer_of_endpoint
 select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
 
 -- name: expire_signing_secrets
--- An expiry only ever comes nearer: rotated twice within an overlap, the oldest secret must not get more time.
+-- An expiry is never extended: with two rotations in one overlap, the oldest secret must not get more time.
 update secrets set expires_at = least(expires_at, now() + make_interval(secs => %(overlap_s)s))
 where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
 
@@ -302,8 +302,8 @@ on conflict (subscription_id) do update set
 delete from scopes where subscription_id = any (%(ids)s);
 
 -- name: put_scopes
--- By far the most rows: thousands of subscriptions name hundreds of tenants each. Not by COPY, which Postgres refuses where
--- row-level security holds for the login.
+-- Writes by far the most rows: thousands of subscriptions name hundreds of tenants each. Not COPY, which Postgres refuses if
+-- row-level security applies to the login.
 insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
 select * from unnest(
     %(subscription_ids)s::text[], %(kinds)s::text[], %(effects)s::text[], %(tenant_ids)s::text[], %(sub_tenant_ids)s::text[]
@@ -334,8 +334,8 @@ on conflict (event_type) do update set
 select coalesce(max(revision), 0) as revision from revisions;
 
 -- name: apply_lock
--- Of the session, because it must be held before the transaction begins: what was committed while it was waited for would
--- not be seen otherwise.
+-- A lock of the session, taken before the transaction begins. Otherwise the transaction would not see what was committed while it
+-- waited for the lock.
 select pg_advisory_lock(hashtext('fanout.apply'));
 
 -- name: apply_unlock
@@ -345,22 +345,22 @@ select pg_advisory_unlock(hashtext('fanout.apply'));
 select endpoint_id from endpoints where endpoint_id = any (%(ids)s) and awaits_permission order by endpoint_id;
 
 -- name: put_validation
--- The newest question counts; a callback that was given before answers nothing any more.
+-- Only the newest question counts; the callback of an earlier one becomes invalid.
 insert into validations (endpoint_id, customer_id, url, origin, token_digest, expires_at)
 values (%(endpoint_id)s, %(customer_id)s, %(url)s, %(origin)s, %(token_digest)s, now() + make_interval(secs => %(lifetime_s)s))
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, origin = excluded.origin, token_digest = excluded.token_digest,
     expires_at = excluded.expires_at, answered_at = null;
 
--- name: validation
--- As the callback finds it: it holds, and the endpoint still leads where it was asked.
+-- name: open_validation
+-- The question of a callback, if it has not expired and the endpoint still has the URL that was asked.
 select v.customer_id, v.url, v.origin, v.answered_at is not null as is_answered
 from validations v join endpoints e on e.endpoint_id = v.endpoint_id and e.url = v.url and e.validation <> 'none'
 where v.endpoint_id = %(endpoint_id)s and v.token_digest = %(token_digest)s and v.expires_at > now();
 
--- name: answer_validation
+-- name: mark_validation_answered
 update validations set answered_at = now() where endpoint_id = %(endpoint_id)s and token_digest = %(token_digest)s;
 
--- name: permit
+-- name: set_permission
 update endpoints set permitted_origin = %(origin)s, permitted_per_minute = %(per_minute)s, permitted_at = now()
 where endpoint_id = %(endpoint_id)s and url = %(url)s and validation <> 'none' returning endpoint_id;

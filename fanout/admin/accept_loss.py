@@ -47,8 +47,8 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
-            with connect.connect(config.database) as connection, connect.translating():
-                audit.note_all(connection, list(map(_entry, found)))
+            with connect.connect(config.database) as connection, connect.translated_errors():
+                audit.note_many(connection, list(map(_entry, found)))
             for move in moves:
                 move.checkpoint.move(move.positions, move.held)
         return found

@@ -152,7 +152,7 @@ def _registry(config: settings.Settings) -> str:
 
 def _subscriptions(config: settings.Settings) -> str:
     """Warn of subscriptions that may match no event, including rows that SQL wrote without a warning."""
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
         more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []

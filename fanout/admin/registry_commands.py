@@ -33,7 +33,7 @@ KAFKA_TIMEOUT_S = 3
 class Listed(NamedTuple):
     """A kind of row that `fanout get` lists, and the columns of its narrow table."""
 
-    kind: registered_rows.Kind
+    kind: registered_rows.RowKind
     brief: tuple[str, ...]
 
     @property
@@ -156,7 +156,7 @@ def kind_of(text: str) -> Listed:
 
 def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a kind, or the one with this id."""
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         rows = registered_rows.document(connection)[listed.kind]
     if row_id is not None:
@@ -180,7 +180,9 @@ def rotate_secret(
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
-        return rotation.told(endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap))
+        return rotation.secret_document(
+            endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+        )
 
 
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
@@ -223,7 +225,7 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, and record its answer."""
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
-    with connect.connect(config.database) as connection, connect.translating():
+    with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
         if row is None:
@@ -236,13 +238,13 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
             for after in registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})[
                 "endpoint"
             ].values():  # empty if the endpoint was deleted meanwhile
-                entry = {"customer_id": after["customer"], "after": receiver_permission.noted(reply, after)}
+                entry = {"customer_id": after["customer"], "after": receiver_permission.audit_fields(reply, after)}
                 audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **entry)
             return reply
 
 
 async def _answer(
-    asking: receiver_permission.Asking, address_guard: guard.Guard, timeout_s: float
+    asking: receiver_permission.ReceiverQuestion, address_guard: guard.Guard, timeout_s: float
 ) -> transport.Response | errors.AttemptFailed:
     network = transport.Transport(address_guard, max_connections=1)
     try:

@@ -18,7 +18,7 @@ SOURCE = "fanout"
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
     """Publish a page of the outbox; return its number of events. A repeated event keeps its id, and so its `webhook-id`."""
-    with outbox.turn(connection) as waiting:
+    with outbox.claim_page(connection) as waiting:
         if waiting:
             publisher = publishing.Publisher(config.kafka)
             for one in waiting:
@@ -27,7 +27,7 @@ def publish(config: settings.Settings, connection: connect.Connection) -> int:
         return len(waiting)
 
 
-def message(one: outbox.Waiting, topic: str) -> publishing.Message:
+def message(one: outbox.OutboxEvent, topic: str) -> publishing.Message:
     """Return the record of an event. All events about one endpoint go to one partition."""
     attributes = {
         "specversion": "1.0",

@@ -29,7 +29,7 @@ from fanout.archiver.source import Source, place_of
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, writer
-from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
 from subscriptions_db.postgres import connect, migrate
@@ -83,7 +83,7 @@ class Archiver:
         self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
         self._config = config
         self._stop = stop
-        self._kept = writer.Kept(config.archive.retention_days, config.archive.attempts_retention_days)
+        self._kept = writer.Retention(config.archive.retention_days, config.archive.attempts_retention_days)
         self._policy = policy_of(config)
         self._pause_reason: str | None = None
         self._failures = 0
@@ -124,7 +124,7 @@ class Archiver:
         for place, start in source.begin(archived_until).items():
             if start.is_recreated:
                 log.error("topic of %s:%d was deleted and created again: it is archived from its first record", *place)
-                writer.begin_anew(connection, place, archived_until[place])
+                writer.restart_partition(connection, place, archived_until[place])
             if start.lost:
                 log.error(
                     "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived",
@@ -141,7 +141,7 @@ class Archiver:
                 self._maintain_partitions(connection)
                 partitions_at = time.monotonic() + PARTITIONS_S
             if self._policy is not None and time.monotonic() >= disabled_check_at:
-                outbox.look(connection, self._policy, now=_now())
+                outbox.record_due(connection, self._policy, now=_now())
                 disabled_check_at = time.monotonic() + DISABLED_CHECK_S
             messages = source.poll(WAIT_S)
             for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
@@ -193,32 +193,32 @@ class Archiver:
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
         return notified + redriven + replayed
 
-    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> Taken:
+    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of a record. A record that the job cannot have written is logged, counted and left out."""
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)
         try:
             if topic == self._config.delivery.dead_letter_topic:
                 letter, document = dead_letter_records.decode_with_document(value)
-                row = archived_rows.letter_row(letter, document)
-                return Taken(
+                row = archived_rows.dead_letter_row(letter, document)
+                return ArchivedRecord(
                     topic=topic,
                     partition=partition,
                     offset=offset,
                     letter=row,
-                    ended=archived_rows.ended_of_letter(letter),
-                    seen=signals.of_letter(row, at),
+                    replay_counts=archived_rows.replay_counts_of_dead_letter(letter),
+                    signals=signals.dead_letter_signals(row, at),
                 )
             record = log_records.decode(value)
             if isinstance(record, LogRecord):
-                return Taken(
+                return ArchivedRecord(
                     topic=topic,
                     partition=partition,
                     offset=offset,
                     attempts=archived_rows.attempt_rows(record, at),
                     redriven=archived_rows.redriven_rows(record),
-                    ended=archived_rows.ended(record),
-                    seen=signals.of_log(record, at),
+                    replay_counts=archived_rows.replay_counts(record),
+                    signals=signals.log_signals(record, at),
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning(
@@ -229,21 +229,21 @@ class Archiver:
                 exc,
             )
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
-        return Taken(topic=topic, partition=partition, offset=offset)
+        return ArchivedRecord(topic=topic, partition=partition, offset=offset)
 
     def _maintain_partitions(self, connection: connect.Connection) -> None:
-        today = partitions.of(_now())
-        kinds: tuple[tuple[partitions.Kind, int], ...] = (
+        today = partitions.day_of(_now())
+        kinds: tuple[tuple[partitions.ArchiveTable, int], ...] = (
             ("dead_letters", self._kept.letters),
             ("attempts", self._kept.attempts),
         )
         for kind, retention_days in kinds:
             for day in partitions.coming(today):
-                partitions.make(connection, kind, day)
+                partitions.create(connection, kind, day)
             for name in partitions.drop(connection, kind, partitions.oldest(today, retention_days)):
                 log.info("partition %s is dropped, because its retention of %d days is over", name, retention_days)
         if self._policy is not None:
-            outbox.forget(connection)
+            outbox.delete_orphans(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 

@@ -19,7 +19,7 @@ from subscriptions_db.postgres import connect
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
     """Enqueue one page of requested dead letters, only the newest of each delivery; return their number."""
-    with archive.turn(connection, now=now) as requested:
+    with archive.claim_page(connection, now=now) as requested:
         if not requested:
             return 0
         plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())

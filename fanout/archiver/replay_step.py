@@ -26,7 +26,7 @@ from fanout.redrive import replay_plan
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.replays import progress
-from subscriptions_db.replays.requests import One, Range, Replay, State
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayRequest, ReplayState
 from subscriptions_db.snapshot import registry_reader
 
 STEP_S = 1.0
@@ -77,10 +77,10 @@ class Replayer:
             self._scanner.close()
         self._scanner = self._publisher = None
 
-    def _running(self, connection: connect.Connection) -> list[Replay]:
-        return progress.under_way(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
+    def _running(self, connection: connect.Connection) -> list[ReplayRequest]:
+        return progress.resumable(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
 
-    def _advance(self, connection: connect.Connection, seen: Replay) -> bool:
+    def _advance(self, connection: connect.Connection, seen: ReplayRequest) -> bool:
         """Execute the next chunk of a replay. Return False if there is none now.
 
         1. The replay has ended, or another process executes it at this moment: no chunk.
@@ -92,16 +92,16 @@ class Replayer:
         7. Otherwise the next records are read.
         """
         routes = self._routes_to(connection, seen)
-        with progress.held(connection, seen) as replay:
+        with progress.locked(connection, seen) as replay:
             if replay is None:
                 return False
             if routes is None:
-                progress.end(connection, replay, State.FAILED, now=_now(), reason=ENDPOINT_DELETED)
-            elif isinstance(replay.asked, One):
+                progress.end(connection, replay, ReplayState.FAILED, now=_now(), reason=ENDPOINT_DELETED)
+            elif isinstance(replay.asked, ReplayOne):
                 self._resend(connection, replay, replay.asked, routes)
             elif not self._config.archive.attempts:
-                progress.end(connection, replay, State.FAILED, now=_now(), reason=NOT_COUNTED)
-            elif replay.state is State.WAITING:
+                progress.end(connection, replay, ReplayState.FAILED, now=_now(), reason=NOT_COUNTED)
+            elif replay.state is ReplayState.WAITING:
                 self._begin(connection, replay, replay.asked)
             elif routes.endpoint.status is not EndpointStatus.ACTIVE:
                 return False
@@ -109,19 +109,23 @@ class Replayer:
                 self._read_chunk(connection, replay, replay.asked, routes)
         return True
 
-    def _begin(self, connection: connect.Connection, replay: Replay, asked: Range) -> None:
+    def _begin(self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayRange) -> None:
         scanner = self._reader()
         names = topic_scanner.event_topics(self._config, scanner.names())
         firsts = scanner.extents(names, since_ms=_ms(asked.since))
         ends = {extent.place: extent.first for extent in scanner.extents(names, since_ms=_ms(asked.until))}
-        places = [progress.Place(*one.place, one.first, ends[one.place]) for one in firsts if one.first < ends[one.place]]
+        places = [
+            progress.PartitionProgress(*one.place, one.first, ends[one.place]) for one in firsts if one.first < ends[one.place]
+        ]
         is_whole = all(extent.is_whole for extent in firsts)
         progress.begin(connection, replay, places, is_whole=is_whole, now=_now())
 
-    def _read_chunk(self, connection: connect.Connection, replay: Replay, asked: Range, routes: replay_plan.Routes) -> None:
-        place = progress.place(connection, replay)
+    def _read_chunk(
+        self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayRange, routes: replay_plan.Routes
+    ) -> None:
+        place = progress.next_partition(connection, replay)
         if place is None:
-            progress.end(connection, replay, State.DONE, now=_now())
+            progress.end(connection, replay, ReplayState.DONE, now=_now())
             return
         low, high = self._reader().bounds(Place(place.topic, place.partition))
         first = max(place.next_offset, low)
@@ -131,18 +135,20 @@ class Replayer:
         # Records that Kafka has deleted, or that were in a topic deleted since, are skipped.
         reached = place._replace(next_offset=end if first < end < high else place.end_offset)
         is_lost = low > place.next_offset or high < place.end_offset
-        progress.reach(connection, replay, reached, is_lost=is_lost, records=len(read), handed_over=handed_over)
+        progress.advance(connection, replay, reached, is_lost=is_lost, records=len(read), handed_over=handed_over)
 
-    def _resend(self, connection: connect.Connection, replay: Replay, asked: One, routes: replay_plan.Routes) -> None:
+    def _resend(
+        self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayOne, routes: replay_plan.Routes
+    ) -> None:
         due = self._find(asked)
         if due is None:
-            progress.end(connection, replay, State.FAILED, now=_now(), reason=EVENT_GONE)
+            progress.end(connection, replay, ReplayState.FAILED, now=_now(), reason=EVENT_GONE)
             return
         self._enqueue([due], routes, replay)
         progress.count(connection, replay, is_lost=False, records=1, handed_over=1)
-        progress.end(connection, replay, State.DONE, now=_now())
+        progress.end(connection, replay, ReplayState.DONE, now=_now())
 
-    def _find(self, asked: One) -> replay_plan.Due | None:
+    def _find(self, asked: ReplayOne) -> replay_plan.Due | None:
         """Return the event of a delivery; None if Kafka no longer has it, or has another record at its offset."""
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
@@ -166,7 +172,7 @@ class Replayer:
         self._reader().read([topic_scanner.Extent(place=place, low=first, first=first, end=end)], "events", take)
         return records
 
-    def _enqueue(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: Replay) -> int:
+    def _enqueue(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: ReplayRequest) -> int:
         """Enqueue due deliveries, wait until Kafka has them, and return their number."""
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
@@ -177,7 +183,7 @@ class Replayer:
         metrics.ARCHIVE_REPLAYED.inc(len(due))
         return len(due)
 
-    def _routes_to(self, connection: connect.Connection, replay: Replay) -> replay_plan.Routes | None:
+    def _routes_to(self, connection: connect.Connection, replay: ReplayRequest) -> replay_plan.Routes | None:
         """Return the present routes to the endpoint; None if it was deleted, or belongs to another customer now."""
         key = (replay.endpoint_id, registered_rows.revision(connection))
         if self._routes is None or self._routes[0] != key:

@@ -71,7 +71,7 @@ def db_migrate(
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
     config = _settings(context)
-    for attempt in connect.for_at_most(wait):
+    for attempt in connect.retry_for(wait):
         with attempt, connect.connect(config.database) as connection:
             applied = migrate.migrate(connection)
     console.print("\n".join(f"applied {name}" for name in applied) or "the schema is current")

@@ -60,7 +60,7 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
                 raise errors.RegistrationError(replay_id, f"is not cancelled: the replay is {before.state} already")
             audit.note(
                 connection, audit.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
-                before={"state": before.state}, after={"state": requests.State.CANCELLED},
+                before={"state": before.state}, after={"state": requests.ReplayState.CANCELLED},
             )  # fmt: skip
         row = _row(_found(connection, replay_id))
     if as_json:
@@ -69,12 +69,12 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
         commands.console.print(f"{replay_id} is cancelled; {row['handed_over']} deliveries were enqueued before", markup=False)
 
 
-def _found(connection: connect.Connection, replay_id: str) -> requests.Replay:
-    found = requests.any_(connection, replay_id)
+def _found(connection: connect.Connection, replay_id: str) -> requests.ReplayRequest:
+    found = requests.get_any(connection, replay_id)
     if found is None:
         raise errors.RegistrationError(replay_id, "there is no such replay; `fanout replays list` lists them")
     return found
 
 
-def _row(replay: requests.Replay) -> dict[str, Any]:
+def _row(replay: requests.ReplayRequest) -> dict[str, Any]:
     return {"customer": replay.customer_id, **replays.shown(replay).model_dump()}

@@ -76,7 +76,7 @@ def list_(
 
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
-        rows = keys.all_(connection, customer)
+        rows = keys.list_keys(connection, customer)
     brief = ("key_id", "customer_id", "scope", "name", "expires_at", "revoked_at")
     listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, table=listing.columns(rows, brief))
 
@@ -95,7 +95,7 @@ def revoke(
         migrate.require_current(connection)
         key = listing.id_of(key, "api-key")
         keys.revoke(connection, key)
-    key_id = keys.id_of(key) or key
+    key_id = keys.key_id_of(key) or key
     if as_json:
         commands.print_json({"key_id": key_id, "revoked": True})
     else:

@@ -13,10 +13,10 @@ from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import archived_rows, writer
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 
-KEPT = writer.Kept(letters=30, attempts=7)
+KEPT = writer.Retention(letters=30, attempts=7)
 TOPIC = "letters-of-no-lane"
 """Where they are said to come from: `fanout archive` is not to take them for a part of a topic that it follows."""
 TOGETHER = 1_000
@@ -41,15 +41,15 @@ def admit(connection: connect.Connection, of: Sequence[str]) -> list[str]:
     with connection.transaction():
         for customer_id in of:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])
-            consumers.create(connection, customer_id, polling.CONSUMER, Selection())
+            consumers.create(connection, customer_id, polling.CONSUMER, DeadLetterSearch())
         made = [keys.create(connection, customer_id=customer_id, scope=Scope.POLLER) for customer_id in of]
     return [key.text.reveal().decode() for key in made]
 
 
-def _letters(of: Sequence[str], count: int, rng: random.Random, now: dt.datetime) -> Iterator[archived_rows.Taken]:
+def _letters(of: Sequence[str], count: int, rng: random.Random, now: dt.datetime) -> Iterator[archived_rows.ArchivedRecord]:
     for number in range(count):
         told = {"event_id": f"event-{number}", "attempts": [{"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}]}
-        row = archived_rows.LetterRow(
+        row = archived_rows.DeadLetterRow(
             customer_id=of[number % len(of)],
             endpoint_id=f"endpoint-{number % len(of)}",
             tenant_id="t0",
@@ -60,4 +60,4 @@ def _letters(of: Sequence[str], count: int, rng: random.Random, now: dt.datetime
             payload=rng.randbytes(PAYLOAD_BYTES),
             letter=orjson.dumps(told),
         )
-        yield archived_rows.Taken(topic=TOPIC, partition=0, offset=number, letter=row)
+        yield archived_rows.ArchivedRecord(topic=TOPIC, partition=0, offset=number, letter=row)

@@ -1,4 +1,4 @@
--- Every statement of the API, by name. Those that it shares with the commands are in ../queries.sql.
+-- The statements of the API, by name. Statements that the commands use too are in ../queries.sql.
 
 -- name: put_api_key
 insert into api_keys (key_id, customer_id, scope, name, digest, expires_at)
@@ -10,7 +10,7 @@ where %(customer_id)s::text is null or customer_id = %(customer_id)s
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- And whether it was one until now.
+-- `held` says whether the key was valid until now.
 with found as (
     select key_id, revoked_at is null as held from api_keys where key_id = %(key_id)s for update
 )
@@ -21,33 +21,33 @@ returning k.key_id, customer_id, revoked_at, held;
 select key_id, customer_id, scope, digest, expires_at, revoked_at from api_keys where key_id = %(key_id)s;
 
 -- name: begin_read
--- It sees one moment. Until its end: whose rows are seen, and with which rights.
+-- One consistent snapshot. Role and customer, which decide the visible rows, hold until the end of the transaction.
 begin isolation level repeatable read;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
 
 -- name: begin_change
--- After it has waited for a row, it sees it as it is then.
+-- Read committed: after waiting for a lock, the transaction sees the row as it was committed.
 begin isolation level read committed;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
 
--- name: hold_row
--- Until the end of the transaction, against other requests; also where there is no row yet.
+-- name: lock_row
+-- Locks out other requests until the end of the transaction, also if the row does not exist yet.
 select pg_advisory_xact_lock(hashtextextended(%(kind)s || ' ' || %(id)s, 0));
 
--- name: hold_endpoint
--- Against everybody else.
+-- name: lock_endpoint
+-- Locks out every other writer, such as `fanout apply` and plain SQL.
 select endpoint_id from endpoints where endpoint_id = %(id)s for update;
 
--- name: hold_subscription
+-- name: lock_subscription
 select subscription_id from subscriptions where subscription_id = %(id)s for update;
 
--- name: hold_customer
+-- name: lock_customer
 select customer_id from customers where customer_id = %(id)s for update;
 
--- name: hold_tenant
+-- name: lock_tenant
 select tenant_id from tenants where tenant_id = %(id)s for update;
 
--- name: hold_event_type
+-- name: lock_event_type
 select event_type from event_types where event_type = %(id)s for update;
 
 -- name: page_of_event_types
@@ -110,23 +110,23 @@ update subscriptions set status = %(status)s where subscription_id = %(id)s and 
 -- name: subscriptions_to_endpoint
 select subscription_id as id from subscriptions where endpoint_id = %(endpoint_id)s order by subscription_id limit %(limit)s;
 
--- name: forget_old_answers
--- What another request is about to forget is left to it: two would wait for each other.
+-- name: delete_old_answers
+-- Rows that another request is deleting are skipped, so that two requests do not wait for each other.
 delete from idempotency_keys where ctid = any (array(
     select ctid from idempotency_keys where created_at < now() - interval '1 day' for update skip locked
 ));
 
 -- name: claim_idempotency_key
--- Waits for a request with the same key that is under way.
+-- Waits for a request with the same key that is in flight.
 insert into idempotency_keys (customer_id, idempotency_key, request_digest)
 values (%(customer_id)s, %(idempotency_key)s, %(request_digest)s)
 on conflict do nothing returning true as claimed;
 
--- name: kept_answer
+-- name: stored_answer
 select request_digest, status, answer from idempotency_keys
 where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
 
--- name: keep_answer
+-- name: put_answer
 update idempotency_keys set status = %(status)s, answer = %(answer)s
 where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
 

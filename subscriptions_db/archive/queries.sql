@@ -1,9 +1,9 @@
--- Every statement of the archive's code, by name. Loaded by subscriptions_db/postgres/sql.py.
+-- The statements of the archive, by name. subscriptions_db/postgres/sql.py loads them.
 
--- name: make_archive_day
+-- name: create_archive_day
 select make_archive_day(%(kind)s, %(day)s) as made;
 
--- name: do_not_wait_long
+-- name: set_short_lock_timeout
 set local lock_timeout = '1s';
 
 -- name: drop_archive_days
@@ -17,7 +17,7 @@ insert into archive_offsets (topic, partition)
 select * from unnest(%(topics)s::text[], %(partitions)s::integer[]) on conflict do nothing;
 
 -- name: lock_archive_offsets
--- Whoever else archives the same partitions waits here, and then finds that it is done.
+-- Another process that archives the same partitions waits here, and then skips the records.
 select topic, partition, next_offset from archive_offsets
 where (topic, partition) in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
 order by topic, partition for update;
@@ -27,12 +27,12 @@ update archive_offsets set next_offset = reached.next_offset
 from unnest(%(topics)s::text[], %(partitions)s::integer[], %(next_offsets)s::bigint[]) as reached (topic, partition, next_offset)
 where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reached.partition);
 
--- name: begin_archive_offset_anew
+-- name: reset_archive_offset
 update archive_offsets set next_offset = 0, incarnation = incarnation + 1
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
--- name: take_dead_letter_day
--- Waits for whoever else writes letters.
+-- name: lock_dead_letter_day
+-- Serializes the transactions that write dead letters.
 update dead_letter_day set day = greatest(day, %(today)s) returning day;
 
 -- name: insert_dead_letters
@@ -65,9 +65,9 @@ select * from unnest(
 );
 
 -- name: dead_letters_after
--- The letters behind a position that are asked for, and up to where none was left out. No more than `most` are looked at, so that
--- asking for what is rare costs no more than asking for everything. One statement, and so one moment: between two of them a
--- letter could come that only the second sees. What is looked at comes in its order, and only as far as it is needed.
+-- The matching waiting dead letters after a position, and the position up to which the result is complete. At most `most` rows are
+-- examined, so a rare criterion costs no more than none. One statement gives one snapshot: between two statements a dead letter
+-- could arrive that only the second sees. Rows are examined in order, and no further than needed.
 with looked_at as materialized (
     select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
     where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
@@ -98,7 +98,7 @@ where position = any (%(positions)s) and position between %(first)s and %(last)s
 order by position;
 
 -- name: dead_letter_sizes
--- In an answer, where the payload is in base64. Neither is read for that: a value knows its length.
+-- The size in an answer, where the payload is base64. Postgres knows the length of a value without reading it.
 select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size from dead_letters
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
 
@@ -115,8 +115,8 @@ where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(s
 -- name: last_dead_letter
 select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
 
--- name: redriving_dead_letters
--- The oldest, up to so many bytes. Who else hands over takes others.
+-- name: redrive_requests
+-- The oldest requests, up to a number of bytes. A concurrent process takes others.
 with asked as (
     select position, letter, payload, letter_topic, letter_partition, letter_offset
     from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
@@ -125,22 +125,22 @@ select * from (select *, sum(length(payload) + length(letter)) over (order by po
 where bytes <= %(bytes)s or position = (select min(position) from asked)
 order by position;
 
--- name: redriven_dead_letters
--- Of rows that the caller has locked.
+-- name: mark_redriven
+-- The caller has locked these rows.
 update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);
 
--- name: note_redrives
+-- name: put_redrive_notes
 insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, noted_at)
 select new.*, %(now)s from unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
 ) as new
 on conflict do nothing;
 
--- name: noted_webhook_ids
+-- name: webhook_ids_with_notes
 select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
 
--- name: noted_dead_letters
--- A note is of a letter, and of the older ones of the same delivery.
+-- name: dead_letters_with_notes
+-- A note applies to its dead letter and to older dead letters of the same delivery.
 select position, customer_id from dead_letters l
 where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
     select from redrive_notes n
@@ -149,14 +149,14 @@ where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
 )
 order by position for update;
 
--- name: forget_settled_notes
+-- name: delete_settled_notes
 delete from redrive_notes n where webhook_id = any (%(webhook_ids)s) and exists (
     select from dead_letters l
     where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
         = (l.webhook_id, l.customer_id, l.endpoint_id, l.dead_lettered_at)
 );
 
--- name: forget_old_notes
+-- name: delete_old_notes
 delete from redrive_notes where noted_at < %(before)s;
 
 -- name: put_consumer
@@ -175,17 +175,17 @@ order by name;
 delete from dead_letter_consumers where customer_id = %(customer_id)s and name = %(name)s;
 
 -- name: lock_consumer
--- Pollers of one consumer come one after another. To each other's leases they are strangers.
+-- Serializes the pollers of one consumer.
 select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
--- name: leases_that_are_over
+-- name: expired_leases
 select position from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
 order by until limit %(limit)s;
 
--- name: lease_again
--- And how many the consumer has in all, these among them.
+-- name: renew_expired_leases
+-- Also returns the number of all leases of the consumer, these included.
 with again as (
     update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
     where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
@@ -196,7 +196,7 @@ select
     (select count(*) from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s) as unacknowledged
 from again;
 
--- name: lease
+-- name: put_leases
 with passed as (
     update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s
 )
@@ -206,26 +206,26 @@ select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(
 -- name: set_read_until
 update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s;
 
--- name: forget_leases
+-- name: delete_leases
 delete from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (%(positions)s::bigint[] is null or position = any (%(positions)s));
 
--- name: acknowledge
--- A lease that is over, and that nobody else has, is still the poller's.
+-- name: ack
+-- An expired lease that no other poller has taken still counts.
 delete from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
 returning position;
 
--- name: give_back
+-- name: nack
 update dead_letter_leases set token = null, until = %(until)s
 where customer_id = %(customer_id)s and consumer = %(name)s
   and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
 returning position;
 
 -- name: attempts_before
--- The newest that are asked for; no more than `most` are looked at.
+-- The newest matching attempts. At most `most` rows are examined.
 select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
        attempt, duration_ms, status, error_class, detail, topic, partition, "offset"
 from (
@@ -260,9 +260,9 @@ where customer_id = %(customer_id)s
 order by started_at desc, position desc limit 1 offset %(most)s - 1;
 
 -- name: deliveries_before
--- The newest that are asked for; no more than `most` records are looked at. A delivery stands where its first record does, and the
--- newest one says how it is. `postponed` says least, whenever it was told: the attempt that went on alone began before. Of what a
--- reused id has put together, no more is looked at than there may be of one delivery.
+-- The newest matching deliveries. At most `most` records are examined. A delivery is sorted by its first record, and its newest record
+-- decides the status. A `postponed` record counts least, whatever its time: the background attempt began before it. A reused
+-- `webhook-id` joins several deliveries, so the records of one id are limited too.
 select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
        first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, told.status, told.reason, newest.attempts,
        coalesce(letter.count, 0) as dead_letters, letter.position as dead_letter, letter.state as dead_letter_state
@@ -284,10 +284,10 @@ cross join lateral (
     order by outcome is not distinct from 'postponed', started_at desc, position desc limit 1
 ) as newest
 left join lateral (
-    -- The letters of the newest attempt: of earlier ones, it was tried again since. Of what was accepted, a batch may have some.
+    -- The dead letters of the newest attempt; earlier ones were retried since. An accepted batch can have dead letters too.
     select position, state, reason, count(*) over () as count
     from (
-        -- One after the other: where either may hold, Postgres takes the order of positions, and reads days of letters.
+        -- Two selects: with `or`, Postgres would scan in the order of positions and read days of dead letters.
         select * from (
             select position, state, reason, customer_id, dead_lettered_at from dead_letters
             where webhook_id = first.webhook_id
@@ -296,7 +296,7 @@ left join lateral (
             where batch_webhook_id = first.webhook_id
         ) as named
         where customer_id = %(customer_id)s
-          -- By the day before, because the clock that made the days is not the one that gave the time.
+          -- One day earlier, because the clock that created the partitions is not the clock of the attempt.
           and position >= first_position_of((newest.at at time zone 'UTC')::date - 1)
           and (dead_lettered_at >= newest.at or newest.outcome is not distinct from 'dead_lettered')
           and (newest.error_class is not null or first.subscription_id is null)
@@ -327,19 +327,19 @@ where not exists (
   and (%(reason)s::text is null or told.reason = %(reason)s)
 order by first.started_at desc, first.position desc limit %(limit)s;
 
--- name: first_of_delivery
+-- name: first_record_of_delivery
 select started_at, position from attempts
 where customer_id = %(customer_id)s and webhook_id = %(webhook_id)s
 order by started_at, position limit 1;
 
--- name: lock_conditions
--- Whoever else takes what is seen waits: two that know nothing of an endpoint would each begin anew with it.
+-- name: lock_endpoint_health
+-- Serializes the writers of endpoint health: two that both find no row of an endpoint would overwrite each other.
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
--- name: conditions
+-- name: endpoint_health
 select endpoint_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
 
--- name: put_conditions
+-- name: put_endpoint_health
 insert into endpoint_conditions (endpoint_id, customer_id, condition, wake_at)
 select * from unnest(
     %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(conditions)s::jsonb[], %(wake_at)s::timestamptz[]
@@ -347,21 +347,21 @@ select * from unnest(
 on conflict (endpoint_id) do update
 set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
 
--- name: disabled_of_late
--- Those that are disabled, and not told by when.
+-- name: recently_disabled_endpoints
+-- Endpoints disabled since a time whose `disabled` event is not recorded yet.
 select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
 from endpoints e left join endpoint_conditions c using (endpoint_id)
 where e.status = 'disabled' and e.disabled_at > %(since)s
   and (c.condition ->> 'disabled_at')::timestamptz is distinct from e.disabled_at
 order by e.disabled_at;
 
--- name: conditions_to_wake
+-- name: endpoint_health_due
 select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)s order by wake_at;
 
--- name: forget_conditions
+-- name: delete_orphaned_endpoint_health
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
--- name: tell
+-- name: put_operational_events
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
     %(event_ids)s::text[], %(kinds)s::text[], %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
@@ -371,5 +371,5 @@ select * from unnest(
 select number, event_id, kind, endpoint_id, customer_id, at, data from operational_events
 order by number limit %(limit)s for update skip locked;
 
--- name: forget_operational_events
+-- name: delete_operational_events
 delete from operational_events where number = any (%(numbers)s);

@@ -1,8 +1,9 @@
-"""Check the catalogue's JSON Schemas, and payloads by them. Pure: nothing is fetched, and no check goes on for ever.
+"""Check the catalogue's JSON Schemas, and payloads against them. Pure: fetches nothing, and bounds every check.
 
-Runs in the command and in the API; delivery never asks: what is published is delivered byte for byte, whatever a schema says.
-A schema is the operator's, a payload that is explained may be anybody's. So both are bounded in size and depth, and the check
-in steps, because few lines of a schema can double the work a hundred times. Regular expressions are RE2's, and pay as well.
+Runs in the command and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
+Operators write the schemas, but any customer may send a payload to explain. So schema and payload are bounded in size and
+depth, and a check in steps: a few lines of a schema can double the work a hundred times. Regular expressions are RE2's and
+cost steps too.
 """
 
 from __future__ import annotations
@@ -25,34 +26,35 @@ from subscriptions_db.snapshot import endpoint_checks
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_BYTES = 64 * 1024
-"""Of a schema, of all examples of a type, and of a payload that is checked: the bound of the columns."""
+"""Maximum size of a schema, of all examples of a type together, and of a checked payload. The table columns have the same
+bound."""
 MAX_DEPTH = 32
 MAX_STEPS = 20_000
-"""At the worst about a second of CPU."""
+"""Steps of one check; in the worst case they take about one second of CPU."""
 MAX_PROBLEMS = 10
 _LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _REFERENCES = ("$ref", "$dynamicRef")
 _NO_OTHERS: referencing.Registry[Any] = referencing.Registry()
-"""Knows no other document, and has no way to fetch one."""
+"""An empty registry without a retriever: no other document can be referenced or fetched."""
 _steps_left = contextvars.ContextVar("steps_left", default=0)
 
 Keyword = Callable[..., Iterator[Any] | None]
 
 
-class Problem(NamedTuple):
-    """Where a payload does not keep to its schema."""
+class SchemaProblem(NamedTuple):
+    """A violation of a schema, with the path in the payload."""
 
     path: str
     problem: str
 
 
 class _TooMuch(Exception):
-    """A check has taken all its steps."""
+    """A check has used up its steps."""
 
 
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
-    """Raise RegistrationError, with its path, for a schema that is none and an example that does not keep to it."""
+    """Raise RegistrationError, with the path, for an invalid schema or an example that violates it."""
     with endpoint_checks.below("examples"):
         _require_small(examples)
     if schema is None:
@@ -66,47 +68,49 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
                 raise errors.RegistrationError(*found)
 
 
-def problems(schema: dict[str, Any], payload: Any) -> list[Problem]:
-    """Return where a payload does not keep to a schema that was checked; raise RegistrationError when that takes too much."""
+def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
+    """Return the violations of a checked schema by a payload; raise RegistrationError if the check takes too many steps."""
     _require_small(payload)
     own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}
     given = _steps_left.set(MAX_STEPS)
     try:
         schema_patterns.require(_schemas(own))
         found = itertools.islice(_Bounded(own, registry=_NO_OTHERS).iter_errors(payload), MAX_PROBLEMS)
-        return [Problem(_path_of(error), _short(error.message)) for error in found]
+        return [SchemaProblem(_path_of(error), _short(error.message)) for error in found]
     except (_TooMuch, RecursionError):
-        raise errors.RegistrationError("", "takes too many steps to be checked by the schema") from None
+        raise errors.RegistrationError("", "takes too many steps to check: simplify the schema or the payload") from None
     except referencing.exceptions.Unresolvable:
-        raise errors.RegistrationError("", "cannot be checked: a reference of the schema leads nowhere") from None
+        raise errors.RegistrationError("", "cannot be checked: a $ref of the schema does not resolve") from None
     finally:
         _steps_left.reset(given)
 
 
 def _require_small(value: Any) -> None:
-    """Raise RegistrationError unless it is JSON that Postgres keeps, and not too large."""
+    """Raise RegistrationError unless the value is JSON that Postgres can store, of a bounded size."""
     _require_plain(value, MAX_DEPTH)
     try:
         size = len(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError):  # YAML has dates, and numbers that are none
+    except (TypeError, ValueError):  # YAML has values that JSON lacks, such as .nan
         raise errors.RegistrationError("", "is not JSON") from None
     if size > MAX_BYTES:
-        raise errors.RegistrationError("", f"is more than {MAX_BYTES} bytes")
+        raise errors.RegistrationError("", f"is larger than {MAX_BYTES} bytes as JSON")
 
 
 def _require_plain(value: Any, levels: int) -> None:
     if levels < 0:
-        raise errors.RegistrationError("", f"is nested more than {MAX_DEPTH} deep")
+        raise errors.RegistrationError("", f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str) and "\0" in value:
-        raise errors.RegistrationError("", "has a NUL, which cannot be kept")
+        raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
     if isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
-        raise errors.RegistrationError("", "has half of a character (a lone surrogate), which cannot be kept")
-    if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # what a test event could not be made of
-        raise errors.RegistrationError("", "has a whole number of more than 64 bits")
+        raise errors.RegistrationError(
+            "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"
+        )
+    if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # orjson cannot write it into a test event
+        raise errors.RegistrationError("", "contains a whole number of more than 64 bits: write it as text")
     if isinstance(value, dict):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise errors.RegistrationError("", "has a name that is no text")
+                raise errors.RegistrationError("", "has a name that is not text: put it in quotes")
             _require_plain(name, levels)
             _require_plain(part, levels - 1)
     elif isinstance(value, list):
@@ -116,7 +120,7 @@ def _require_plain(value: Any, levels: int) -> None:
 
 def _require_schema(schema: dict[str, Any]) -> None:
     if schema.get("$schema", DIALECT) != DIALECT:
-        raise errors.RegistrationError("$schema", f"is {DIALECT}, or left out")
+        raise errors.RegistrationError("$schema", f"must be {DIALECT}, or be left out")
     try:
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=None)
     except jsonschema.SchemaError as exc:
@@ -125,25 +129,25 @@ def _require_schema(schema: dict[str, Any]) -> None:
     resolver = referencing.Registry().with_resource("", dialects.DRAFT202012.create_resource(schema)).resolver()
     for path, name, value in _texts(schema, ""):
         if name in {"$schema", "$id"} and path != name:
-            raise errors.RegistrationError(path, "stands at the top only: a schema is one document")
+            raise errors.RegistrationError(path, "is allowed at the top only: a schema is one document")
         if name in _REFERENCES:
             try:
                 leads = _LOCAL.fullmatch(value) is not None and resolver.lookup(value).contents is not None
             except referencing.exceptions.Unresolvable:
                 leads = False
             if not leads:
-                raise errors.RegistrationError(path, "leads nowhere: a reference is # or #/$defs/…; nothing is fetched")
+                raise errors.RegistrationError(path, "does not resolve: use # or #/$defs/NAME; nothing is fetched")
 
 
 def _schemas(schema: Any) -> Iterator[Any]:
-    """Yield a schema and all that stand in it."""
+    """Yield a schema and all its subschemas."""
     yield schema
     for one in dialects.DRAFT202012.subresources_of(schema):
         yield from _schemas(one)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name and value of each text that has a name."""
+    """Yield path, name and value of each text that is the value of a key."""
     if isinstance(value, dict):
         for name, part in value.items():
             below = f"{path}.{name}" if path else name
@@ -157,11 +161,11 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted(name: str, keyword: Keyword) -> Keyword:
-    """Return the keyword, which pays for what it goes through."""
+    """Return the keyword wrapped so that it costs steps for the values that it visits."""
 
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         there, here = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
-        # Each item with each other one, and each name with each pattern; the others go through the one, the other, or both.
+        # uniqueItems compares all pairs, patternProperties each name with each pattern; other keywords visit both values once.
         cost = {"uniqueItems": here * here // 20, "patternProperties": here * there}.get(name, here + there)
         cost += schema_patterns.cost(name, value, instance, schema)
         left = _steps_left.get() - cost - 1
@@ -179,7 +183,7 @@ _Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for nam
 
 
 def _said(error: Any) -> str:
-    """Return in words what is wrong with a schema. The library says of most that it is not valid under any schema."""
+    """Return what is wrong with a schema. The library's text for a wrong type does not help."""
     if str(error.json_path).endswith(".type"):
         return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
     return _short(error.message)
@@ -190,4 +194,4 @@ def _path_of(error: Any) -> str:
 
 
 def _short(message: str) -> str:
-    return message if len(message) <= 200 else f"{message[:200]}…"  # noqa: PLR2004  # a line
+    return message if len(message) <= 200 else f"{message[:200]}…"  # noqa: PLR2004  # one line of text

@@ -1,10 +1,10 @@
-"""Warn of registrations that are allowed and will match nothing: the mistake shows as events that never come.
+"""Warn about subscriptions that are allowed but probably match no event.
 
-Runs in the command and in the API. `strict` refuses what is warned of here.
+Runs in the command and in the API. With `strict`, the same findings are refused.
 
-1. A filter names a field that no event has beside its payload.
-2. A subscription names a tenant or sub-tenant that is not registered. Its events are delivered all the same, if they come.
-3. A subscription asks for an event type that nobody knows.
+1. A filter names a top-level field that events do not have.
+2. A subscription names a tenant or sub-tenant that is not registered. Its events are delivered if there are any.
+3. A subscription has an event type that matches neither the catalogue nor a topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 ROOTS = ("id", "type", "source", "tenant_id", "sub_tenant_id", "time", "data")
-"""The fields of matching.filter_document that every event has."""
+"""The top-level fields of matching.filter_document that every event has."""
 _LISTS = {("include", True): "tenants", ("include", False): "sub_tenants",
           ("exclude", True): "except_tenants", ("exclude", False): "except_sub_tenants"}  # fmt: skip
 
@@ -29,10 +29,10 @@ _LISTS = {("include", True): "tenants", ("include", False): "sub_tenants",
 def subscriptions(
     connection: connect.Connection, paths: Mapping[str, str] | None, types: Collection[str] = ()
 ) -> list[errors.RegistrationError]:
-    """Return a warning for each doubtful field of the registered subscriptions, in the order of their ids.
+    """Return the warnings about registered subscriptions, sorted by subscription id.
 
-    `paths` maps the ids of the subscriptions to look at to their places in a document; None looks at all, by their ids.
-    `types` are event types that are known beside those of the catalogue.
+    `paths` maps the ids of the subscriptions to check to their paths in a document. None checks all, with the id as path.
+    `types` are known event types beside those of the catalogue.
     """
     if paths is not None and not paths:
         return []
@@ -42,13 +42,13 @@ def subscriptions(
     doubts: dict[str, list[errors.RegistrationError]] = {}
     for row in connection.execute(query("lint_subscriptions"), {"ids": ids}):
         at = row["id"] if paths is None else paths[row["id"]]
-        wanted = row["event_type"]  # of 100,000 subscriptions most share theirs with others
+        wanted = row["event_type"]  # most of 100,000 subscriptions share an event type
         if wanted not in doubts:
             doubts[wanted] = list(event_type(wanted, known))
         found += (problem.within(at) for problem in doubts[wanted])
         found += (problem.within(at) for problem in filter_roots(row["filter"]))
     if not connection.execute(query("reads_tenants")).fetchall()[0]["reads_tenants"]:
-        return found  # a customer of the API: it names tenants that the operator has granted, and sees no others
+        return found  # a customer's request: it may not read the tenants, and can only name granted ones
     for row in connection.execute(query("lint_scopes"), {"ids": ids}):
         at = row["id"] if paths is None else paths[row["id"]]
         found.append(_unregistered(row).within(at))
@@ -56,20 +56,18 @@ def subscriptions(
 
 
 def event_type(wanted: str, known: Collection[str]) -> Iterator[errors.RegistrationError]:
-    """Yield a warning when no known event type is taken by a subscription. Where none is known at all, none is doubtful."""
+    """Yield a warning if an event type matches no known type. Without known types there is no warning."""
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
     if is_own or not known or any(matching.takes_type(wanted, one) for one in known):
         return
     close = difflib.get_close_matches(wanted, known, n=1)
     meant = f"; did you mean {close[0]}?" if close else ""
-    yield errors.RegistrationError(
-        "event_type", f"{wanted} is neither in the catalogue of event types nor the name of a topic{meant}"
-    )
+    yield errors.RegistrationError("event_type", f"{wanted} matches no event type of the catalogue and no topic{meant}")
 
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:
-    """Yield a warning for each field of a pattern that no event has beside its payload."""
-    if not isinstance(pattern, dict):  # written by SQL; the snapshot quarantines it
+    """Yield a warning for each top-level field of a filter pattern that events do not have."""
+    if not isinstance(pattern, dict):  # plain SQL wrote it; the snapshot quarantines it
         return
     for name, wanted in pattern.items():
         if name == "$or":
@@ -81,10 +79,10 @@ def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.Registra
 
 def _root_meant(name: str, wanted: Any) -> str:
     close = difflib.get_close_matches(name, ROOTS, n=1, cutoff=0.75)
-    meant = f"{close[0]}?" if close else f"data.{name}? Fields of the payload stand below data"
+    meant = f"{close[0]}?" if close else f"data.{name}? Payload fields are under data"
     if attributes.is_name(name) and not isinstance(wanted, dict):
-        return f"matches only events with the CloudEvents attribute {name}; or did you mean {meant}"
-    return f"is no field of an event ({', '.join(ROOTS)}); did you mean {meant}"
+        return f"matches only events that have the CloudEvents attribute {name}; did you mean {meant}"
+    return f"is not a field of an event ({', '.join(ROOTS)}); did you mean {meant}"
 
 
 def _unregistered(row: Mapping[str, Any]) -> errors.RegistrationError:

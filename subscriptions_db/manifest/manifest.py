@@ -1,4 +1,4 @@
-"""The YAML document of `fanout apply`: tenants, customers, endpoints, subscriptions, event types. Checked whole before a write.
+"""The types of the YAML document of `fanout apply`, and its check. The whole document is checked before anything is written.
 
 Runs in the command and in the API.
 """
@@ -26,54 +26,54 @@ Name = Annotated[str, Field(max_length=200)]
 
 
 def _as_id(value: object) -> object:
-    """Take a whole number as an id: `tenants: [2, 7]` is how people write them."""
+    """Accept a whole number as an id, because people write `tenants: [2, 7]`."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _as_sub_tenant(value: object) -> object:
-    """Take an id alone as a sub-tenant without a name."""
+    """Accept a bare id as a sub-tenant without a name."""
     return {"id": value} if isinstance(value, str | int) else value
 
 
 Id = Annotated[str, Field(pattern=mistakes.ID_PATTERN), pydantic.BeforeValidator(_as_id)]
 
 
-class Part(pydantic.BaseModel):
-    """A part of a document: closed to names that it does not know, and quoting nothing that it refuses."""
+class ManifestPart(pydantic.BaseModel):
+    """Base of the types of a document. It refuses unknown fields, and its errors quote no input."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class SubTenant(Part):
+class ManifestSubTenant(ManifestPart):
     """A department of a tenant."""
 
     id: Id
     name: Name = ""
 
 
-class TenantFields(Part):
-    """What can be said of a tenant."""
+class TenantFields(ManifestPart):
+    """The fields of a tenant."""
 
     name: Name = ""
     status: Literal["active", "suspended"] = "active"
-    sub_tenants: list[Annotated[SubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
+    sub_tenants: list[Annotated[ManifestSubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
 
 
-class Tenant(TenantFields):
-    """An organisation whose events flow through Kafka. `sub_tenants` left out: they stay as they are."""
+class ManifestTenant(TenantFields):
+    """An organisation whose events flow through Kafka. Omitted `sub_tenants` stay unchanged."""
 
     id: Id
 
 
-class Customer(Part):
+class ManifestCustomer(ManifestPart):
     """The owner of endpoints."""
 
     id: Id
     name: Name = ""
 
 
-class Auth(Part):
-    """What an endpoint wants to see beside the signature. For `oauth2` the secret is the client's."""
+class AuthFields(ManifestPart):
+    """How requests to an endpoint authenticate beside the signature. With `oauth2`, `secret` is the client secret."""
 
     kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
     username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
@@ -84,13 +84,13 @@ class Auth(Part):
     token_scope: Annotated[str, Field(pattern=mistakes.SCOPE_WORDS_PATTERN, max_length=1000)] | None = None
 
     @pydantic.model_validator(mode="after")
-    def _fits_its_kind(self) -> Auth:
+    def _fits_its_kind(self) -> AuthFields:
         needs = _NEEDS[self.kind]
         given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
         if missing := sorted(needs - given):
-            raise ValueError(f"{self.kind} needs {' and '.join(missing)}")
+            raise ValueError(f"kind {self.kind} requires {' and '.join(missing)}")
         if beyond := sorted(given - needs - ({"token_scope"} if self.kind == "oauth2" else set())):
-            raise ValueError(f"{self.kind} takes no {' and no '.join(beyond)}")
+            raise ValueError(f"kind {self.kind} does not allow {' or '.join(beyond)}")
         return self
 
 
@@ -103,16 +103,16 @@ _NEEDS: dict[str, set[str]] = {
 }
 
 
-class Tls(Part):
-    """What differs from the system's defaults in connections to an endpoint. PEM texts."""
+class TlsFields(ManifestPart):
+    """TLS settings of connections to an endpoint, where they differ from the system's. PEM texts."""
 
     authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
     certificate: Annotated[str, Field(max_length=48 * 1024)] | None = None
     key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
 
 
-class Batch(Part):
-    """When a batch leaves: by whichever bound is reached first. For endpoints in batch mode."""
+class BatchFields(ManifestPart):
+    """The limits at which a batch is sent, whichever is reached first. For endpoints with mode `batch`."""
 
     max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
     max_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1
@@ -120,56 +120,58 @@ class Batch(Part):
     gzip: bool = False
 
 
-class Retry(Part):
-    """How long, and how often, the retry lane goes on. What is left out is as model.Retrying has it."""
+class RetryFields(ManifestPart):
+    """How often and how long the retry lane retries. Omitted fields have the defaults of model.Retrying."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
-    """The waits before each further attempt; empty: what fails in its lane is given up there."""
+    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there."""
     max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
     timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
 
 
-class EndpointFields(Part):
-    """What can be said, and changed later, of where a customer takes deliveries."""
+class EndpointFields(ManifestPart):
+    """The fields of an endpoint that can change later."""
 
     url: str
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     headers: dict[str, str] = {}
-    auth: Auth = Auth()
-    tls: Tls = Tls()
+    auth: AuthFields = AuthFields()
+    tls: TlsFields = TlsFields()
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    batch: Batch = Batch()
-    retry: Retry = Retry()
+    batch: BatchFields = BatchFields()
+    retry: RetryFields = RetryFields()
     order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
     validation: Literal["none", "cloudevents"] = "none"
-    """Whether its receiver is asked first, and nothing is sent before it has permitted it."""
+    """With `cloudevents`, deliveries wait until the receiver has permitted them."""
 
 
-class Endpoint(EndpointFields):
-    """Where a customer takes deliveries. Without `signing_secrets` one is made when the endpoint is, and shown once."""
+class ManifestEndpoint(EndpointFields):
+    """A URL at which a customer receives deliveries. Without `signing_secrets`, a new endpoint gets one, shown once."""
 
     id: Id
     customer: Id
     mode: Literal["direct", "batch"] = "direct"
     status: Literal["active", "paused", "disabled"] | None = None
-    """Left out: active; but what the platform or an operator has disabled for a reason stays disabled."""
+    """Omitted: active, except that an endpoint disabled with a reason stays disabled."""
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
-    """Newest first; several while a rotation lasts."""
+    """The newest first; several during a rotation."""
 
     @pydantic.model_validator(mode="after")
-    def _can_be_batched(self) -> Endpoint:
-        if self.mode == "direct" and self.batch != Batch():
-            raise ValueError("batch is for mode: batch")
+    def _can_be_batched(self) -> ManifestEndpoint:
+        if self.mode == "direct" and self.batch != BatchFields():
+            raise ValueError("batch is allowed with mode: batch only")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
-            raise ValueError("cloudevents_binary is for single events; mode: batch takes standard or cloudevents_structured")
+            raise ValueError(
+                "content_mode cloudevents_binary holds one event: with mode: batch use standard or cloudevents_structured"
+            )
         if self.mode == "batch" and self.order_by is not None:
-            raise ValueError("order_by is for mode: direct")
+            raise ValueError("order_by is allowed with mode: direct only")
         return self
 
 
-class SubscriptionFields(Part):
-    """What can be said, and changed later, of which events go to an endpoint."""
+class SubscriptionFields(ManifestPart):
+    """The fields of a subscription that can change later."""
 
     event_type: EventType
     everything: bool = False
@@ -180,17 +182,17 @@ class SubscriptionFields(Part):
     filter: dict[str, Any] | None = None
 
 
-class Subscription(SubscriptionFields):
-    """Which events go to an endpoint."""
+class ManifestSubscription(SubscriptionFields):
+    """A rule that sends matching events to an endpoint."""
 
     id: Id
     endpoint: Id
     status: Literal["active", "paused"] = "active"
 
     @pydantic.model_validator(mode="after")
-    def _says_whose_events(self) -> Subscription:
+    def _says_whose_events(self) -> ManifestSubscription:
         if self.everything == bool(self.tenants or self.sub_tenants):
-            raise ValueError("says either everything: true, or which tenants or sub_tenants")
+            raise ValueError("must have either everything: true, or tenants or sub_tenants, and not both")
         return self
 
     def scopes(self) -> frozenset[tuple[str, str, str | None]]:
@@ -205,53 +207,53 @@ class Subscription(SubscriptionFields):
         return frozenset(rows)
 
 
-class EventTypeFields(Part):
-    """What can be said of an event type in the catalogue."""
+class EventTypeFields(ManifestPart):
+    """The fields of an event type in the catalogue."""
 
     description: Annotated[str, Field(max_length=2000)] = ""
     json_schema: dict[str, Any] | None = None
     """JSON Schema 2020-12 of the payload."""
     examples: Annotated[list[Any], Field(max_length=20)] = []
-    """Payloads; each keeps to the schema."""
+    """Example payloads; each must match the schema."""
     deprecated: bool = False
 
 
-class EventTypeEntry(EventTypeFields):
-    """An event type in the catalogue, which says how events look and decides nothing."""
+class ManifestEventType(EventTypeFields):
+    """An event type in the catalogue. The catalogue describes events and does not affect delivery."""
 
     id: Id
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """Everything that one document registers."""
 
-    tenants: list[Tenant] = []
-    customers: list[Customer] = []
-    endpoints: list[Endpoint] = []
-    subscriptions: list[Subscription] = []
-    event_types: list[EventTypeEntry] = []
+    tenants: list[ManifestTenant] = []
+    customers: list[ManifestCustomer] = []
+    endpoints: list[ManifestEndpoint] = []
+    subscriptions: list[ManifestSubscription] = []
+    event_types: list[ManifestEventType] = []
 
 
-ROWS: Mapping[str, type[Part]] = {
-    "tenants": Tenant,
-    "customers": Customer,
-    "endpoints": Endpoint,
-    "subscriptions": Subscription,
-    "event_types": EventTypeEntry,
+ROWS: Mapping[str, type[ManifestPart]] = {
+    "tenants": ManifestTenant,
+    "customers": ManifestCustomer,
+    "endpoints": ManifestEndpoint,
+    "subscriptions": ManifestSubscription,
+    "event_types": ManifestEventType,
 }
 _Rows = Mapping[str, Sequence[tuple[int, Any]]]
-"""Rows that are of their type, each with its number in the document."""
+"""Rows that are valid by their type, each with its index in the document."""
 
 
 def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
-    """Read and check a document, by the name of its file; raise ManifestRefused with the line of each thing that is wrong."""
+    """Parse and check a document; raise ManifestRefused with file and line of every mistake."""
     document = yaml_document.read(text, name)
     with document.naming_lines(name):
         return check(document.value, address_guard)
 
 
 def check(document: Any, address_guard: guard.Guard) -> Manifest:
-    """Return the checked manifest of a parsed document; raise ManifestRefused with all that is wrong in it."""
+    """Return the manifest of a parsed document; raise ManifestRefused with every mistake."""
     manifest, found = None, []
     try:
         manifest = Manifest.model_validate(document)
@@ -267,7 +269,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
 
 
 def _rows_of_their_type(document: Any) -> _Rows:
-    """Return the rows that can be checked further, of a document in which others are wrong."""
+    """Return the valid rows of a document that has invalid rows too, so that they are checked further."""
     rows: dict[str, list[tuple[int, Any]]] = {kind: [] for kind in ROWS}
     for kind, model_type in ROWS.items():
         entries = document.get(kind) if isinstance(document, dict) else None
@@ -278,13 +280,13 @@ def _rows_of_their_type(document: Any) -> _Rows:
 
 
 def _unfit(rows: _Rows, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
-    """Yield what is wrong in rows that are of their type."""
+    """Yield the mistakes in rows that are valid by their type."""
     for kind in ROWS:
         yield from _twice(kind, rows[kind])
     for number, tenant in rows["tenants"]:
         if tenant.id == model.PLATFORM:
             yield errors.RegistrationError(
-                f"tenants[{number}].id", f"{model.PLATFORM} is the platform's own name: take another"
+                f"tenants[{number}].id", f"{model.PLATFORM} is reserved for the platform: choose another id"
             )
     for number, endpoint in rows["endpoints"]:
         for problem in _unfit_endpoint(endpoint, address_guard):
@@ -300,7 +302,7 @@ def _unfit(rows: _Rows, address_guard: guard.Guard) -> Iterator[errors.Registrat
         )
 
 
-def _unfit_endpoint(row: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
+def _unfit_endpoint(row: ManifestEndpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
     keys = list(endpoint_checks.found("", signing_keys, row))
     yield from keys
     yield from endpoint_checks.problems(
@@ -308,8 +310,8 @@ def _unfit_endpoint(row: Endpoint, address_guard: guard.Guard) -> Iterator[error
     )
 
 
-def signing_keys(endpoint: Endpoint) -> list[model.SigningKey] | None:
-    """Return the keys that the document gives for an endpoint, newest first, or None when it leaves them as they are."""
+def signing_keys(endpoint: ManifestEndpoint) -> list[model.SigningKey] | None:
+    """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the present ones."""
     if endpoint.signing_secrets is None:
         return None
     keys = []
@@ -320,12 +322,12 @@ def signing_keys(endpoint: Endpoint) -> list[model.SigningKey] | None:
 
 
 def secret(text: SecretStr | None) -> Secret | None:
-    """Return what the document gives as a secret."""
+    """Return a secret of the document; None if there is none."""
     return None if text is None else Secret(text.get_secret_value().encode())
 
 
-def _as_model(row: Endpoint) -> model.Endpoint:
-    """Return the endpoint as the job will see it."""
+def _as_model(row: ManifestEndpoint) -> model.Endpoint:
+    """Return the endpoint as the job's type."""
     auth, tls = row.auth, row.tls
     return model.Endpoint(
         endpoint_id=model.EndpointId(row.id),
@@ -350,5 +352,7 @@ def _twice(kind: str, rows: Iterable[tuple[int, Any]]) -> Iterator[errors.Regist
     seen: dict[str, int] = {}
     for number, row in rows:
         if row.id in seen:
-            yield errors.RegistrationError(f"{kind}[{number}].id", f"{row.id} stands at {kind}[{seen[row.id]}] already")
+            yield errors.RegistrationError(
+                f"{kind}[{number}].id", f"{row.id} is already used at {kind}[{seen[row.id]}]: choose another id"
+            )
         seen.setdefault(row.id, number)

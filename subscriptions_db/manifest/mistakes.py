@@ -1,7 +1,7 @@
-"""Say in words what a document's types refuse, for the person who wrote it. Pure.
+"""Translate pydantic's errors into messages for the author of a document. Pure.
 
-Runs in the command and in the API. pydantic speaks of regular expressions and Python's types, and may quote what it refuses,
-which may be a secret: of that, no more than its kind is told.
+Runs in the command and in the API. pydantic's own messages show regular expressions and Python types, and may quote a secret.
+The messages here name the kind of a refused value, never the value.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ SCOPE_WORDS_PATTERN = r"^[!#-\[\]-~]+( [!#-\[\]-~]+)*$"
 HEADER_PATTERN = r"^[A-Za-z0-9-]{1,128}$"
 FIELD_PATH_PATTERN = r"^[^.\s]+(\.[^.\s]+)*$"
 WORDS = {
-    ID_PATTERN: "is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, and the first a letter or digit",
-    EVENT_TYPE_PATTERN: "is no event type: order.created, all that begin so as order.*, or * for all. Parts between dots have "
-    "letters, digits, `_` `:` `/` `-`",
-    HEADER_PATTERN: "must be the name of a header: letters, digits and `-`, at most 128 of them",
-    USERNAME_PATTERN: "must have no colon, which ends a user name in HTTP",
-    CLIENT_ID_PATTERN: "must be 1 to 256 characters of ASCII",
-    SCOPE_WORDS_PATTERN: 'must be words with one space between them, without `"` and `\\`',
-    FIELD_PATH_PATTERN: "must be the path of a field, such as data.order_id: names with dots between them, without spaces",
+    ID_PATTERN: "is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
+    EVENT_TYPE_PATTERN: "is not a valid event type: write one type (order.created), a prefix (order.*), or * for all. "
+    "Parts between dots have letters, digits, `_` `:` `/` `-`",
+    HEADER_PATTERN: "must be a header name: 1 to 128 letters, digits or `-`",
+    USERNAME_PATTERN: "must not contain a colon, because HTTP ends the user name there",
+    CLIENT_ID_PATTERN: "must be 1 to 256 printable ASCII characters",
+    SCOPE_WORDS_PATTERN: 'must be words separated by single spaces, without `"` or `\\`',
+    FIELD_PATH_PATTERN: "must be the path of a payload field, such as account.number: names joined by dots, without spaces",
 }
-"""What a pattern asks for, in the words of who writes a document."""
+"""Pattern → the message for a value that does not match."""
 _TYPES: dict[str, str] = {
     "string_type": "text",
     "string_sub_type": "text",
@@ -41,7 +41,7 @@ _TYPES: dict[str, str] = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
-    "finite_number": "a number that has an end",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "list_type": "a list",
@@ -56,38 +56,38 @@ _BOUNDS = {
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must have at least {min_length} characters",
     "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must be a list of at least {min_length}",
-    "too_long": "must be a list of at most {max_length}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
 }
 
 
 def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None) -> Iterator[errors.RegistrationError]:
-    """Yield what a type refuses, each by its path."""
+    """Yield each error of a type with the path of the field."""
     for one in exc.errors(include_url=False):
         location = tuple(part for part in one["loc"] if part != "[key]")
         yield errors.RegistrationError(path_of(location), explained(one, model))
 
 
 def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
-    """Return one of pydantic's errors in words."""
+    """Return the message for one of pydantic's errors."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
         return _unknown(str(error["loc"][-1]), [] if model is None else _names_at(model, error["loc"][:-1]))
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, and is {_kind_of(error['input'], is_text_wanted=_TYPES[kind] == 'text')}"
+        return f"must be {_TYPES[kind]}, but is {_kind_of(error['input'], is_text_wanted=_TYPES[kind] == 'text')}"
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**{name: _number(bound) for name, bound in context.items()})
     if kind == "string_pattern_mismatch":
-        return WORDS.get(context["pattern"], "has not the form that is asked for")
+        return WORDS.get(context["pattern"], "does not have the required form")
     if kind == "literal_error":
         return f"must be one of {context['expected'].replace(chr(39), '').replace(' or ', ', ')}{_meant(error)}"
     return str(error["msg"]).removeprefix("Value error, ")
 
 
 def path_of(location: tuple[int | str, ...]) -> str:
-    """Return where in a document a field stands."""
+    """Return the path of a field, such as `retry.schedule_s[2]`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -97,24 +97,24 @@ def path_of(location: tuple[int | str, ...]) -> str:
 def _unknown(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
-        return f"is not known here; did you mean {close[0]}?"
-    return f"is not known here; known are {', '.join(known)}" if known else "is not known here"
+        return f"is not a known field; did you mean {close[0]}?"
+    return f"is not a known field; known fields: {', '.join(known)}" if known else "is not a known field"
 
 
 def _meant(error: Any) -> str:
     given, words = error["input"], error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
     if not isinstance(given, str):
-        return f", and is {_kind_of(given, is_text_wanted=True)}"
+        return f", but is {_kind_of(given, is_text_wanted=True)}"
     close = difflib.get_close_matches(given, words, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _kind_of(value: object, *, is_text_wanted: bool) -> str:
-    """Name the kind of a value, and what to do where YAML has read another one than was meant. Never the value."""
+    """Return the kind of a value, never the value, and what to do if YAML read text as another kind."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
-        return "true or false, as YAML takes yes, no, on and off, too" + (": put it in quotes" if is_text_wanted else "")
+        return "true or false (YAML reads yes, no, on and off as these)" + (": put it in quotes" if is_text_wanted else "")
     if isinstance(value, int | float):
         return "a number" + (": put it in quotes" if is_text_wanted else "")
     names = ((str, "text"), (list, "a list"), (dict, "a mapping"))
@@ -126,10 +126,10 @@ def _number(bound: object) -> object:
 
 
 def _names_at(model: type[pydantic.BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Return the names that are known at a place of a document."""
+    """Return the known field names at a location of a document."""
     for part in location:
         if part not in model.model_fields:
-            continue  # a place in a list, or in a mapping whose names are the author's
+            continue  # an index, or a key that the author chose
         inner = _model_in(model.model_fields[str(part)].annotation)
         if inner is None:
             return []

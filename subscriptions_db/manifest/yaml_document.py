@@ -1,4 +1,4 @@
-"""Read a YAML document, and know in which line each of its fields stands.
+"""Parse a YAML document, and find the line of each of its fields.
 
 Runs in the command. Pure.
 """
@@ -15,31 +15,37 @@ import yaml
 from delivery import errors
 
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C loader where it is built: ten times faster."""
+"""The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _ADVICE = (
-    ("cannot start any token", "has a character that begins nothing in YAML: indent by spaces, not tabs; put @ ` % in quotes"),
-    ("mapping values are not allowed", "has a colon where none may be: quote text that has `: `, or mend the indentation"),
-    ("alphabetic or numeric", 'has a `*` or `&` that begins no text in YAML: put it in quotes, as event_type: "*"'),
-    ("expected ',' or", "a list or mapping in brackets is not closed, or lacks a comma"),
-    ("did not find expected", "is indented otherwise than the lines that it belongs to, or a bracket or quote is not closed"),
-    ("block end", "is indented otherwise than the lines that it belongs to"),
-    ("could not find expected ':'", "has no colon behind a name, or a quote is not closed"),
+    (
+        "cannot start any token",
+        "a character here begins nothing in YAML: indent with spaces, not tabs; put text that begins with @ ` or % in quotes",
+    ),
+    (
+        "mapping values are not allowed",
+        "a colon is not allowed here: put text that contains `: ` in quotes, or fix the indentation",
+    ),
+    ("alphabetic or numeric", 'text cannot begin with `*` or `&`: put it in quotes, such as event_type: "*"'),
+    ("expected ',' or", "a list or mapping in brackets is not closed, or a comma is missing"),
+    ("did not find expected", "the indentation differs from the lines around it, or a bracket or quote is not closed"),
+    ("block end", "the indentation differs from the lines around it"),
+    ("could not find expected ':'", "a name has no colon after it, or a quote is not closed"),
     ("unexpected end of stream", "a quote is not closed"),
-    ("another document", "a second document begins here (---): apply each by itself"),
-    ("undefined alias", "has a `*` that refers to nothing: put text that begins with one in quotes"),
-    ("constructor for the tag", "has a tag (`!…`), which is not taken: put text that begins with ! in quotes"),
-    ("unhashable", "has a list or mapping for a name"),
-    ("not allowed", "has a character that no text may have, or is not UTF-8"),
+    ("another document", "a second document begins here (---): put each document into a file of its own"),
+    ("undefined alias", "a `*` refers to no anchor: put text that begins with `*` in quotes"),
+    ("constructor for the tag", "tags (`!…`) are not supported: put text that begins with ! in quotes"),
+    ("unhashable", "a list or mapping cannot be a name"),
+    ("not allowed", "a character is not allowed in YAML, or the document is not UTF-8"),
 )  # fmt: skip
-"""What YAML's parser says, and what it means to who wrote the document."""
+"""A fragment of the parser's message, and the message for the author of the document."""
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
-    """Refuses a key that stands twice: YAML's parsers silently drop the first, and pruning would delete what it named.
+    """Refuses a repeated key: YAML parsers silently drop the first, and pruning would then delete the rows it named.
 
-    A date is text, as in JSON: in an id or a filter nothing else was meant.
+    A date stays text, as in JSON: ids and filters have no dates.
     """
 
     yaml_implicit_resolvers: ClassVar[Any] = {
@@ -52,25 +58,25 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands here twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice: keep one", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a document says, and where."""
+    """A parsed document with the positions of its fields."""
 
     value: Any
     root: yaml.Node | None
 
     def line_of(self, path: str) -> int | None:
-        """Return the line of a field by its path, or of what it would stand in; None for the document as a whole."""
+        """Return the line of a field, or of the nearest field around it; None for the document as a whole."""
         return _line_of(self.root, path) if path and self.root is not None else None
 
     @contextlib.contextmanager
     def naming_lines(self, name: str) -> Iterator[None]:
-        """Put the file and line before what is refused inside."""
+        """Add file and line to the mistakes raised in the context."""
         try:
             yield
         except errors.RegistrationError as exc:
@@ -81,18 +87,20 @@ class Document:
 
 
 def read(text: bytes | str, name: str = "") -> Document:
-    """Return a parsed document; raise RegistrationError with the line in which it is no YAML."""
+    """Return a parsed document; raise RegistrationError with the line at which it is not YAML."""
     if len(text) > MAX_DOCUMENT_BYTES:
-        raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes; apply it in parts")
+        raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes: apply it in parts")
     loader = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
         value = None if root is None else loader.construct_document(root)
     except RecursionError:
-        raise errors.RegistrationError("", "not YAML: it is nested too deep").at(name, None) from None
-    except (ValueError, yaml.reader.ReaderError):  # not UTF-8, or a character that is not printed
-        raise errors.RegistrationError("", "not YAML: it is not UTF-8 text, or has control characters").at(name, None) from None
+        raise errors.RegistrationError("", "not YAML: it is nested too deeply").at(name, None) from None
+    except (ValueError, yaml.reader.ReaderError):  # not UTF-8, or a control character
+        raise errors.RegistrationError("", "not YAML: the text is not UTF-8, or contains control characters").at(
+            name, None
+        ) from None
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
         said = f"not YAML: {_advised(getattr(exc, 'problem', None) or '')}"
@@ -108,7 +116,7 @@ def _advised(problem: str) -> str:
 
 
 def _line_of(node: yaml.Node, path: str) -> int:
-    """Walk from a node as far as the path leads. Names may have dots in them: the longest that fits is taken."""
+    """Follow a path from a node as far as it leads. Names may contain dots, so the longest matching name wins."""
     line = node.start_mark.line + 1
     while path:
         path = path.removeprefix(".")

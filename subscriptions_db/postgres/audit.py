@@ -1,7 +1,7 @@
-"""Note in the audit log who changed what, with what there was before. Called in the transaction of the change.
+"""Write audit entries: who changed what, with the fields before and after. Called in the transaction of the change.
 
-Runs in the API and in the command. No secret gets in here: what it is given are the registry's rows, in which secrets are
-`***`. What the job disables is noted by Postgres itself (migration 0014), so that the job needs no right on the log.
+Runs in the API and in the command. Entries contain no secrets, because the registry's rows have `***` in their place. A trigger
+writes the entry when the job disables an endpoint (migration 0014), so the job needs no right on the audit log.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 COMMAND = "command"
-"""Who changed it, where no API key did: somebody by `fanout …`. The login to Postgres stands beside it."""
+"""The actor of changes by a `fanout` command. The entry also has the login to Postgres."""
 JOB = "job"
-"""The job by itself. Migration 0014 knows it by this word."""
+"""The actor of changes by the job. Migration 0014 depends on this word."""
 
 Fields = dict[str, Any] | None
 
@@ -35,12 +35,12 @@ def note(
     before: Fields = None,
     after: Fields = None,
 ) -> None:
-    """Note a change. `actor` is the id of an API key, or one of the words above."""
-    note_all(connection, [entry(actor, action, entity, entity_id, customer_id=customer_id, before=before, after=after)])
+    """Write one entry. `actor` is the id of an API key, `COMMAND` or `JOB`."""
+    note_many(connection, [entry(actor, action, entity, entity_id, customer_id=customer_id, before=before, after=after)])
 
 
-def note_all(connection: connect.Connection, entries: Sequence[dict[str, Any]]) -> None:
-    """Note many changes, in one statement: each by its own would take a large registration half as long again."""
+def note_many(connection: connect.Connection, entries: Sequence[dict[str, Any]]) -> None:
+    """Write many entries in one statement. One statement each would make a large registration take half as long again."""
     if entries:
         connection.execute(query("put_audit_entries"), {"entries": Jsonb(entries)})
 
@@ -55,21 +55,21 @@ def entry(
     before: Fields = None,
     after: Fields = None,
 ) -> dict[str, Any]:
-    """Return a change as the log has it, for who notes many at once."""
-    told = {name: None if fields is None else _noted(fields) for name, fields in (("before", before), ("after", after))}
-    whose = {"key_id": actor, "customer_id": customer_id}
-    return whose | {"action": action, "entity": entity, "entity_id": entity_id} | told
+    """Return an entry for `note_many`."""
+    change = {name: None if fields is None else _json_fields(fields) for name, fields in (("before", before), ("after", after))}
+    owner = {"key_id": actor, "customer_id": customer_id}
+    return owner | {"action": action, "entity": entity, "entity_id": entity_id} | change
 
 
-def _noted(fields: dict[str, Any]) -> Any:
+def _json_fields(fields: dict[str, Any]) -> Any:
     try:
         return _plain(fields)
-    except RecursionError:  # a filter of plain SQL: what it was must not keep anybody from replacing it
-        return dict.fromkeys(fields, "is nested too deeply to be noted")
+    except RecursionError:  # plain SQL wrote a deeply nested filter, which must remain replaceable
+        return dict.fromkeys(fields, "is nested too deeply for the audit log")
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the registry's rows as Postgres takes it for `jsonb`: it has neither NUL nor infinity."""
+    """Return a value in a form that `jsonb` accepts: without NUL and infinity."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
-"""Say in words what a constraint of the registry refuses: where, and what it may be. Pure.
+"""Translate violations of the registry's constraints into a field and a message. Pure.
 
-Runs wherever Postgres is asked. The checks of a document come first: a constraint speaks where two change the same rows
-at once, or where a rule is the database's alone.
+Runs wherever Postgres is used. Most violations are found earlier by the checks of a document. Constraints find those of
+concurrent changes, and of rules that only the database checks.
 """
 
 from __future__ import annotations
@@ -9,26 +9,32 @@ from __future__ import annotations
 import psycopg
 
 _WORDS = {
-    "tenants_are_not_the_platform": ("id", "fanout is the platform's own name: take another"),
+    "tenants_are_not_the_platform": ("id", "fanout is reserved for the platform: choose another id"),
     "api_keys_operator_is_no_customer": (
         "customer",
-        "each key has a customer, but that of scope operator or executor has none",
+        "every key needs a customer, except keys of scope operator or executor, which have none",
     ),
-    "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint has a reason for it"),
-    "endpoints_no_binary_batches": ("content_mode", "cloudevents_binary is for single events, and mode batch is not"),
-    "endpoints_no_ordered_batches": ("order_by", "is for mode direct"),
-    "endpoints_headers_have_names": ("headers", "one has no name of a header: letters, digits and `-`"),
-    "endpoints_headers_have_plain_values": ("headers", "one has a value that is not printable ASCII"),
-    "scopes_everything_takes_exclusions_only": ("tenants", "a subscription to everything takes exclusions only"),
-    "secrets_only_signing_expires": ("expires_at", "only a signing secret has an end"),
-    "registry_id_check": ("id", "is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, the first a letter or digit"),
-    "event_type_pattern_check": ("event_type", "is no event type: order.created, order.*, or * for all"),
+    "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason"),
+    "endpoints_no_binary_batches": ("content_mode", "cloudevents_binary holds one event, and mode batch sends many"),
+    "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only"),
+    "endpoints_headers_have_names": ("headers", "a header name must be letters, digits or `-`"),
+    "endpoints_headers_have_plain_values": ("headers", "a header value must be printable ASCII"),
+    "scopes_everything_takes_exclusions_only": ("tenants", "a subscription to everything may list exclusions only"),
+    "secrets_only_signing_expires": ("expires_at", "only a signing secret can expire"),
+    "registry_id_check": (
+        "id",
+        "is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
+    ),
+    "event_type_pattern_check": (
+        "event_type",
+        "is not a valid event type: write one type (order.created), a prefix (order.*), or * for all",
+    ),
 }
 _ROWS = {"customer_id": "customer", "endpoint_id": "endpoint", "tenant_id": "tenant", "subscription_id": "subscription"}
 
 
 def in_words(exc: psycopg.IntegrityError) -> tuple[str, str]:
-    """Return the field that a constraint is about, and what is wrong with it. Nothing of the row is quoted."""
+    """Return the field of a violated constraint and the problem. Quotes nothing of the row."""
     name, table = exc.diag.constraint_name or "", exc.diag.table_name or "registry"
     if name in _WORDS:
         return _WORDS[name]
@@ -37,12 +43,12 @@ def in_words(exc: psycopg.IntegrityError) -> tuple[str, str]:
         row = next((kind for key, kind in _ROWS.items() if column.startswith(key)), "row")
         return row, f"there is no such {row}"
     if isinstance(exc, psycopg.errors.UniqueViolation):
-        return "id", f"stands in {table} already"
+        return "id", f"is already used in {table}: choose another id"
     if isinstance(exc, psycopg.errors.NotNullViolation):
         return column, "is missing"
-    return column, f"is not what {table} take there: docs/registering.md says what may stand there"
+    return column, f"is not allowed in {table}: docs/registering.md lists the allowed values"
 
 
 def _column(constraint: str, table: str) -> str:
-    """Return the column in a name that Postgres has made: table, columns, kind of constraint."""
+    """Return the column in a generated constraint name: table, columns, kind of constraint."""
     return constraint.removeprefix(f"{table}_").rpartition("_")[0] or constraint.removeprefix(f"{table}_")

@@ -1,6 +1,6 @@
-"""Bring the schema to this version: numbered files, forward only, each in a transaction of its own.
+"""Migrate the schema to this version: numbered files, forward only, each in its own transaction.
 
-Runs in the command; the job only checks. Every migration must leave the version before it working.
+Runs in the command; the job only checks the version. After a migration the previous version must still work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One numbered file."""
+    """One numbered migration file."""
 
     name: str
     statements: str
@@ -29,15 +29,15 @@ class Migration:
 
 
 def migrations(folder: Path = FOLDER) -> list[Migration]:
-    """Return the files in their order."""
+    """Return the migrations in order."""
     return [Migration(name=path.stem, statements=path.read_text()) for path in sorted(folder.glob("[0-9]*.sql"))]
 
 
 def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
-    """Apply what is missing and return its names. Two at once are safe: the second waits and finds nothing to do."""
+    """Apply the missing migrations and return their names. Concurrent calls are safe: the second waits and applies nothing."""
     wanted = migrations() if wanted is None else wanted
-    with connect.translating():
-        connection.execute(query("take_the_time_needed"))
+    with connect.translated_errors():
+        connection.execute(query("disable_statement_timeout"))
         connection.execute(query("migration_lock"))
         try:
             missing = _apply_missing(connection, wanted)
@@ -58,14 +58,14 @@ def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> l
 
 
 def require_current(connection: connect.Connection) -> None:
-    """Raise RegistryOutdated unless every migration of this version is applied. Newer ones do no harm."""
-    with connect.translating():
+    """Raise RegistryOutdated unless every migration of this version is applied. Newer migrations are allowed."""
+    with connect.translated_errors():
         row = connection.execute(query("has_migrations")).fetchone()
         if row is None or not next(iter(row.values())):
             raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`")
         if missing := _missing(connection, migrations()):
             names = ", ".join(migration.name for migration in missing)
-            raise errors.RegistryOutdated(f"the registry lacks {names}: run `fanout db migrate`")
+            raise errors.RegistryOutdated(f"the registry lacks the migrations {names}: run `fanout db migrate`")
 
 
 def _missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:

@@ -1,6 +1,6 @@
-"""Give the statements of every queries.sql in this package by name.
+"""Return SQL statements by name, from every queries.sql of this package.
 
-Runs on the driver and in the command.
+Runs wherever Postgres is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def query(name: str) -> LiteralString:
-    """Return the statement called `name`. It is text of ours, which is what psycopg's type asks for."""
+    """Return the statement `name`. LiteralString is right for psycopg, because the text is our own."""
     return _queries()[name]
 
 

@@ -1,8 +1,7 @@
-"""Register what a manifest says: find the differences, then write them in one transaction.
+"""Register a manifest: compute the differences to the registry, then write them in one transaction.
 
-Runs in the command and in the API. Applying the same manifest twice changes nothing. What the manifest does not name stays as
-it is, unless `prune` is asked for: then the endpoints and subscriptions of the customers that it names, and it does not, are
-deleted.
+Runs in the command and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name stay
+unchanged. With `prune`, they are deleted if they are endpoints or subscriptions of customers that the manifest names.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import columns, diff, registered_rows
 from subscriptions_db.secrets import endpoint_secrets, keyring
-from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
-ROWS_AT_ONCE = 1_000
-"""Rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres takes 255 MB of JSON."""
 SCOPES_AT_ONCE = 50_000
-"""A registry of 100,000 subscriptions names a million tenants: one statement for all would hold them twice in memory."""
-NOTED_AT_ONCE = 1_000
+"""Scope rows in one statement. 100,000 subscriptions name a million tenants, which one statement would hold twice in memory."""
+ROWS_AT_ONCE = 1_000
+"""Rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres accepts 255 MB of JSON."""
+AUDIT_ENTRIES_AT_ONCE = 1_000
 SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was changed, or with `dry_run` would be."""
+    """The changes that were written, or with `dry_run` would be."""
 
     changes: tuple[diff.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → the `whsec_…` made for it. Shown once, kept nowhere in the clear."""
+    """Endpoint id → its new signing secret `whsec_…`. Shown once, stored only sealed."""
     still_disabled: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → why it was disabled, of those that stay so because the manifest does not say their status."""
+    """Endpoint id → why it is disabled, for endpoints that stay disabled because the manifest has no status for them."""
     awaiting_permission: tuple[str, ...] = ()
-    """The endpoints of the manifest to which nothing is sent before their receivers permit it."""
+    """The endpoints of the manifest whose receivers have not permitted deliveries."""
     warnings: tuple[errors.RegistrationError, ...] = ()
-    """What is doubtful in the manifest's subscriptions (subscriptions_db/manifest/lint.py)."""
+    """The lint's warnings about the manifest's subscriptions (subscriptions_db/manifest/lint.py)."""
 
     def __repr__(self) -> str:
         return f"Result({len(self.changes)} changes)"
@@ -62,35 +61,35 @@ def apply(
     known_types: Collection[str] = (),
     strict: bool = False,
 ) -> Result:
-    """Bring the registry to the manifest; raise RegistrationError when a constraint of the database refuses it.
+    """Register the manifest; raise RegistrationError if a check or a constraint refuses it.
 
-    `known_types` are event types that exist beside those of the catalogue. `strict` refuses what is only doubtful, too.
-    Rows that plain SQL changes at the same time raise RegistryUnavailable, with nothing written: do it again.
+    `known_types` are event types that exist beside those of the catalogue. `strict` refuses manifests with lint warnings.
+    If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
     """
-    with connect.translating(), alone(connection), connection.transaction(force_rollback=dry_run):
+    with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
         current = registered_rows.rows_of(connection)
-        result = _bring(connection, wanted, ring, current, prune=prune, known_types=known_types, strict=strict)
-        _note(connection, result.changes, wanted, current)
+        result = _register(connection, wanted, ring, current, prune=prune, known_types=known_types, strict=strict)
+        _write_audit_entries(connection, result.changes, wanted, current)
     return replace(result, new_secrets={}) if dry_run else result
 
 
 def apply_rows(
     connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, *, strict: bool = False
 ) -> Result:
-    """Bring the rows that the manifest names to it, in the caller's transaction, which keeps others from changing them.
+    """Register the rows of the manifest in the caller's transaction, which has locked them.
 
-    Reads nothing else, so that it takes as long in a large registry as in a small one.
+    Reads these rows only, so it is as fast in a large registry as in a small one.
     """
-    with connect.translating():
-        return _bring(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
+    with connect.translated_errors():
+        return _register(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
 
 
-def _bring(
+def _register(
     connection: connect.Connection,
     wanted: manifest.Manifest,
     ring: keyring.KeyRing,
-    current: registered_rows.Rows,
+    current: registered_rows.RegisteredRows,
     *,
     prune: bool = False,
     known_types: Collection[str] = (),
@@ -99,7 +98,7 @@ def _bring(
     secrets = _Secrets(connection, ring, [row.id for row in wanted.endpoints])
     still_disabled = _still_disabled(wanted, current)
     wanted = _with_statuses(wanted, still_disabled)
-    changes = tuple(diff.of(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
+    changes = tuple(diff.changes(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
     diff.require_possible(changes, wanted, current)
     _require_new(connection, wanted, current)
     _write(connection, changes, wanted, secrets)
@@ -116,8 +115,8 @@ def _bring(
     )
 
 
-def _named(wanted: manifest.Manifest) -> dict[registered_rows.Kind, list[str]]:
-    """Return the ids of all rows that a manifest is about: its own, and those that they belong to."""
+def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]]:
+    """Return the ids of the manifest's rows and of the rows that they refer to."""
     return {
         "tenant": [row.id for row in wanted.tenants],
         "customer": [*(row.id for row in wanted.customers), *(row.customer for row in wanted.endpoints)],
@@ -128,9 +127,9 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.Kind, list[str]]:
 
 
 @contextlib.contextmanager
-def alone(connection: connect.Connection) -> Iterator[None]:
-    """Wait for another apply: each would compute its differences from a registry that the other is changing."""
-    connection.execute(query("take_the_time_needed"))
+def exclusive(connection: connect.Connection) -> Iterator[None]:
+    """Serialize with other applies: each computes its differences from the registry, which the other changes."""
+    connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
     try:
         yield
@@ -140,7 +139,7 @@ def alone(connection: connect.Connection) -> Iterator[None]:
 
 
 class _Secrets:
-    """The secrets of endpoints: which are there, whether the manifest's are the same, and how they are written."""
+    """Compares the manifest's secrets with the stored ones, and writes them."""
 
     def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:
         self._connection = connection
@@ -150,24 +149,24 @@ class _Secrets:
         for row in connection.execute(query("secrets"), {"ids": endpoint_ids}):
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
-    def fields(self, endpoint: manifest.Endpoint) -> dict[str, Any]:
-        """Return what stands for the secrets in the comparison: a word that is the registry's when they are the same."""
+    def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
+        """Return placeholders of the secrets for the comparison; equal secrets have the registry's placeholder."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
-    def _mark(self, endpoint_id: str, name: str, wanted: list[Opened] | None) -> str | None:
+    def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
         if wanted == []:
             return None
         is_kept = (endpoint_id, name) in self._rows if wanted is None else wanted == self._opened(endpoint_id, name)
         return registered_rows.SECRET_KEPT if is_kept else "*** (new)"
 
-    def _opened(self, endpoint_id: str, name: str) -> list[Opened] | None:
+    def _opened(self, endpoint_id: str, name: str) -> list[EndpointSecret] | None:
         try:
-            return [Opened.from_row(row, self._ring) for row in self._rows.get((endpoint_id, name), [])]
+            return [EndpointSecret.from_row(row, self._ring) for row in self._rows.get((endpoint_id, name), [])]
         except errors.SealError:
-            return None  # cannot be compared: what the manifest says replaces it
+            return None  # cannot be compared, so the manifest's secret replaces it
 
-    def write(self, endpoints: Iterable[manifest.Endpoint]) -> None:
-        """Bring the endpoints' secrets to the manifest; make a signing secret where there is none."""
+    def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
+        """Write the secrets of the manifest; create a signing secret for endpoints without one."""
         replaced, rows = [], []
         for endpoint in endpoints:
             for name, wanted in _secrets_of(endpoint).items():
@@ -175,39 +174,39 @@ class _Secrets:
                 if secrets is not None and secrets != self._opened(endpoint.id, name):
                     purposes = [purpose for purpose, field in endpoint_secrets.FIELD_OF.items() if field == name]
                     replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
-                    # The newest is written last, and so read first.
+                    # The newest is written last, so it is read first.
                     rows += [
-                        _in_text(secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id))
+                        _as_json(secret.to_row(self._ring, customer_id=endpoint.customer, endpoint_id=endpoint.id))
                         for secret in reversed(secrets)
                     ]
         with self._connection.cursor() as cursor:
-            _all(cursor, "delete_secrets", replaced)
-            _all(cursor, "put_secrets", rows)
+            _execute_all(cursor, "delete_secrets", replaced)
+            _execute_all(cursor, "put_secrets", rows)
 
-    def _first_one(self, endpoint_id: str) -> list[Opened] | None:
+    def _first_one(self, endpoint_id: str) -> list[EndpointSecret] | None:
         if (endpoint_id, "signing_secrets") in self._rows:
             return None
         key = signing.generate()
         self.made[endpoint_id] = signing.to_text(key)
-        return [Opened.of_key(key)]
+        return [EndpointSecret.of_key(key)]
 
 
-def _secrets_of(endpoint: manifest.Endpoint) -> dict[str, list[Opened] | None]:
-    """Return the secrets that the manifest gives, newest first, by the field that stands for them; None: as they are."""
+def _secrets_of(endpoint: manifest.ManifestEndpoint) -> dict[str, list[EndpointSecret] | None]:
+    """Return field → the manifest's secrets, the newest first. None: the stored secrets stay unchanged."""
     auth, tls_key = manifest.secret(endpoint.auth.secret), manifest.secret(endpoint.tls.key)
     keys = manifest.signing_keys(endpoint)
     return {
-        "auth_secret": [] if auth is None else [Opened(purpose=endpoint_secrets.AUTH, secret=auth)],
-        "tls_key": [] if tls_key is None else [Opened(purpose=endpoint_secrets.TLS_KEY, secret=tls_key)],
-        "signing_secrets": None if keys is None else [Opened.of_key(key) for key in keys],
+        "auth_secret": [] if auth is None else [EndpointSecret(purpose=endpoint_secrets.AUTH, secret=auth)],
+        "tls_key": [] if tls_key is None else [EndpointSecret(purpose=endpoint_secrets.TLS_KEY, secret=tls_key)],
+        "signing_secrets": None if keys is None else [EndpointSecret.of_key(key) for key in keys],
     }
 
 
-def _still_disabled(wanted: manifest.Manifest, current: registered_rows.Rows) -> dict[str, str]:
-    """Return which endpoints stay disabled, and why they are.
+def _still_disabled(wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> dict[str, str]:
+    """Return the endpoints that stay disabled, with the reasons.
 
-    Documents are applied by machines, again and again. One that says nothing of the status must not switch on what was
-    switched off because it fails; one that says `status: active` does.
+    Machines apply the same document again and again. A document without a status must not enable an endpoint that was
+    disabled because it failed. A document with `status: active` does.
     """
     reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
     return {row_id: reason for row_id, reason in reasons.items() if reason is not None}
@@ -226,7 +225,7 @@ def _with_statuses(wanted: manifest.Manifest, still_disabled: Collection[str]) -
     return wanted.model_copy(update={"endpoints": endpoints})
 
 
-def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registered_rows.Rows:
+def _wanted_rows(wanted: manifest.Manifest, secrets: _Secrets) -> registered_rows.RegisteredRows:
     return {
         "tenant": {row.id: columns.tenant(row) for row in wanted.tenants},
         "customer": {row.id: {"name": row.name} for row in wanted.customers},
@@ -240,17 +239,17 @@ def _owners(wanted: manifest.Manifest) -> set[str]:
     return {row.id for row in wanted.customers} | {row.customer for row in wanted.endpoints}
 
 
-def _require_new(connection: connect.Connection, wanted: manifest.Manifest, current: registered_rows.Rows) -> None:
-    """Raise RegistrationError where an id was that of a customer who was deleted.
+def _require_new(connection: connect.Connection, wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> None:
+    """Raise RegistrationError if a new customer has the id of a deleted one.
 
-    What archive and audit log still have of that one would be another's to read.
+    The archive and the audit log may still hold the deleted customer's data, and the new customer could read it.
     """
     numbers = {row.id: number for number, row in enumerate(wanted.customers) if row.id not in current["customer"]}
     if not numbers:
         return
     for row in connection.execute(query("deleted_customers"), {"ids": list(numbers)}):
         problem = (
-            f"{row['id']} was a customer that was deleted, of whom dead letters and the audit log may tell: take another id"
+            f"{row['id']} is the id of a deleted customer, whose data may be in the archive and the audit log: choose another"
         )
         raise errors.RegistrationError(f"customers[{numbers[row['id']]}].id", problem)
 
@@ -264,30 +263,30 @@ def _write(
     }
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
-        _all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
+        _execute_all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
         named = [row for row in tenants if row.sub_tenants is not None]
         keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
-        _all(cursor, "delete_sub_tenants", keep)
+        _execute_all(cursor, "delete_sub_tenants", keep)
         departments = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
             for row in named
             for department in row.sub_tenants or ()
         ]
-        _all(cursor, "put_sub_tenants", departments)
+        _execute_all(cursor, "put_sub_tenants", departments)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
-        _all(cursor, "put_customers", customers)
+        _execute_all(cursor, "put_customers", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
-        _all(cursor, "put_endpoints", [{"id": row.id} | columns.endpoint(row) for row in endpoints])
+        _execute_all(cursor, "put_endpoints", [{"id": row.id} | columns.endpoint(row) for row in endpoints])
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
         if subscriptions:
             cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
-        _all(cursor, "put_subscriptions", [_subscription(row) for row in subscriptions])
+        _execute_all(cursor, "put_subscriptions", [_subscription(row) for row in subscriptions])
         scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
-        while some := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
-            cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*some, strict=True)), strict=True)))
+        while chunk := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
+            cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*chunk, strict=True)), strict=True)))
         filtered = [{"id": row.id, "pattern": row.filter} for row in subscriptions if row.filter is not None]
-        _all(cursor, "put_filters", filtered)
+        _execute_all(cursor, "put_filters", filtered)
         unfiltered = [row.id for row in subscriptions if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
@@ -299,55 +298,58 @@ def _write(
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
 
 
-def _note(
-    connection: connect.Connection, changes: Iterable[diff.Change], wanted: manifest.Manifest, current: registered_rows.Rows
+def _write_audit_entries(
+    connection: connect.Connection,
+    changes: Iterable[diff.Change],
+    wanted: manifest.Manifest,
+    current: registered_rows.RegisteredRows,
 ) -> None:
-    """Note what the command changes in the audit log. Some at a time: a large registration has a hundred thousand changes."""
+    """Write an audit entry for each change, a thousand at a time: a large registration has a hundred thousand changes."""
     owners = {key: row["customer"] for key, row in current["endpoint"].items()} | {
         row.id: row.customer for row in wanted.endpoints
     }
     endpoints = {key: row["endpoint"] for key, row in current["subscription"].items()}
     endpoints |= {row.id: row.endpoint for row in wanted.subscriptions}
 
-    def noted(change: diff.Change) -> dict[str, Any]:
+    def audit_entry(change: diff.Change) -> dict[str, Any]:
         of: dict[str, str | None] = {
             "customer": change.id,
             "endpoint": owners.get(change.id),
             "subscription": owners.get(endpoints.get(change.id, "")),
         }
-        told = {"before": current[change.kind][change.id]} if change.action == "delete" else change.told()
+        told = {"before": current[change.kind][change.id]} if change.action == "delete" else change.audit_fields()
         who = audit.COMMAND
         return audit.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **told)
 
-    entries = map(noted, changes)
-    while some := list(itertools.islice(entries, NOTED_AT_ONCE)):
-        audit.note_all(connection, some)
+    entries = map(audit_entry, changes)
+    while chunk := list(itertools.islice(entries, AUDIT_ENTRIES_AT_ONCE)):
+        audit.note_many(connection, chunk)
 
 
-def _event_type(row: manifest.EventTypeEntry) -> dict[str, Any]:
-    schema = None if row.json_schema is None else Json(row.json_schema)
-    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
-
-
-def _subscription(row: manifest.Subscription) -> dict[str, Any]:
-    """Return the columns of a subscription's own row: not its scopes, nor its filter."""
+def _subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:
+    """Return the columns of a subscription's own row, without its scopes and its filter."""
     fields = columns.subscription(row)
     return {"id": row.id} | {name: fields[name] for name in ("endpoint", "event_type", "scope", "status")}
 
 
-def _in_text(secret: dict[str, Any]) -> dict[str, Any]:
+def _as_json(secret: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a secret with its sealed bytes as base64, for JSON."""
     return secret | {"sealed": base64.b64encode(secret["sealed"]).decode()}
 
 
-def _all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
+def _execute_all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
     """Execute a statement that writes many rows at once."""
     for first in range(0, len(rows), ROWS_AT_ONCE):
         cursor.execute(query(name), {"rows": Jsonb(rows[first : first + ROWS_AT_ONCE])})
 
 
+def _event_type(row: manifest.ManifestEventType) -> dict[str, Any]:
+    schema = None if row.json_schema is None else Json(row.json_schema)
+    return row.model_dump() | {"json_schema": schema, "examples": Json(row.examples)}
+
+
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement for each row. `executemany` waits for Postgres three times, and also where there is no row."""
+    """Execute a statement for each row. `executemany` takes three round trips, even without rows, so one row avoids it."""
     if len(rows) == 1:
         cursor.execute(query(name), rows[0])
     elif rows:

@@ -1,4 +1,4 @@
-"""What a manifest says of a row, by the registry's names: to be compared with what is there, and to be written; pure.
+"""Convert rows of a manifest to the registry's columns, to compare and to write them. Pure.
 
 Runs in the command and in the API.
 """
@@ -10,16 +10,16 @@ from typing import Any
 from subscriptions_db.manifest import manifest
 
 
-def tenant(row: manifest.Tenant) -> dict[str, Any]:
-    """Return what a tenant of a manifest is, without departments where the manifest does not say."""
+def tenant(row: manifest.ManifestTenant) -> dict[str, Any]:
+    """Return the columns of a tenant, with sub-tenants only if the manifest has them."""
     fields: dict[str, Any] = {"name": row.name, "status": row.status}
     if row.sub_tenants is not None:
         fields["sub_tenants"] = {department.id: department.name for department in row.sub_tenants or ()}
     return fields
 
 
-def endpoint(row: manifest.Endpoint) -> dict[str, Any]:
-    """Return what an endpoint of a manifest is, but for its secrets."""
+def endpoint(row: manifest.ManifestEndpoint) -> dict[str, Any]:
+    """Return the columns of an endpoint, without secrets."""
     return {
         "customer": row.customer,
         "url": row.url,
@@ -49,8 +49,8 @@ def endpoint(row: manifest.Endpoint) -> dict[str, Any]:
     }
 
 
-def subscription(row: manifest.Subscription) -> dict[str, Any]:
-    """Return what a subscription of a manifest is."""
+def subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:
+    """Return the columns of a subscription."""
     return {
         "endpoint": row.endpoint,
         "event_type": row.event_type,
@@ -61,6 +61,6 @@ def subscription(row: manifest.Subscription) -> dict[str, Any]:
     }
 
 
-def scope_kind(row: manifest.Subscription) -> str:
-    """Return whether it is to all tenants, or to those that it names."""
+def scope_kind(row: manifest.ManifestSubscription) -> str:
+    """Return `everything` for a subscription to all tenants, else `selected`."""
     return "everything" if row.everything else "selected"

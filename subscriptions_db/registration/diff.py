@@ -1,4 +1,4 @@
-"""Find what must change in the registry to bring it to a manifest; pure.
+"""Compute the changes that bring the registry to a manifest. Pure.
 
 Runs in the command and in the API.
 """
@@ -15,7 +15,7 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import registered_rows
 
 MOST_COMPARED = 10_000
-"""Of ids that might have been meant: to compare takes 10 µs each."""
+"""Ids compared to suggest the one that was meant. A comparison takes 10 µs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +23,21 @@ class Change:
     """One difference between the registry and the manifest. Secrets show as `***`."""
 
     action: Literal["create", "update", "delete"]
-    kind: registered_rows.Kind
+    kind: registered_rows.RowKind
     id: str
     fields: tuple[tuple[str, Any, Any], ...] = ()
-    """(name, before, after) of each field that differs; for `create` before is None."""
+    """(name, before, after) of each field that differs. With `create`, before is None."""
 
-    def told(self) -> dict[str, dict[str, Any] | None]:
-        """Return what a row that is not deleted was and is, as the audit log has it."""
+    def audit_fields(self) -> dict[str, dict[str, Any] | None]:
+        """Return the fields before and after the change for the audit log. Not for `delete`."""
         before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
         return {"before": None if self.action == "create" else before, "after": after}
 
 
-def of(current: registered_rows.Rows, wanted: registered_rows.Rows, *, prune_customers: set[str]) -> Iterator[Change]:
-    """Yield what must change, in an order in which it can be written; pure."""
+def changes(
+    current: registered_rows.RegisteredRows, wanted: registered_rows.RegisteredRows, *, prune_customers: set[str]
+) -> Iterator[Change]:
+    """Yield the changes in an order in which they can be written."""
     for kind in registered_rows.KINDS:
         for row_id, row in wanted[kind].items():
             before = current[kind].get(row_id)
@@ -54,14 +56,14 @@ def of(current: registered_rows.Rows, wanted: registered_rows.Rows, *, prune_cus
             yield Change(action="delete", kind="endpoint", id=row_id)
 
 
-def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.Rows) -> None:
-    """Raise ManifestRefused for all that the database would refuse too, but without saying where it stands."""
+def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> None:
+    """Raise ManifestRefused, with paths, for changes that the database would refuse without naming the field."""
     if found := list(_impossible({(change.kind, change.id) for change in changes}, wanted, current)):
         raise errors.ManifestRefused(found)
 
 
 def _impossible(
-    changed: set[tuple[registered_rows.Kind, str]], wanted: manifest.Manifest, current: registered_rows.Rows
+    changed: set[tuple[registered_rows.RowKind, str]], wanted: manifest.Manifest, current: registered_rows.RegisteredRows
 ) -> Iterator[errors.RegistrationError]:
     customers = current["customer"].keys() | {row.id for row in wanted.customers}
     endpoints = current["endpoint"].keys() | {row.id for row in wanted.endpoints}
@@ -71,10 +73,13 @@ def _impossible(
             yield errors.RegistrationError(f"endpoints[{number}].customer", _nobody("customer", endpoint.customer, customers))
         owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
         if owner != endpoint.customer:
-            problem = f"{endpoint.id} is an endpoint of {owner}, for whom its secrets are sealed: register another endpoint"
+            problem = f"{endpoint.id} belongs to customer {owner}, which cannot change: register another endpoint"
             yield errors.RegistrationError(f"endpoints[{number}].customer", problem)
         if (before := modes.get(endpoint.id, endpoint.mode)) != endpoint.mode:
-            problem = f"{endpoint.id} is in mode {before} for good: register another, subscribe it, and then delete this one"
+            problem = (
+                f"{endpoint.id} has mode {before}, which cannot change: "
+                "register another endpoint, subscribe it, then delete this one"
+            )
             yield errors.RegistrationError(f"endpoints[{number}].mode", problem)
     for number, subscription in enumerate(wanted.subscriptions):
         if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
@@ -83,11 +88,14 @@ def _impossible(
             continue
         before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
         if before in modes and modes[before] != modes[subscription.endpoint]:
-            problem = f"{subscription.id} leads to an endpoint of another mode: register another, and then delete this one"
+            problem = (
+                f"{subscription.id} cannot move to an endpoint of another mode: "
+                "register another subscription, then delete this one"
+            )
             yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
 
 
 def _nobody(kind: str, row_id: str, known: Iterable[str]) -> str:
-    """Say that there is none, in the document and in the registry; and which was meant, perhaps."""
+    """Return the message that a row is neither in the document nor in the registry, with a suggestion."""
     close = difflib.get_close_matches(row_id, sorted(known)[:MOST_COMPARED], n=1)
     return f"there is no {kind} {row_id}" + (f"; did you mean {close[0]}?" if close else "")

@@ -1,7 +1,7 @@
-"""Disable endpoints, and enable them.
+"""Disable and enable endpoints.
 
-Runs on the driver, in the command and in the API. A running job learns of it by the revision, as of every change. What the job
-and the command do here is in the audit log; the API notes by itself what it was asked for.
+Runs on the driver, in the command and in the API. A running job sees the change by the next revision. Changes by the job and by
+the command get an audit entry here; the API writes its own.
 """
 
 from __future__ import annotations
@@ -18,50 +18,53 @@ from subscriptions_db.postgres.sql import query
 def disable_active(
     connection: connect.Connection, endpoint_ids: Iterable[str], reason: str, *, active_s: float = 0.0
 ) -> list[str]:
-    """Disable those that have been active for `active_s`, and return which. Safe to repeat: what is not stays as it is.
+    """Disable the endpoints that have been active for `active_s` seconds, and return their ids. Safe to repeat.
 
-    One that was enabled since is not overruled by what is known from before.
+    Other endpoints stay unchanged, so that older evidence does not disable an endpoint that was enabled since.
     """
     asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
-    with connect.translating(), connection.transaction():
-        connection.execute(query("act_as"), {"actor": audit.JOB})
+    with connect.translated_errors(), connection.transaction():
+        connection.execute(query("set_actor"), {"actor": audit.JOB})
         rows = connection.execute(query("disable_active_endpoints"), asked)
         return [row["endpoint_id"] for row in rows]
 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint, whatever its status, as the operator wants it."""
+    """Disable an endpoint by command, whatever its status."""
     _set_by_command(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
-    """Make an endpoint active, whatever its status. Why it was disabled is forgotten."""
+    """Make an endpoint active by command, whatever its status, and clear the reason why it was disabled."""
     _set_by_command(connection, endpoint_id, EndpointStatus.ACTIVE, None)
 
 
 def _set_by_command(connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None) -> None:
-    with connect.translating(), connection.transaction():
+    with connect.translated_errors(), connection.transaction():
         found = set_status(connection, endpoint_id, status, reason)
         after = {"status": status.value, "disabled_reason": reason}
         before = {name: found[name] for name in after}
         if before != after:
-            told = {"customer_id": found["customer_id"], "before": before, "after": after}
-            audit.note(connection, audit.COMMAND, "update", "endpoint", endpoint_id, **told)
+            change = {"customer_id": found["customer_id"], "before": before, "after": after}
+            audit.note(connection, audit.COMMAND, "update", "endpoint", endpoint_id, **change)
 
 
 def set_status(
     connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None
 ) -> Mapping[str, Any]:
-    """Set an endpoint's status, whatever it is now, and return what it was; raise where `active` would send nothing.
+    """Set an endpoint's status, and return the row before the change.
 
-    To be called in a transaction: the row is held until its end.
+    Raises RegistrationError if the endpoint does not exist, or for `active` before the receiver has permitted deliveries. Call
+    in a transaction, which keeps the row locked.
     """
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
-    with connect.translating():
-        found = connection.execute(query("hold_status"), wanted).fetchone()
+    with connect.translated_errors():
+        found = connection.execute(query("lock_endpoint_status"), wanted).fetchone()
         if found is None:
             raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
         if status is EndpointStatus.ACTIVE and found["awaits_permission"]:
-            raise errors.RegistrationError(endpoint_id, "waits for its receiver's permission: fanout endpoints validate")
+            raise errors.RegistrationError(
+                endpoint_id, "cannot become active before its receiver permits deliveries: run `fanout endpoints validate`"
+            )
         connection.execute(query("set_status"), wanted)
     return found

@@ -1,7 +1,7 @@
-"""Ask an endpoint's receiver whether it wants deliveries, and note its permission (docs/delivery-contract.md, Permission).
+"""Ask an endpoint's receiver for permission to deliver, and record the permission (docs/delivery-contract.md, Permission).
 
-Runs in the API and in the command. What is asked, and what an answer means, is decided in
-delivery.webhooks.sending.handshake. The request is sent in between, outside of any transaction.
+Runs in the API and in the command. delivery.webhooks.sending.handshake builds the question and interprets the reply. The caller
+sends the question between `begin` and `finish`, outside of any transaction.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 LIFETIME = dt.timedelta(days=7)
-"""For so long a receiver may answer by the callback: time for a person to find it in a log."""
+"""How long the callback stays valid: time for a person to find it in a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """A question that is to be sent."""
+class ReceiverQuestion:
+    """A recorded question to a receiver, ready to send."""
 
     endpoint_id: str
     to: origin.Target
     question: handshake.Question
     token: bytes = field(repr=False)
-    """Its digest."""
+    """The digest of the callback's token."""
 
 
 def begin(
@@ -49,15 +49,15 @@ def begin(
     *,
     origin: str,
     public_url: str,
-) -> Asking:
-    """Make the question to an endpoint, by its row in the registry; raise RegistrationError when it cannot be asked.
+) -> ReceiverQuestion:
+    """Record a question to an endpoint's receiver; raise RegistrationError if the endpoint cannot be asked.
 
-    To be committed before it is sent: a receiver may use the callback at once.
+    Commit before sending the question: the receiver may use the callback at once.
     """
     if row["validation"] == "none":
-        raise errors.RegistrationError("validation", "is none: deliveries are sent to this endpoint without asking")
+        raise errors.RegistrationError("validation", "is none: this endpoint needs no permission")
     if not origin:
-        raise errors.RegistrationError("validation", "the operator has to set delivery.webhook_origin first")
+        raise errors.RegistrationError("validation", "cannot be done: the operator must set delivery.webhook_origin first")
     endpoint = registry_reader.read_rows(
         connection, ring, address_guard, endpoint_ids=[endpoint_id], subscription_ids=[]
     ).endpoints[EndpointId(endpoint_id)]
@@ -70,7 +70,7 @@ def begin(
         callback=f"{public_url}/v1/endpoints/{endpoint_id}/permit/{token}" if public_url else None,
     )
     asked = {"endpoint_id": endpoint_id, "customer_id": endpoint.customer_id, "url": endpoint.url, "origin": origin}
-    made = Asking(
+    made = ReceiverQuestion(
         endpoint_id=endpoint_id,
         to=request.prepare_handshake(endpoint, question, address_guard),
         question=question,
@@ -81,8 +81,8 @@ def begin(
     return made
 
 
-def finish(connection: connect.Connection, asking: Asking, answer: Response | errors.AttemptFailed) -> Reply:
-    """Note what came of a question, and return it. A permission that was given before stays, whatever is said now."""
+def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Response | errors.AttemptFailed) -> Reply:
+    """Record the reply to a question, and return it. An earlier permission stays valid, whatever the reply."""
     if isinstance(answer, errors.AttemptFailed):
         reply = Reply(State.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
     else:
@@ -90,36 +90,38 @@ def finish(connection: connect.Connection, asking: Asking, answer: Response | er
     asked = open_question(connection, asking.endpoint_id, asking.token)
     if reply.state is State.PERMITTED:
         is_noted = asked is not None and permit(connection, asking.endpoint_id, asking.token, asked, reply.per_minute)
-        return reply if is_noted else Reply(State.REFUSED, reason="the endpoint was changed, or asked anew, at the same time")
-    # By the callback, before this answer had come?
+        return (
+            reply if is_noted else Reply(State.REFUSED, reason="the endpoint was changed or asked again meanwhile: ask again")
+        )
+    # The receiver may have permitted deliveries by the callback before this reply arrived.
     return Reply(State.PERMITTED) if asked is not None and asked["is_answered"] else reply
 
 
-def noted(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the audit log has of a question: what came of it, and what is permitted now."""
+def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the audit entry's fields: the reply to a question, and the present permission."""
     return {"state": reply.state, "reason": reply.reason} | permission(endpoint)
 
 
 def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an endpoint's receiver permits."""
+    """Return the permission of an endpoint's receiver."""
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:
-    """Return the question that a token's digest answers, if it can still be answered."""
+    """Return the question of a token's digest; None if it can no longer be answered."""
     asked = {"endpoint_id": endpoint_id, "token_digest": token}
-    return connection.execute(query("validation"), asked).fetchone()
+    return connection.execute(query("open_validation"), asked).fetchone()
 
 
 def permit(
     connection: connect.Connection, endpoint_id: str, token: bytes, asked: dict[str, Any], per_minute: int | None
 ) -> bool:
-    """Note that the receiver permits deliveries; tell whether that still was what had been asked."""
+    """Record that the receiver permits deliveries; return False if the endpoint has changed since the question."""
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
-    connection.execute(query("answer_validation"), wanted)
-    return connection.execute(query("permit"), asked | wanted).fetchone() is not None
+    connection.execute(query("mark_validation_answered"), wanted)
+    return connection.execute(query("set_permission"), asked | wanted).fetchone() is not None
 
 
 def digest(token: str) -> bytes:
-    """Return what is kept of a token."""
+    """Return the digest of a token, which Postgres stores."""
     return hashlib.sha256(token.encode()).digest()

@@ -1,4 +1,4 @@
-"""Read the registry back as plain rows, for people, for machines and for finding differences. Secrets never come out.
+"""Read the registry as plain rows, to show them and to compute differences. Secrets are replaced by a placeholder.
 
 Runs in the command and in the API.
 """
@@ -13,27 +13,27 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import endpoint_secrets
 
-Kind = Literal["tenant", "customer", "endpoint", "subscription", "event_type"]
-KINDS: tuple[Kind, ...] = ("tenant", "customer", "endpoint", "subscription", "event_type")
-SECRET_KEPT = "***"  # noqa: S105  # what stands for a secret
+RowKind = Literal["tenant", "customer", "endpoint", "subscription", "event_type"]
+KINDS: tuple[RowKind, ...] = ("tenant", "customer", "endpoint", "subscription", "event_type")
+SECRET_KEPT = "***"  # noqa: S105  # the placeholder of a stored secret
 
 
-Rows = dict[Kind, dict[str, dict[str, Any]]]
+RegisteredRows = dict[RowKind, dict[str, dict[str, Any]]]
 
 
-def document(connection: connect.Connection) -> Rows:
-    """Return every row by kind and id, as of one moment."""
-    with connect.one_moment(connection):
+def document(connection: connect.Connection) -> RegisteredRows:
+    """Return every row by kind and id, from one consistent read."""
+    with connect.consistent_read(connection):
         return rows_of(connection)
 
 
-def rows_of(connection: connect.Connection, only: Mapping[Kind, list[str]] | None = None) -> Rows:
-    """Return every row by kind and id; with `only`, those of these ids, and of a kind that it leaves out none.
+def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | None = None) -> RegisteredRows:
+    """Return every row by kind and id. With `only`, return the rows with these ids, and none of a kind that it omits.
 
-    The caller's transaction must see one moment only, or parts lack their whole.
+    The caller's transaction must be REPEATABLE READ or have locked the rows, so that parts fit their wholes.
     """
     ids = {kind: None if only is None else only.get(kind, []) for kind in KINDS}
-    rows: Rows = {kind: _by_id(connection, f"document_{kind}s", ids[kind]) for kind in KINDS}
+    rows: RegisteredRows = {kind: _by_id(connection, f"document_{kind}s", ids[kind]) for kind in KINDS}
     for tenant in rows["tenant"].values():
         tenant["sub_tenants"] = {}
     for row in _found(connection, "document_sub_tenants", ids["tenant"]):
@@ -56,7 +56,7 @@ def revision(connection: connect.Connection) -> int:
 
 
 def _parsed(text: str | None) -> Any:
-    """Return what JSON says; as the text that it is when no parser takes it, so that it can be seen and replaced."""
+    """Return parsed JSON, or the text itself if it cannot be parsed, so that an operator can see and replace it."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

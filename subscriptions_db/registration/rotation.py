@@ -1,7 +1,7 @@
-"""Give an endpoint a new signing secret, while the ones before it go on to sign for an overlap.
+"""Give an endpoint a new signing secret, while the earlier secrets sign too during an overlap.
 
-Runs in the command and in the API. What is rotated takes effect in running jobs by itself: the new secret by the revision, the
-end of the old ones by the passing of time.
+Runs in the command and in the API. A running job needs no restart: it reads the new secret with the next revision, and stops
+using an earlier secret at its end time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import endpoint_secrets, keyring
-from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 MAX_OVERLAP = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """What the customer must be told, once."""
+    """A new signing key, to be shown to the customer once."""
 
     key: SigningKey
     others_end_at: tuple[dt.datetime, ...]
-    """When each of the secrets before it ends, the next first."""
+    """When each earlier secret ends, the earliest first."""
     customer_id: str
-    """Whose endpoint it is."""
+    """The owner of the endpoint."""
 
-    def noted(self, overlap: dt.timedelta) -> dict[str, Any]:
-        """Return what the audit log has of it: no secret."""
+    def audit_fields(self, overlap: dt.timedelta) -> dict[str, Any]:
+        """Return the audit entry's fields, without the secret."""
         return {"scheme": self.key.scheme.value, "overlap_s": round(overlap.total_seconds())}
 
 
@@ -45,19 +45,21 @@ def rotate(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Make a new signing secret; let the others end after `overlap`, or before where that is settled already. For the command.
+    """Create a signing secret, and end the others after `overlap` or at their earlier end. Used by the command.
 
-    Safe to repeat: each call adds one secret, and no secret ever gets more time. A call that would make more than
-    MAX_SIGNING_KEYS hold at once raises RegistrationError and changes nothing.
+    Safe to repeat: each call adds one secret, and extends none. A call that would exceed MAX_SIGNING_KEYS valid secrets raises
+    RegistrationError and changes nothing.
     """
-    with connect.translating(), apply.alone(connection), connection.transaction():
-        rotated = rotate_alone(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
-        who, whose, told = audit.COMMAND, rotated.customer_id, rotated.noted(overlap)
-        audit.note(connection, who, "rotate_secret", "endpoint", endpoint_id, customer_id=whose, after=told)
+    with connect.translated_errors(), apply.exclusive(connection), connection.transaction():
+        rotated = rotate_in_transaction(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
+        fields = rotated.audit_fields(overlap)
+        audit.note(
+            connection, audit.COMMAND, "rotate_secret", "endpoint", endpoint_id, customer_id=rotated.customer_id, after=fields
+        )
     return rotated
 
 
-def rotate_alone(
+def rotate_in_transaction(
     connection: connect.Connection,
     ring: keyring.KeyRing,
     endpoint_id: str,
@@ -65,25 +67,25 @@ def rotate_alone(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Do so in the caller's transaction, which keeps others from changing the endpoint."""
+    """Rotate in the caller's transaction, which has locked the endpoint. Writes no audit entry."""
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
-    owner = connection.execute(query("customer_of"), of).fetchone()
+    owner = connection.execute(query("customer_of_endpoint"), of).fetchone()
     if owner is None:
         raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
     connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
     connection.execute(query("delete_expired_secrets"), of)
     ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
     if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
-        problem = f"has {len(ends)} signing secrets, the most there may be: wait until {ends[0]}, or shorten the overlap"
+        problem = f"has {len(ends)} signing secrets, the maximum: wait until {ends[0]}, or shorten the overlap"
         raise errors.RegistrationError(endpoint_id, problem)
-    row = Opened.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
+    row = EndpointSecret.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)
     return Rotation(key=new, others_end_at=ends, customer_id=str(owner["customer_id"]))
 
 
-def told(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:
-    """Return what the endpoint's customer needs, for machines. Of an ed25519 key only the public part leaves the registry."""
+def secret_document(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:
+    """Return a rotation as a document for the customer. An ed25519 key shows its public part only."""
     is_public = rotated.key.scheme is SignatureScheme.ED25519
     return {
         "endpoint": endpoint_id,

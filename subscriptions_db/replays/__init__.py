@@ -1,1 +1,1 @@
-"""Replays in Postgres: what customers ask to be delivered again, and how far it is."""
+"""Replays in Postgres: the requests of customers, and their progress."""

@@ -1,7 +1,7 @@
-"""Take up replays one after the other, and keep how far each is.
+"""Select the replays to work on, and record the progress of each.
 
-Runs in `fanout archive`. What is handed over while a replay is `held` is written down when that ends well: a process that dies
-in between hands the same piece over again, with the same `webhook-id`s.
+Runs in `fanout archive`. The progress is committed after the deliveries of a piece are enqueued. A process that dies in between
+enqueues the same piece again, with the same `webhook-id`s.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
-from subscriptions_db.replays.requests import Replay, State
+from subscriptions_db.replays.requests import ReplayRequest, ReplayState
 
 
-class Place(NamedTuple):
-    """How far a replay is in a partition: before its end there is something to read."""
+class PartitionProgress(NamedTuple):
+    """The progress of a replay in one partition. Offsets from `next_offset` to before `end_offset` are still to read."""
 
     topic: str
     partition: int
@@ -25,8 +25,8 @@ class Place(NamedTuple):
     end_offset: int
 
 
-class Ended(NamedTuple):
-    """How many deliveries of a replay have ended, and how."""
+class ReplayCounts(NamedTuple):
+    """Outcomes of a replay's deliveries, counted."""
 
     replay_id: str
     delivered: int = 0
@@ -34,67 +34,82 @@ class Ended(NamedTuple):
     skipped: int = 0
 
 
-def under_way(connection: connect.Connection, *, after: int, max_pending: int) -> list[Replay]:
-    """Return the replays that may go on, those behind a number first: all are asked in turn.
+def resumable(connection: connect.Connection, *, after: int, max_pending: int) -> list[ReplayRequest]:
+    """Return the unfinished replays, beginning after the number `after`, so that every replay gets its turn.
 
-    Left out is of what `max_pending` deliveries were handed over that have not ended.
+    Replays with `max_pending` or more deliveries without an outcome are left out.
     """
-    with connect.translating():
-        rows = connection.execute(query("replays_under_way"), {"after": after, "max_pending": max_pending})
-        return [Replay.from_row(row) for row in rows]
+    with connect.translated_errors():
+        rows = connection.execute(query("resumable_replays"), {"after": after, "max_pending": max_pending})
+        return [ReplayRequest.from_row(row) for row in rows]
 
 
 @contextlib.contextmanager
-def held(connection: connect.Connection, replay: Replay) -> Iterator[Replay | None]:
-    """Yield a replay as it is now, held until the end; None: it has ended, or somebody else has it."""
-    with connect.translating(), connection.transaction():
-        row = connection.execute(query("hold_replay"), {"replay_id": replay.replay_id}).fetchone()
-        yield None if row is None else Replay.from_row(row)
+def locked(connection: connect.Connection, replay: ReplayRequest) -> Iterator[ReplayRequest | None]:
+    """Lock a replay and yield its present state; None if it is finished, or locked by another process."""
+    with connect.translated_errors(), connection.transaction():
+        row = connection.execute(query("lock_replay"), {"replay_id": replay.replay_id}).fetchone()
+        yield None if row is None else ReplayRequest.from_row(row)
 
 
-def begin(connection: connect.Connection, replay: Replay, places: Sequence[Place], *, is_whole: bool, now: dt.datetime) -> None:
-    """Keep what there is to read."""
-    columns = {name: [getattr(place, name) for place in places] for name in Place._fields}
-    connection.execute(query("put_replay_places"), columns | {"replay_id": replay.replay_id})
+def begin(
+    connection: connect.Connection,
+    replay: ReplayRequest,
+    places: Sequence[PartitionProgress],
+    *,
+    is_whole: bool,
+    now: dt.datetime,
+) -> None:
+    """Start a replay with the partitions to read."""
+    columns = {name: [getattr(place, name) for place in places] for name in PartitionProgress._fields}
+    connection.execute(query("put_replay_partitions"), columns | {"replay_id": replay.replay_id})
     connection.execute(query("begin_replay"), {"replay_id": replay.replay_id, "is_whole": is_whole, "now": now})
 
 
-def place(connection: connect.Connection, replay: Replay) -> Place | None:
-    """Return where to read on; None: nowhere."""
-    row = connection.execute(query("replay_place"), {"replay_id": replay.replay_id}).fetchone()
-    return None if row is None else Place(**row)
+def next_partition(connection: connect.Connection, replay: ReplayRequest) -> PartitionProgress | None:
+    """Return a partition that still has offsets to read; None if there is none."""
+    row = connection.execute(query("next_replay_partition"), {"replay_id": replay.replay_id}).fetchone()
+    return None if row is None else PartitionProgress(**row)
 
 
-def reach(
-    connection: connect.Connection, replay: Replay, reached: Place, *, is_lost: bool, records: int, handed_over: int
+def advance(
+    connection: connect.Connection,
+    replay: ReplayRequest,
+    reached: PartitionProgress,
+    *,
+    is_lost: bool,
+    records: int,
+    handed_over: int,
 ) -> None:
-    """Keep that a place is read up to an offset, and that Kafka has what was due of it."""
-    connection.execute(query("reach_replay_place"), reached._asdict() | {"replay_id": replay.replay_id})
+    """Record that a partition is read up to an offset, and that its deliveries are enqueued in Kafka."""
+    connection.execute(query("advance_replay_partition"), reached._asdict() | {"replay_id": replay.replay_id})
     count(connection, replay, is_lost=is_lost, records=records, handed_over=handed_over)
 
 
-def count(connection: connect.Connection, replay: Replay, *, is_lost: bool, records: int, handed_over: int) -> None:
-    """Count what was looked at and handed over. `is_lost`: Kafka holds no more of something that was asked for."""
+def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: bool, records: int, handed_over: int) -> None:
+    """Add the records read and the deliveries enqueued. `is_lost`: Kafka no longer holds some of the requested events."""
     counted = {"records": records, "handed_over": handed_over, "is_lost": is_lost}
-    connection.execute(query("count_replayed"), counted | {"replay_id": replay.replay_id})
+    connection.execute(query("add_replayed_records"), counted | {"replay_id": replay.replay_id})
 
 
-def end(connection: connect.Connection, replay: Replay, state: State, *, now: dt.datetime, reason: str | None = None) -> None:
-    """Say how a replay has ended, and forget how far it was."""
+def end(
+    connection: connect.Connection, replay: ReplayRequest, state: ReplayState, *, now: dt.datetime, reason: str | None = None
+) -> None:
+    """Record the final state of a replay, and delete its progress."""
     asked = {"replay_id": replay.replay_id, "state": state, "reason": reason, "now": now}
     connection.execute(query("end_replay"), asked)
-    connection.execute(query("forget_replay_places"), asked)
+    connection.execute(query("delete_replay_partitions"), asked)
 
 
-def add_ended(connection: connect.Connection, ended: Iterable[Ended]) -> None:
-    """Count what has become of deliveries, in the caller's transaction, which makes it exactly once."""
+def add_counts(connection: connect.Connection, ended: Iterable[ReplayCounts]) -> None:
+    """Add the outcomes of deliveries, in the caller's transaction, so that each outcome counts exactly once."""
     rows = sorted(ended)
     if rows:
-        columns = {name: [getattr(row, name) for row in rows] for name in Ended._fields}
-        connection.execute(query("add_ended_of_replays"), columns)
+        columns = {name: [getattr(row, name) for row in rows] for name in ReplayCounts._fields}
+        connection.execute(query("add_replay_outcomes"), columns)
 
 
 def forget(connection: connect.Connection, *, before: dt.datetime) -> int:
-    """Forget replays that ended before then; return how many."""
-    with connect.translating():
-        return connection.execute(query("forget_replays"), {"before": before}).rowcount
+    """Delete the replays that ended before then; return how many."""
+    with connect.translated_errors():
+        return connection.execute(query("delete_old_replays"), {"before": before}).rowcount

@@ -1,6 +1,6 @@
--- Every statement of replays, by name. Loaded by subscriptions_db/postgres/sql.py.
+-- The statements of replays, by name. subscriptions_db/postgres/sql.py loads them.
 
--- name: ask_for_replay
+-- name: put_replay
 insert into replays (
     replay_id, customer_id, endpoint_id, since, until, event_types, webhook_id, subscription_id, topic, partition, "offset"
 ) values (
@@ -9,7 +9,7 @@ insert into replays (
 ) on conflict (endpoint_id, coalesce(webhook_id, '')) where state in ('waiting', 'running') do nothing
 returning *;
 
--- name: count_replays_under_way
+-- name: count_unfinished_replays
 select count(*) as count from replays where customer_id = %(customer_id)s and state in ('waiting', 'running');
 
 -- name: replay
@@ -25,7 +25,7 @@ order by number desc limit %(limit)s;
 select * from replays where replay_id = %(replay_id)s;
 
 -- name: newest_replays
--- Of everybody: a plan that serves one customer as well would not use that one's index.
+-- Of all customers: a statement for one or all customers would have a plan without the customer's index.
 select * from replays
 where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
 order by number desc limit %(limit)s;
@@ -34,16 +34,16 @@ order by number desc limit %(limit)s;
 update replays set state = 'cancelled', state_since = %(now)s
 where customer_id = %(customer_id)s and replay_id = %(replay_id)s and state in ('waiting', 'running');
 
--- name: replays_under_way
+-- name: resumable_replays
 select * from replays
 where state in ('waiting', 'running') and handed_over - delivered - dead_lettered - skipped < %(max_pending)s
 order by number <= %(after)s, number;
 
--- name: hold_replay
--- Who else carries out replays takes others.
+-- name: lock_replay
+-- A concurrent process takes other replays.
 select * from replays where replay_id = %(replay_id)s and state in ('waiting', 'running') for update skip locked;
 
--- name: put_replay_places
+-- name: put_replay_partitions
 insert into replay_places (replay_id, topic, partition, next_offset, end_offset)
 select %(replay_id)s, place.* from unnest(
     %(topic)s::text[], %(partition)s::integer[], %(next_offset)s::bigint[], %(end_offset)s::bigint[]
@@ -52,26 +52,26 @@ select %(replay_id)s, place.* from unnest(
 -- name: begin_replay
 update replays set state = 'running', state_since = %(now)s, is_whole = %(is_whole)s where replay_id = %(replay_id)s;
 
--- name: replay_place
+-- name: next_replay_partition
 select topic, partition, next_offset, end_offset from replay_places
 where replay_id = %(replay_id)s and next_offset < end_offset
 order by topic, partition limit 1;
 
--- name: reach_replay_place
+-- name: advance_replay_partition
 update replay_places set next_offset = %(next_offset)s
 where replay_id = %(replay_id)s and topic = %(topic)s and partition = %(partition)s;
 
--- name: count_replayed
+-- name: add_replayed_records
 update replays set records = records + %(records)s, handed_over = handed_over + %(handed_over)s, is_whole = is_whole and not %(is_lost)s
 where replay_id = %(replay_id)s;
 
 -- name: end_replay
 update replays set state = %(state)s, reason = %(reason)s, state_since = %(now)s where replay_id = %(replay_id)s;
 
--- name: forget_replay_places
+-- name: delete_replay_partitions
 delete from replay_places where replay_id = %(replay_id)s;
 
--- name: add_ended_of_replays
+-- name: add_replay_outcomes
 update replays set
     delivered = replays.delivered + ended.delivered,
     dead_lettered = replays.dead_lettered + ended.dead_lettered,
@@ -80,5 +80,5 @@ from unnest(%(replay_id)s::text[], %(delivered)s::bigint[], %(dead_lettered)s::b
     as ended (replay_id, delivered, dead_lettered, skipped)
 where replays.replay_id = ended.replay_id;
 
--- name: forget_replays
+-- name: delete_old_replays
 delete from replays where state not in ('waiting', 'running') and state_since < %(before)s;

@@ -1,6 +1,6 @@
-"""Ask for deliveries again: all of a time, or one; see how far that is, and cancel it.
+"""Request, list and cancel replays, of a time range or of one delivery.
 
-Runs wherever customers or operators ask; each function in the caller's transaction. `fanout archive` carries it out.
+Runs in the API and in the command; each function in the caller's transaction. `fanout archive` carries out the replays.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 
-class State(enum.StrEnum):
-    """How far a replay is."""
+class ReplayState(enum.StrEnum):
+    """The state of a replay."""
 
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
-    """All is handed over. What becomes of it goes on being counted."""
+    """Every delivery is enqueued. Their outcomes are still counted."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
-UNDER_WAY = frozenset({State.WAITING, State.RUNNING})
+UNFINISHED = frozenset({ReplayState.WAITING, ReplayState.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """A time of an endpoint: what Kafka took at `since` or later and before `until`."""
+class ReplayRange:
+    """A time range of an endpoint: the events appended to Kafka at `since` or later and before `until`."""
 
     since: dt.datetime
     until: dt.datetime
@@ -40,8 +40,8 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class One:
-    """One delivery, and where its event is."""
+class ReplayOne:
+    """One delivery, and the position of its event in Kafka."""
 
     webhook_id: str
     subscription_id: str
@@ -51,85 +51,89 @@ class One:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """What was asked for, and how far it is."""
+class ReplayRequest:
+    """A requested replay and its progress."""
 
     replay_id: str
     number: int
     customer_id: str
     endpoint_id: str
-    asked: Range | One
-    state: State
+    asked: ReplayRange | ReplayOne
+    state: ReplayState
     reason: str | None
     """Why it failed."""
     is_whole: bool
-    """False: Kafka may hold no more of all that was asked for."""
+    """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
     state_since: dt.datetime
     records: int
-    """That were looked at, whoever they were due to."""
+    """Records read, whether or not they were due to the endpoint."""
     handed_over: int
-    """Deliveries that the retry lane got."""
+    """Deliveries enqueued in the retry lane."""
     delivered: int
     dead_lettered: int
     skipped: int
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Replay:
-        """Return what a row of `replays` says."""
-        asked: Range | One
+    def from_row(cls, row: dict[str, Any]) -> ReplayRequest:
+        """Return the replay of a row of `replays`."""
+        asked: ReplayRange | ReplayOne
         of_range = {name: row.pop(name) for name in ("since", "until", "event_types")}
         of_one = {name: row.pop(name) for name in ("webhook_id", "subscription_id", "topic", "partition", "offset")}
-        asked = Range(**of_range) if of_one["webhook_id"] is None else One(**of_one)
-        return cls(asked=asked, **row | {"state": State(row["state"])})
+        asked = ReplayRange(**of_range) if of_one["webhook_id"] is None else ReplayOne(**of_one)
+        return cls(asked=asked, **row | {"state": ReplayState(row["state"])})
 
 
-def ask(connection: connect.Connection, customer_id: str, endpoint_id: str, asked: Range | One) -> Replay | None:
-    """Ask for a replay; None where the same delivery, or another time of this endpoint, is being replayed already."""
-    fields = {field: getattr(asked, field, None) for kind in (Range, One) for field in kind.__dataclass_fields__}
+def ask(
+    connection: connect.Connection, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne
+) -> ReplayRequest | None:
+    """Request a replay; None if the delivery, or a time range of the endpoint, has an unfinished replay already."""
+    fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}
-    with connect.translating():
-        row = connection.execute(query("ask_for_replay"), fields | whose).fetchone()
-    return None if row is None else Replay.from_row(row)
+    with connect.translated_errors():
+        row = connection.execute(query("put_replay"), fields | whose).fetchone()
+    return None if row is None else ReplayRequest.from_row(row)
 
 
-def count_under_way(connection: connect.Connection, customer_id: str) -> int:
-    """Return how many of a customer's replays have not ended."""
-    with connect.translating():
-        [row] = connection.execute(query("count_replays_under_way"), {"customer_id": customer_id}).fetchall()
+def count_unfinished(connection: connect.Connection, customer_id: str) -> int:
+    """Return the number of a customer's unfinished replays."""
+    with connect.translated_errors():
+        [row] = connection.execute(query("count_unfinished_replays"), {"customer_id": customer_id}).fetchall()
     return int(row["count"])
 
 
-def get(connection: connect.Connection, customer_id: str, replay_id: str) -> Replay | None:
-    """Return a customer's replay; None where there is none of this id."""
-    with connect.translating():
+def get(connection: connect.Connection, customer_id: str, replay_id: str) -> ReplayRequest | None:
+    """Return a customer's replay; None if there is none with this id."""
+    with connect.translated_errors():
         row = connection.execute(query("replay"), {"customer_id": customer_id, "replay_id": replay_id}).fetchone()
-    return None if row is None else Replay.from_row(row)
+    return None if row is None else ReplayRequest.from_row(row)
 
 
-def page(connection: connect.Connection, customer_id: str, *, endpoint_id: str | None, before: int, limit: int) -> list[Replay]:
-    """Return a customer's replays of lower numbers, the newest first."""
+def page(
+    connection: connect.Connection, customer_id: str, *, endpoint_id: str | None, before: int, limit: int
+) -> list[ReplayRequest]:
+    """Return a customer's replays with lower numbers than `before`, the newest first."""
     asked = {"customer_id": customer_id, "endpoint_id": endpoint_id, "before": before, "limit": limit}
-    with connect.translating():
-        return [Replay.from_row(row) for row in connection.execute(query("page_of_replays"), asked)]
+    with connect.translated_errors():
+        return [ReplayRequest.from_row(row) for row in connection.execute(query("page_of_replays"), asked)]
 
 
-def any_(connection: connect.Connection, replay_id: str) -> Replay | None:
-    """Return the replay with this id, of any customer; None where there is none."""
-    with connect.translating():
+def get_any(connection: connect.Connection, replay_id: str) -> ReplayRequest | None:
+    """Return the replay with this id, of any customer; None if there is none."""
+    with connect.translated_errors():
         row = connection.execute(query("any_replay"), {"replay_id": replay_id}).fetchone()
-    return None if row is None else Replay.from_row(row)
+    return None if row is None else ReplayRequest.from_row(row)
 
 
-def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[Replay]:
+def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[ReplayRequest]:
     """Return replays of all customers, the newest first."""
-    with connect.translating():
+    with connect.translated_errors():
         found = connection.execute(query("newest_replays"), {"endpoint_id": endpoint_id, "limit": limit})
-        return [Replay.from_row(row) for row in found]
+        return [ReplayRequest.from_row(row) for row in found]
 
 
 def cancel(connection: connect.Connection, customer_id: str, replay_id: str, *, now: dt.datetime) -> bool:
-    """Hand nothing more over; tell whether it had not ended. What is handed over is delivered."""
+    """Cancel a replay; return False if it was finished. Deliveries that are enqueued already are still delivered."""
     asked = {"customer_id": customer_id, "replay_id": replay_id, "now": now}
-    with connect.translating():
+    with connect.translated_errors():
         return connection.execute(query("cancel_replay"), asked).rowcount == 1

@@ -1,6 +1,6 @@
-"""The secrets of an endpoint: what each is for, how it is read from its row, how it is written to one.
+"""The secrets of an endpoint: their purposes, and their conversion from and to rows.
 
-Runs on the driver and in the command.
+Runs on the driver, in the command and in the API.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from subscriptions_db.secrets import keyring
 
 AUTH, TLS_KEY = "auth", "tls_key"
 PURPOSE_OF = {SignatureScheme.HMAC: "signing", SignatureScheme.ED25519: "signing_v1a"}
-"""The scheme is a part of the purpose, for which a secret is sealed: so none is ever taken for a key of the other scheme."""
+"""The purpose includes the signature scheme. A secret is sealed for its purpose, so it never opens for another scheme."""
 SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
 FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "signing_secrets")
-"""Purpose → the field that stands for it in a registered endpoint."""
+"""Purpose → the field of a registered endpoint."""
 MAX_SIGNING_KEYS = 5
-"""Each adds a signature to every request."""
+"""Valid signing secrets of one endpoint. Each adds a signature to every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What a row of `secrets` holds."""
+class EndpointSecret:
+    """An opened secret with its purpose and expiry."""
 
     purpose: str
     secret: Secret
@@ -37,21 +37,21 @@ class Opened:
     @classmethod
     def from_row(cls, row: Mapping[str, Any], ring: keyring.KeyRing) -> Self:
         """Open a row; raise SealError."""
-        secret = ring.open(row["key_id"], row["sealed"], keyring.place_of(row))
+        secret = ring.open(row["key_id"], row["sealed"], keyring.secret_row_of(row))
         return cls(purpose=row["purpose"], secret=secret, expires_at_s=row["expires_at_s"])
 
     @classmethod
     def of_key(cls, key: SigningKey) -> Self:
-        """Return what is kept of a signing key."""
+        """Return the secret of a signing key."""
         return cls(purpose=PURPOSE_OF[key.scheme], secret=key.secret, expires_at_s=key.expires_at_s)
 
     def signing_key(self) -> SigningKey:
-        """Return the key that this is; for the purposes that sign."""
+        """Return the signing key. Only for the purposes in SIGNING."""
         return SigningKey(secret=self.secret, scheme=SCHEME_OF[self.purpose], expires_at_s=self.expires_at_s)
 
     def to_row(self, ring: keyring.KeyRing, *, customer_id: str, endpoint_id: str) -> dict[str, Any]:
-        """Return a new row, sealed for its place."""
-        place = keyring.Place(
+        """Return a new row with the secret sealed for it."""
+        identity = keyring.SecretRow(
             customer_id=customer_id, endpoint_id=endpoint_id, purpose=self.purpose, secret_id=str(uuid.uuid4())
         )
-        return dataclasses.asdict(place) | {"key_id": ring.active, "sealed": ring.seal(self.secret, place)}
+        return dataclasses.asdict(identity) | {"key_id": ring.active, "sealed": ring.seal(self.secret, identity)}

@@ -1,7 +1,7 @@
 """Seal customers' secrets for Postgres, and open them again.
 
-Runs on the driver and in the command. AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data binds
-a sealed secret to its row: moved to another customer's endpoint or purpose, it does not open.
+Runs on the driver, in the command and in the API. AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data
+binds a sealed secret to its row. It does not open after a move to another customer, endpoint or purpose.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ VERSION = b"\x01"
 NONCE_BYTES = 12
 KEY_BYTES = 32
 MAX_KEY_ID_CHARS = 64
-"""The bound of the column."""
+"""Maximum length of a key id. The table column has the same bound."""
 HOW_TO_MAKE_ONE = "`fanout keys generate` prints a new one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The row that a sealed secret belongs to."""
+class SecretRow:
+    """The identity of the row for which a secret is sealed."""
 
     customer_id: str
     endpoint_id: str
@@ -43,12 +43,12 @@ class Place:
     secret_id: str
 
     def associated_data(self) -> bytes:
-        """Return an encoding in which no two places look the same."""
+        """Return an unambiguous encoding of the identity."""
         return json.dumps([self.customer_id, self.endpoint_id, self.purpose, self.secret_id]).encode()
 
 
 class KeyRing:
-    """Keys by id: all of them open, the active one seals."""
+    """Keys by id. Every key opens secrets; only the active key seals."""
 
     def __init__(self, keys: Mapping[str, Secret], active: str) -> None:
         self.active = active
@@ -56,7 +56,7 @@ class KeyRing:
 
     @classmethod
     def from_settings(cls, config: settings.Keys) -> KeyRing:
-        """Check the settings; raise SettingsError without ever quoting a key."""
+        """Return the key ring of the settings; raise SettingsError, without quoting a key, if they are invalid."""
         if not config.ring:
             raise errors.SettingsError(f"setting keys.ring is empty: customers' secrets need a key; {HOW_TO_MAKE_ONE}")
         keys = {key_id: _key(key_id, text.get_secret_value()) for key_id, text in config.ring.items()}
@@ -65,52 +65,53 @@ class KeyRing:
             raise errors.SettingsError(f"setting keys.active must name one of keys.ring: {', '.join(keys)}")
         return cls(keys, active)
 
-    def seal(self, secret: Secret, place: Place) -> bytes:
-        """Return the secret, sealed for its row under the active key."""
+    def seal(self, secret: Secret, place: SecretRow) -> bytes:
+        """Return the secret sealed for its row with the active key."""
         nonce = os.urandom(NONCE_BYTES)
         return VERSION + nonce + self._ciphers[self.active].encrypt(nonce, secret.reveal(), place.associated_data())
 
-    def open(self, key_id: str, sealed: bytes, place: Place) -> Secret:
-        """Return the secret; raise SealError when the key is missing or the data belongs elsewhere."""
+    def open(self, key_id: str, sealed: bytes, place: SecretRow) -> Secret:
+        """Return the secret; raise SealError if the key is missing or the sealed secret belongs to another row."""
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise errors.SealError(f"key {key_id} is not in keys.ring")
         if sealed[:1] != VERSION:
-            raise errors.SealError("the sealed form is of an unknown version")
+            raise errors.SealError("the sealed secret has an unknown format version")
         nonce, ciphertext = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
-        except (InvalidTag, ValueError):  # ValueError: cut off within the nonce
-            raise errors.SealError(f"does not open with key {key_id}: another key of that id, or a moved row") from None
+        except (InvalidTag, ValueError):  # ValueError: truncated within the nonce
+            raise errors.SealError(f"cannot be opened with key {key_id}: the key differs, or the row was moved") from None
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
-    """Raise SettingsError where nothing opens that was sealed with one of the keys in use.
+    """Raise SettingsError if no secret that was sealed with one of the keys in use can be opened.
 
-    For whoever starts. Later a secret that does not open quarantines its endpoint; at the start, that would be all of them, and
-    their events would be skipped.
+    Called at the start of a process. Later, a secret that does not open quarantines its endpoint. With a wrong key ring, that
+    would quarantine every endpoint.
     """
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
         with contextlib.suppress(errors.SealError):
             opens[row["key_id"]] = opens.get(row["key_id"], False)
-            ring.open(row["key_id"], row["sealed"], place_of(row))
+            ring.open(row["key_id"], row["sealed"], secret_row_of(row))
             opens[row["key_id"]] = True
     if wrong := sorted(key_id for key_id, is_right in opens.items() if not is_right):
         raise errors.SettingsError(
-            f"setting keys.ring does not fit the registry: nothing opens that was sealed with key {', '.join(wrong)}. "
-            "Start with the ring by which the endpoints were registered; `fanout keys rotate` seals them by another key"
+            "setting keys.ring does not fit the registry: "
+            f"no secret can be opened that was sealed with key {', '.join(wrong)}. "
+            "Use the key ring that sealed them; `fanout keys rotate` re-seals them with another key"
         )
 
 
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
-    """Seal everything anew under the active key and return how many secrets that were. Safe to repeat and to interrupt.
+    """Re-seal every secret with the active key and return how many were re-sealed. Safe to repeat and to interrupt.
 
-    One that does not open stays as it is and hinders no other; a SealError tells of it in the end.
+    A secret that does not open stays unchanged. After all others are re-sealed, SealError reports it.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []
-    with connect.translating():
+    with connect.translated_errors():
         while True:
             with connection.transaction():
                 rows = connection.execute(query("secrets_to_reseal"), {"active": ring.active, "after": last}).fetchall()
@@ -124,23 +125,23 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
                 break
             last = rows[-1]["secret_id"]
     if faults:
-        raise errors.SealError(f"sealed {count} secrets with {ring.active}, but {len(faults)} do not open: {faults[0]}")
+        raise errors.SealError(f"re-sealed {count} secrets with {ring.active}, but {len(faults)} cannot be opened: {faults[0]}")
     return count
 
 
 def _resealed(row: Mapping[str, Any], ring: KeyRing, faults: list[str]) -> dict[str, Any] | None:
-    place = place_of(row)
+    identity = secret_row_of(row)
     try:
-        secret = ring.open(row["key_id"], row["sealed"], place)
+        secret = ring.open(row["key_id"], row["sealed"], identity)
     except errors.SealError as exc:
-        faults.append(f"the {place.purpose} secret of endpoint {place.endpoint_id}: {exc}")
+        faults.append(f"the {identity.purpose} secret of endpoint {identity.endpoint_id}: {exc}")
         return None
-    return {"secret_id": row["secret_id"], "key_id": ring.active, "sealed": ring.seal(secret, place)}
+    return {"secret_id": row["secret_id"], "key_id": ring.active, "sealed": ring.seal(secret, identity)}
 
 
-def place_of(row: Mapping[str, object]) -> Place:
-    """Return the place of a row of `secrets`."""
-    return Place(
+def secret_row_of(row: Mapping[str, object]) -> SecretRow:
+    """Return the identity of a row of `secrets`."""
+    return SecretRow(
         customer_id=str(row["customer_id"]),
         endpoint_id=str(row["endpoint_id"]),
         purpose=str(row["purpose"]),
@@ -149,7 +150,7 @@ def place_of(row: Mapping[str, object]) -> Place:
 
 
 def generate() -> str:
-    """Return a new key in the form of the setting."""
+    """Return a new random key in the format of the setting."""
     return base64.b64encode(os.urandom(KEY_BYTES)).decode()
 
 

@@ -1,6 +1,6 @@
-"""Make of the registry's rows what the job works with. A row that cannot be used is quarantined, and everybody else is served.
+"""Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined, and affects no other.
 
-Runs on the driver, in executors that look up, and in whoever follows the API's snapshot. Pure, but for the log.
+Runs on the driver, in executors with look-ups, and in readers of the API's snapshot. Pure, except for the log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import handshake
 from subscriptions_db.secrets import endpoint_secrets, keyring
-from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 from subscriptions_db.snapshot import endpoint_checks
 
 log = logging.getLogger(__name__)
@@ -63,23 +63,23 @@ def endpoints(
         secrets[row["endpoint_id"]].append(row)
     for row in rows:
         try:
-            endpoint = _endpoint(row, [Opened.from_row(secret, ring) for secret in secrets[row["endpoint_id"]]])
+            endpoint = _endpoint(row, [EndpointSecret.from_row(secret, ring) for secret in secrets[row["endpoint_id"]]])
             endpoint_checks.check_endpoint(endpoint, address_guard)
         except (errors.SealError, errors.RegistrationError) as exc:
             endpoint = _quarantined(row, str(exc))
         except Exception:
-            # A surprise in one row must not keep the registry from everybody: the job would hold, or never start.
-            log.exception("endpoint %s cannot be used in an unforeseen way", row["endpoint_id"])
+            # An unexpected error in one row must not make the whole registry unreadable, which would stop the job.
+            log.exception("endpoint %s is quarantined after an unexpected error", row["endpoint_id"])
             endpoint = _quarantined(row, "cannot be used; the log says why")
         yield endpoint.endpoint_id, endpoint
 
 
 def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
-    """Yield each subscription with its scope and its filter."""
+    """Yield each subscription with its scope and filter."""
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in scope_rows:
         scopes[row["subscription_id"]].append(row)
-    # Thousands of subscriptions share few scopes, filters, event types and endpoints; what is shared is pickled and kept once.
+    # Thousands of subscriptions share few scopes, filters, event types and endpoints. A shared object is pickled once.
     shared: dict[Scope, Scope] = {}
     read_pattern = functools.cache(_pattern)
     for row in rows:
@@ -97,8 +97,8 @@ def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId
         yield subscription.subscription_id, subscription
 
 
-def unsendable(row: dict[str, Any]) -> Endpoint:
-    """Return an endpoint without all that only sending needs."""
+def routing_endpoint(row: dict[str, Any]) -> Endpoint:
+    """Return an endpoint with the fields for routing only, without those for sending."""
     return Endpoint(
         endpoint_id=EndpointId(row["endpoint_id"]),
         customer_id=CustomerId(row["customer_id"]),
@@ -112,14 +112,14 @@ def unsendable(row: dict[str, Any]) -> Endpoint:
 
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
-    """Return an endpoint to which the lanes send nothing until an operator mends its row."""
-    return replace(unsendable(row), fault=fault)
+    """Return an endpoint to which the lanes send nothing until an operator repairs its row."""
+    return replace(routing_endpoint(row), fault=fault)
 
 
-def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
+def _endpoint(row: dict[str, Any], secrets: list[EndpointSecret]) -> Endpoint:
     signing_keys = tuple(secret.signing_key() for secret in secrets if secret.purpose in endpoint_secrets.SCHEME_OF)
     if not signing_keys:
-        raise errors.SealError("has no signing secret that has not expired")
+        raise errors.SealError("has no valid signing secret: all have expired")
     by_purpose = {secret.purpose: secret.secret for secret in secrets}
     return Endpoint(
         endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
@@ -150,7 +150,7 @@ def _endpoint(row: dict[str, Any], secrets: list[Opened]) -> Endpoint:
 
 
 def _status(row: dict[str, Any]) -> EndpointStatus:
-    """Return an endpoint's status: without its receiver's permission it is as a paused one, whoever has made it active."""
+    """Return an endpoint's status. An active endpoint whose receiver has not permitted deliveries counts as paused."""
     status = EndpointStatus(row["status"])
     return EndpointStatus.PAUSED if status is EndpointStatus.ACTIVE and row["awaits_permission"] else status
 
@@ -169,17 +169,17 @@ def _retrying_of(row: dict[str, Any]) -> Retrying:
     return _retrying(None if schedule_s is None else tuple(schedule_s), row["retry_max_age_s"], row["retry_timeout_s"])
 
 
-# Nearly all endpoints have the same; what is shared is pickled and kept once.
+# Nearly all endpoints have equal settings. A shared object is pickled and stored once.
 @functools.lru_cache(maxsize=1024)
 def _retrying(schedule_s: tuple[float, ...] | None, max_age_s: float | None, timeout_s: float | None) -> Retrying:
-    said: dict[str, Any] = {"schedule_s": schedule_s, "max_age_s": max_age_s, "timeout_s": timeout_s}
-    return Retrying(**{name: value for name, value in said.items() if value is not None})
+    fields: dict[str, Any] = {"schedule_s": schedule_s, "max_age_s": max_age_s, "timeout_s": timeout_s}
+    return Retrying(**{name: value for name, value in fields.items() if value is not None})
 
 
 def _tls(authorities: str | None, certificate: str | None, key: Secret | None) -> Tls | None:
     if authorities is None and certificate is None and key is None:
         return None
-    # Thousands of endpoints share the certificates of few authorities; shared texts are pickled and kept once.
+    # Thousands of endpoints share the certificates of few authorities. A shared text is pickled and stored once.
     return Tls(
         authorities=authorities and sys.intern(authorities), certificate=certificate and sys.intern(certificate), key=key
     )
@@ -197,18 +197,18 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
             found |= {"tenants": tuple(sorted(tenants)), "sub_tenants": tuple(sorted(pairs))}
         else:
             found |= {"without_tenants": frozenset(tenants), "without_sub_tenants": frozenset(pairs)}
-    # Only what there is: the empty sets are then those of Scope's defaults, which all scopes share.
+    # Empty sets are left out, so that all scopes share the empty defaults of Scope.
     return Scope(everything=kind == "everything", **{name: ids for name, ids in found.items() if ids})
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the filter and what is wrong with it. A wrong one is left out: nested deeply, it would not even pickle."""
+    """Return the filter pattern and its fault. A faulty pattern is None: if nested deeply, it could not be pickled."""
     if text is None:
         return None, None
     try:
         pattern: dict[str, Any] = json.loads(text)
         event_pattern.compile_pattern(pattern)
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists in lists
+    except (ValueError, RecursionError):  # a number of thousands of digits; deeply nested lists
         return None, "filter: cannot be read as JSON"
     except errors.FilterError as exc:
         return None, f"filter: {exc}"

@@ -1,7 +1,7 @@
-"""Answer the executors' look-ups from Postgres: what one event type, or one tenant's events of it, can be due to.
+"""Answer the executors' look-ups from Postgres: the subscriptions that can match an event type, or a tenant's events of it.
 
-Runs in the executors, when `snapshot.source` is "lookup". So the database's URL and the key ring are there as well: what that
-means is said in decision 7 (docs/adr/0007-broadcast-or-look-up.md).
+Runs in the executors if `snapshot.source` is "lookup". So executors have the database's URL and the key ring. Decision 7
+(docs/adr/0007-broadcast-or-look-up.md) describes the consequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from subscriptions_db.snapshot import registry_reader
 
 
 class PostgresReader:
-    """Read over one connection: made when first needed, kept, and made anew after it broke."""
+    """Reads over one connection, which is opened at the first use and reopened after an error."""
 
     def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -29,23 +29,23 @@ class PostgresReader:
         self._guard = address_guard
         self._open = contextlib.ExitStack()
         self._connection: connect.Connection | None = None
-        self._patiently = connect.patiently()
+        self._patiently = connect.retry_until_available()
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return what can match, and wait for Postgres as long as it takes.
+        """Return the subscriptions that can match, with their endpoints. Waits for Postgres without a time limit.
 
-        An event that cannot be looked up can neither be delivered nor skipped. Failing the task instead would send again what
-        it had sent, and in the end stop the job.
+        An event that cannot be looked up can neither be delivered nor skipped. Failing the task would repeat the deliveries
+        that it has made, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         return self._patiently(self._read, read)
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
-        """Return an endpoint and the subscriptions that lead to it, and wait as long."""
+        """Return an endpoint and its subscriptions. Waits for Postgres without a time limit."""
         return self._patiently(self._read, functools.partial(registry_reader.read_endpoint, endpoint_id=endpoint_id))
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
-        """Return those of the tenants that are registered, and wait as long."""
+        """Return the registered ones of these tenants. Waits for Postgres without a time limit."""
         return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids))
 
     def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:
@@ -57,11 +57,11 @@ class PostgresReader:
             self.close()
             raise
         except Exception as exc:
-            # Whatever it is, it is no fault of the event: raised, it would have it rejected.
+            # An unexpected error is not the event's fault. If it were raised, the event would be rejected.
             self.close()
-            raise errors.RegistryUnavailable(f"a look-up failed in an unforeseen way ({type(exc).__name__})") from exc
+            raise errors.RegistryUnavailable(f"a look-up failed unexpectedly ({type(exc).__name__})") from exc
 
     def close(self) -> None:
-        """Close the connection; the next look-up makes a new one."""
+        """Close the connection; the next look-up opens a new one."""
         self._connection = None
         self._open.close()

@@ -1,7 +1,7 @@
-"""Read the registry for the job: all of it, what changed since a revision, or what an event can be due to. Never a half.
+"""Read the registry for the job: all of it, the changes since a revision, or the candidates for one event.
 
-Runs on the driver, and in executors that look up. Each read is one transaction at one snapshot of Postgres (REPEATABLE READ,
-read only). A row that cannot be used is quarantined: it is returned with its fault, and everybody else is served.
+Runs on the driver, and in executors with look-ups. Each read is one transaction on one snapshot of Postgres (REPEATABLE READ,
+read only). An unusable row is quarantined: it is returned with its fault, and affects no other row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import builder
 
-Id = TypeVar("Id", bound=str)
-Row = TypeVar("Row")
+RowId = TypeVar("RowId", bound=str)
+SnapshotRow = TypeVar("SnapshotRow")
 
 
 def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
     """Return the whole registry; raise RegistryUnavailable."""
-    with connect.one_moment(connection):
+    with connect.consistent_read(connection):
         return Snapshot(
             revision=revisions(connection).newest,
             tenants=dict(_tenants(connection, None)),
@@ -37,8 +37,8 @@ def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_gua
 def read_changes(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
 ) -> SnapshotChanges | None:
-    """Return what changed after `since`, or None when the log does not reach back and all must be read."""
-    with connect.one_moment(connection):
+    """Return the changes after `since`; None if the log of changes does not reach back, so the whole registry must be read."""
+    with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since)
         if changed is None:
             return None
@@ -53,26 +53,26 @@ def read_changes(
 
 
 class Revisions(NamedTuple):
-    """How far the log of changes reaches."""
+    """The range of the log of changes."""
 
     oldest: Revision
     newest: Revision
 
     def reach_back_to(self, since: int) -> bool:
-        """Tell whether all changes since then are in it. Those since a time that is to come are not."""
+        """Return whether the log has all changes after `since`. It has none after a revision that does not exist yet."""
         return self.oldest <= since + 1 <= self.newest + 1
 
 
 def revisions(connection: connect.Connection) -> Revisions:
-    """Return the first and the last number of the log."""
+    """Return the oldest and the newest revision of the log."""
     row = connection.execute(query("current_revision")).fetchone() or {"oldest": 0, "newest": 0}
     return Revisions(Revision(row["oldest"]), Revision(row["newest"]))
 
 
 def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
-    """Return the newest revision, and the ids of what changed by entity; None when the log does not reach back.
+    """Return the newest revision, and the changed ids by entity; None if the log does not reach back.
 
-    The caller's transaction must see one moment only.
+    The caller's transaction must be REPEATABLE READ.
     """
     known = revisions(connection)
     if not known.reach_back_to(since):
@@ -92,15 +92,15 @@ def read_candidates(
     event_type: str,
     tenant_id: TenantId | None,
 ) -> Snapshot:
-    """Return the tenant and the subscriptions that name it; without a tenant, those about everything.
+    """Return the subscriptions whose scope names the tenant and whose event type can match, with their endpoints.
 
-    Of those, what can match the event type, with their endpoints. Of each scope, the tenant's part. For most pairs of tenant
-    and type there is nobody, which is known after one statement; the others' rows are as of one moment, of that revision or
-    a later one.
+    Without a tenant, return those whose scope is everything. Scopes contain the tenant's part only. Most pairs of tenant and
+    type have no subscription, which one statement finds out. Otherwise the rows come from one consistent read, at the returned
+    revision or a later one.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
-    statement = query("about_everything" if tenant_id is None else "naming_the_tenant")
-    with connect.translating():
+    statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")
+    with connect.translated_errors():
         [found] = connection.execute(statement, asked).fetchall()
     status = found["tenant_status"]
     known = Snapshot(
@@ -109,7 +109,7 @@ def read_candidates(
     )
     if not found["subscription_ids"]:
         return known
-    with connection.pipeline(), connect.one_moment(connection):
+    with connection.pipeline(), connect.consistent_read(connection):
         subscriptions = dict(_subscriptions(connection, found["subscription_ids"], tenant_id))
         used: list[str] = sorted({row.endpoint_id for row in subscriptions.values()})
         return replace(known, subscriptions=subscriptions, endpoints=dict(_endpoints(connection, used, ring, address_guard)))
@@ -118,9 +118,9 @@ def read_candidates(
 def read_endpoint(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, endpoint_id: EndpointId
 ) -> Snapshot:
-    """Return an endpoint, if it is registered, and the subscriptions that lead to it, as of one moment."""
-    with connect.one_moment(connection):
-        [found] = connection.execute(query("leading_to_the_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
+    """Return an endpoint, if it is registered, and its subscriptions, from one consistent read."""
+    with connect.consistent_read(connection):
+        [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
             revision=Revision(found["revision"]),
             endpoints=dict(_endpoints(connection, [endpoint_id], ring, address_guard)),
@@ -129,20 +129,20 @@ def read_endpoint(
 
 
 def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId]) -> Snapshot:
-    """Return those of the tenants that are registered, as of one moment."""
-    with connect.one_moment(connection):
+    """Return the registered ones of these tenants, from one consistent read."""
+    with connect.consistent_read(connection):
         return Snapshot(revision=revisions(connection).newest, tenants=dict(_tenants(connection, list(tenant_ids))))
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
-    """Return all that leads events to an endpoint, as of one moment: to route by, not to send by. No secret is read."""
-    with connect.one_moment(connection):
-        [found] = connection.execute(query("leading_to_the_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
+    """Return everything that routes events to an endpoint, from one consistent read. Reads no secrets."""
+    with connect.consistent_read(connection):
+        [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
             revision=Revision(found["revision"]),
             tenants=dict(_tenants(connection, None)),
             endpoints={
-                EndpointId(row["endpoint_id"]): builder.unsendable(row)
+                EndpointId(row["endpoint_id"]): builder.routing_endpoint(row)
                 for row in connection.execute(query("endpoints"), {"ids": [endpoint_id]})
             },
             subscriptions=dict(_subscriptions(connection, found["subscription_ids"])),
@@ -157,7 +157,7 @@ def read_rows(
     endpoint_ids: list[str],
     subscription_ids: list[str],
 ) -> Snapshot:
-    """Return these rows, as the job has them, in the caller's transaction and without a revision."""
+    """Return these rows as the job has them. Reads in the caller's transaction; the revision is 0."""
     return Snapshot(
         revision=Revision(0),
         endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),
@@ -166,7 +166,7 @@ def read_rows(
 
 
 def _patterns(event_type: str) -> list[str]:
-    """Return every event type pattern that matches: the type itself, and the wildcards, which end at a dot."""
+    """Return every subscription pattern that matches an event type: the type itself, `*`, and a wildcard for each dot."""
     prefixes = [event_type[: place + 1] for place, letter in enumerate(event_type) if letter == "."]
     return [event_type, "*", *(f"{prefix}*" for prefix in prefixes)]
 
@@ -192,6 +192,6 @@ def _subscriptions(
         yield from builder.subscriptions(connection.execute(query("subscriptions"), {"ids": ids}), scopes)
 
 
-def with_deleted(ids: Iterable[Id], rows: Iterable[tuple[Id, Row]]) -> dict[Id, Row | None]:
-    """Return each changed id with its row, or None where it is gone."""
+def with_deleted(ids: Iterable[RowId], rows: Iterable[tuple[RowId, SnapshotRow]]) -> dict[RowId, SnapshotRow | None]:
+    """Return each changed id with its row, or with None if the row was deleted."""
     return dict.fromkeys(ids) | dict(rows)

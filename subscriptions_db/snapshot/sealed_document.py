@@ -1,8 +1,7 @@
-"""The registry as a document: rows as Postgres has them, secrets sealed. `GET /v1/snapshot` gives it; its readers build on it.
+"""The registry as a document with sealed secrets, as `GET /v1/snapshot` returns it.
 
-Written in the API, read by whoever follows it and has the key ring. A document has all rows, or those that changed since a
-revision and the ids of those that are gone. Both come to what the driver reads straight from Postgres: the same statements, and
-the same building of rows.
+Written in the API, read by followers that have the key ring. A document contains all rows, or the rows that changed since a
+revision and the ids of deleted rows. The statements and the builder are those of the driver, so both get the same registry.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ PARTS = {
     "subscriptions": ("subscriptions", "subscription"),
     "scopes": ("snapshot_scopes", "subscription"),
 }
-"""Part of the document → its statement, and whose ids that takes."""
+"""Part of the document → its statement, and the entity whose ids the statement selects by."""
 IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscription_id"}
 
 
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
-    """Return what changed since a revision; all, with `since` null, without one or when the log does not reach back.
+    """Return the changes since a revision. Without one, or if the log does not reach back, return all, with `since` null.
 
-    The caller's transaction must see one moment only.
+    The caller's transaction must be REPEATABLE READ.
     """
     if since is None:
         newest, changed = registry_reader.revisions(connection).newest, None
@@ -54,7 +53,7 @@ def read(connection: connect.Connection, since: Revision | None) -> dict[str, An
 
 
 def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
-    """Return the registry that a document without `since` has."""
+    """Return the registry of a document without `since`."""
     return Snapshot(
         revision=Revision(document["revision"]),
         tenants=dict(builder.tenants(document["tenants"])),
@@ -64,7 +63,7 @@ def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.
 
 
 def changes(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> SnapshotChanges:
-    """Return the changes that a document with `since` has."""
+    """Return the changes of a document with `since`."""
     now = whole(document, ring, address_guard)
     gone = document["gone"]
     return SnapshotChanges(

@@ -22,9 +22,9 @@ from typing import Any
 from delivery.config import settings
 from fanout.local import postgres
 from subscriptions_db.archive.ingest import partitions, writer
-from subscriptions_db.archive.ingest.archived_rows import LetterRow, Taken
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, DeadLetterRow
 from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
 from tests.support import archive, builders
 
@@ -40,10 +40,10 @@ select first_position_of(%(day)s) + nextval('dead_letter_positions'), archived_a
 from (select * from written order by random()) as shuffled
 """
 NOW = dt.datetime.now(dt.UTC)
-KEPT = writer.Kept(letters=30, attempts=7)
+KEPT = writer.Retention(letters=30, attempts=7)
 
 
-def taken(rng: random.Random, template: LetterRow, count: int) -> Iterator[Taken]:
+def taken(rng: random.Random, template: DeadLetterRow, count: int) -> Iterator[ArchivedRecord]:
     for offset in range(count):
         number = 0 if offset % 10 == 0 else rng.randrange(CUSTOMERS)
         row = dataclasses.replace(
@@ -54,7 +54,7 @@ def taken(rng: random.Random, template: LetterRow, count: int) -> Iterator[Taken
             reason=rng.choice(("timeout", "server_error", "gone")),
             webhook_id=f"msg_{offset:032x}",
         )
-        yield Taken(topic="dead-letters", partition=0, offset=offset, letter=row)
+        yield ArchivedRecord(topic="dead-letters", partition=0, offset=offset, letter=row)
 
 
 def day_of(number: int, count: int) -> dt.date:
@@ -64,7 +64,7 @@ def day_of(number: int, count: int) -> dt.date:
 def fill(connection: connect.Connection, rng: random.Random, count: int) -> None:
     template = archive.letter_row(archive.letter(data=b'{"note": "%s"}' % (b"x" * 440)))
     started, cpu = time.perf_counter(), time.process_time()
-    batch: list[Taken] = []
+    batch: list[ArchivedRecord] = []
     for one in taken(rng, template, WRITTEN):
         batch.append(one)
         if len(batch) == TOGETHER:
@@ -79,7 +79,7 @@ def fill(connection: connect.Connection, rng: random.Random, count: int) -> None
         connection.execute("create temp table written on commit drop as select * from dead_letters")
         for number in range(1, count // WRITTEN):
             day = day_of(number * WRITTEN, count)
-            partitions.make(connection, "dead_letters", day)
+            partitions.create(connection, "dead_letters", day)
             connection.execute(COPY, {"day": day, "moved": number * WRITTEN})
     connection.execute("update dead_letter_day set day = %s", [NOW.date()])
     connection.execute("set statement_timeout = 0")
@@ -97,7 +97,7 @@ def fill_attempts(connection: connect.Connection) -> None:
             )
             for n in range(first, first + TOGETHER)
         ]  # fmt: skip
-        writer.write(connection, [Taken(topic="attempts", partition=0, offset=first, attempts=told)], KEPT, now=NOW)
+        writer.write(connection, [ArchivedRecord(topic="attempts", partition=0, offset=first, attempts=told)], KEPT, now=NOW)
     print(f"{ATTEMPTS} attempts written: {ATTEMPTS / (time.perf_counter() - started):.0f} a second")
 
 
@@ -124,7 +124,7 @@ def measure_all(
 ) -> None:
     anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(polls)]
 
-    def browse(selection: Selection, after: int = 0) -> Callable[[str], Any]:
+    def browse(selection: DeadLetterSearch, after: int = 0) -> Callable[[str], Any]:
         return lambda customer_id: archived_dead_letters.browse(connection, customer_id, selection, after=after, limit=100)
 
     def lease(customer_id: str) -> Any:
@@ -134,15 +134,17 @@ def measure_all(
         given.setdefault(customer_id, []).extend(one.receipt for one in lease(customer_id).leased)
 
     def acknowledge(customer_id: str) -> Any:
-        return consumers.acknowledge(connection, customer_id, "bench", given.pop(customer_id))
+        return consumers.ack(connection, customer_id, "bench", given.pop(customer_id))
 
     [middle] = [row["at"] for row in connection.execute("select first_position_of(%s) as at", [day_of(count // 2, count)])]
-    measure(f"a page of 100 from the beginning{suffix}", connection, anybody, browse(Selection()))
-    measure(f"a page of 100 from the middle{suffix}", connection, anybody, browse(Selection(), middle))
-    measure(f"a page at the end, where nothing is{suffix}", connection, anybody, browse(Selection(), cursor.MAX_POSITION))
-    rare = browse(Selection(event_type="rare.type"))
+    measure(f"a page of 100 from the beginning{suffix}", connection, anybody, browse(DeadLetterSearch()))
+    measure(f"a page of 100 from the middle{suffix}", connection, anybody, browse(DeadLetterSearch(), middle))
+    measure(
+        f"a page at the end, where nothing is{suffix}", connection, anybody, browse(DeadLetterSearch(), cursor.MAX_POSITION)
+    )
+    rare = browse(DeadLetterSearch(event_type="rare.type"))
     measure(f"by a rare type, of the one with a tenth of all{suffix}", connection, [BIG] * (polls // 4), rare)
-    given: dict[str, list[cursor.Receipt]] = {}
+    given: dict[str, list[cursor.ReceiptHandle]] = {}
     measure(f"lease of 100 by a consumer{suffix}", connection, anybody, remember)
     measure(f"acknowledgement of these{suffix}", connection, list(given), acknowledge)
     measure(f"lease of 100 by one with a tenth of all, unacknowledged{suffix}", connection, [BIG] * 90, lease)
@@ -161,23 +163,23 @@ def main(count: int) -> None:
                 fill_attempts(connection)
                 for number in range(CUSTOMERS):
                     connection.execute("insert into customers values (%s)", [f"customer-{number}"])
-                    consumers.create(connection, f"customer-{number}", "bench", Selection())
+                    consumers.create(connection, f"customer-{number}", "bench", DeadLetterSearch())
                 measure_all(connection, rng, count)
                 anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(POLLS)]
                 measure(
                     "attempts: the newest 100", connection, anybody,
-                    lambda customer_id: attempts.search(connection, customer_id, attempts.Asked(), limit=100),
+                    lambda customer_id: attempts.search(connection, customer_id, attempts.AttemptSearch(), limit=100),
                 )  # fmt: skip
-                asked = attempts.Asked(endpoint_id="endpoint-5", error_class="none-such")
+                asked = attempts.AttemptSearch(endpoint_id="endpoint-5", error_class="none-such")
                 measure(
                     "attempts: of an endpoint, where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
                     lambda customer_id: attempts.search(connection, customer_id, asked, limit=100),
                 )  # fmt: skip
                 measure(
                     "deliveries: the newest 50", connection, anybody,
-                    lambda customer_id: deliveries.search(connection, customer_id, deliveries.Asked(), limit=50),
+                    lambda customer_id: deliveries.search(connection, customer_id, deliveries.DeliverySearch(), limit=50),
                 )  # fmt: skip
-                wanted = deliveries.Asked(reason="none-such")
+                wanted = deliveries.DeliverySearch(reason="none-such")
                 measure(
                     "deliveries: where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
                     lambda customer_id: deliveries.search(connection, customer_id, wanted, limit=50),

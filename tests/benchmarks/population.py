@@ -77,7 +77,7 @@ def _customer(endpoint: int) -> str:
 
 def _secrets(endpoints: Iterable[int], ring: keyring.KeyRing) -> Iterator[tuple[str, ...]]:
     for number in endpoints:
-        place = keyring.Place(
+        place = keyring.SecretRow(
             customer_id=_customer(number), endpoint_id=f"ep{number}", purpose="signing", secret_id=str(uuid.uuid4())
         )
         sealed = ring.seal(signing.generate().secret, place).hex()

@@ -134,7 +134,7 @@ def test_a_job_with_another_key_ring_than_the_registrys_ends_and_delivers_and_sk
         [newest] = connection.execute("delete from migrations where name = (select max(name) from migrations) returning *")
         metrics = {"port": local_kafka.free_port()}
         job = platform.start("--lanes", "direct", keys={"ring": {"test": stack.new_key()}}, metrics=metrics)
-        lacks = f"registry not read: the registry lacks {newest['name']}: run `fanout db migrate`"
+        lacks = f"trying again: the registry lacks the migrations {newest['name']}: run `fanout db migrate`"
         assert_eventually(platform.log, lambda log: lacks in log, within_s=90)
         assert metric(metrics["port"], "ready") == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)

@@ -11,7 +11,7 @@ from fanout.reconcile import proving
 from subscriptions_db.archive.search import attempts
 from subscriptions_db.postgres import connect
 from subscriptions_db.replays import requests
-from subscriptions_db.replays.requests import One, Range, State
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 
 pytestmark = pytest.mark.e2e
 
@@ -29,9 +29,11 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
 
     with connect.connect(platform.config.database) as connection:
         one = next(
-            row for row in attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts if row.event_id == "e1"
+            row
+            for row in attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts
+            if row.event_id == "e1"
         )
-        delivery = One(
+        delivery = ReplayOne(
             webhook_id=one.webhook_id,
             subscription_id=one.subscription_id,
             topic=one.topic,
@@ -40,17 +42,17 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
         )
         resent = requests.ask(connection, "c1", "ep1", delivery)
         gone = requests.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
-        replay = requests.ask(connection, "c1", "ep1", Range(since=began, until=dt.datetime.now(dt.UTC)))
+        replay = requests.ask(connection, "c1", "ep1", ReplayRange(since=began, until=dt.datetime.now(dt.UTC)))
         carry_out(platform)
         found = requests.get(connection, "c1", gone.replay_id)
-        assert (found.state, found.reason) == (State.FAILED, "event_gone")
+        assert (found.state, found.reason) == (ReplayState.FAILED, "event_gone")
         platform.run_once("--lanes", "retry")
         assert sorted(one.webhook_id for one in platform.received[3:]) == sorted([*first, delivery.webhook_id])
         assert all(one.is_verified for one in platform.received)
         carry_out(platform)
         told = [requests.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
     assert [(one.state, one.handed_over, one.delivered, one.is_whole) for one in told] == [
-        (State.DONE, 1, 1, True), (State.DONE, 3, 3, True)
+        (ReplayState.DONE, 1, 1, True), (ReplayState.DONE, 3, 3, True)
     ]  # fmt: skip
     account = proving.reconcile(platform.config, settle_s=0).account
     counts = account.lanes["direct"].counts

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriptions_db.archive.notifications import endpoint_health
-from subscriptions_db.archive.notifications.endpoint_health import Condition, Kind, Policy, Seen, Sign
+from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
 from tests.support import archive
 
 POLICY = Policy(failing_after_s=30, backlog_events=20, quiet_s=200)
-steps = st.tuples(st.sampled_from(list(Sign)), st.integers(0, 120), st.integers(1, 12), st.sampled_from(["timeout", None]))
+steps = st.tuples(
+    st.sampled_from(list(SignalKind)), st.integers(0, 120), st.integers(1, 12), st.sampled_from(["timeout", None])
+)
 
 
 @st.composite
@@ -21,16 +23,16 @@ def histories(draw):
     at, seen = archive.NOW, []
     for sign, wait_s, times, reason in draw(st.lists(steps, max_size=80)):
         at += dt.timedelta(seconds=wait_s)
-        seen.append(Seen("ep1", "c1", sign, at, times, reason))
+        seen.append(Signal("ep1", "c1", sign, at, times, reason))
     return seen
 
 
 def fold(history, known=None, *, restarts=frozenset()):
-    known, told = known or Condition(), []
+    known, told = known or EndpointHealth(), []
     for number, one in enumerate(history):
         if number in restarts:
-            known = msgspec.json.decode(msgspec.json.encode(known), type=Condition)
-        known, event = endpoint_health.take(known, one, POLICY)
+            known = msgspec.json.decode(msgspec.json.encode(known), type=EndpointHealth)
+        known, event = endpoint_health.apply(known, one, POLICY)
         told += [event] if event else []
     return told
 
@@ -40,12 +42,12 @@ def fold(history, known=None, *, restarts=frozenset()):
 def test_an_endpoint_never_fails_twice_without_an_end_between_and_ends_only_what_was_told(history):
     is_failing = False
     for event in fold(history):
-        if event.kind is Kind.FAILING:
+        if event.kind is EventKind.FAILING:
             assert not is_failing
-        if event.kind is Kind.RECOVERED:
+        if event.kind is EventKind.RECOVERED:
             assert is_failing
-        if event.kind in {Kind.FAILING, Kind.RECOVERED, Kind.DISABLED}:
-            is_failing = event.kind is Kind.FAILING
+        if event.kind in {EventKind.FAILING, EventKind.RECOVERED, EventKind.DISABLED}:
+            is_failing = event.kind is EventKind.FAILING
 
 
 @settings(max_examples=300, deadline=None)
@@ -56,10 +58,10 @@ def test_each_kind_comes_at_most_once_in_the_quiet_time_and_every_id_is_another(
     for event in told:
         by_kind[event.kind].append(event.at)
     for kind, moments in by_kind.items():
-        if kind is not Kind.RECOVERED:  # which follows a failing
+        if kind is not EventKind.RECOVERED:  # which follows a failing
             waits = [(after - before).total_seconds() for before, after in itertools.pairwise(moments)]
             assert all(wait_s >= POLICY.quiet_s for wait_s in waits), kind
-    assert len(by_kind[Kind.RECOVERED]) <= len(by_kind[Kind.FAILING])
+    assert len(by_kind[EventKind.RECOVERED]) <= len(by_kind[EventKind.FAILING])
     assert len({event.event_id for event in told}) == len(told)
 
 
@@ -73,6 +75,6 @@ def test_a_restart_anywhere_tells_the_same(history, restarts):
 @given(histories())
 def test_every_dead_letter_is_told_in_the_end(history):
     end = history[-1].at + dt.timedelta(seconds=POLICY.quiet_s) if history else archive.NOW
-    told = fold([*history, Seen("ep1", "c1", Sign.WOKEN, end)])
-    letters = sum(one.times for one in history if one.sign is Sign.DEAD_LETTER)
-    assert sum(event.data["letters"] for event in told if event.kind is Kind.DEAD_LETTERS_WAITING) == letters
+    told = fold([*history, Signal("ep1", "c1", SignalKind.WOKEN, end)])
+    letters = sum(one.times for one in history if one.kind is SignalKind.DEAD_LETTER)
+    assert sum(event.data["letters"] for event in told if event.kind is EventKind.DEAD_LETTERS_WAITING) == letters

@@ -19,7 +19,7 @@ from subscriptions_db.archive.ingest import writer
 from tests.support import builders
 
 NOW = dt.datetime(2026, 5, 10, 12, tzinfo=dt.UTC)
-KEPT = writer.Kept(letters=30, attempts=7)
+KEPT = writer.Retention(letters=30, attempts=7)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead-letters", rejected="rejected", retries="retries")
 PAYLOAD = b'{ "z": 1.0,\n "a": "\xc3\xa9\\u0000" }'
 
@@ -83,9 +83,9 @@ def attempts(*outcomes: Outcome[Any] | batch_payload.BatchOutcome) -> list[bytes
     return [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
 
 
-def letter_row(written: bytes) -> archive_rows.LetterRow:
+def letter_row(written: bytes) -> archive_rows.DeadLetterRow:
     """What the archive keeps of a record of the dead-letter topic."""
-    return archive_rows.letter_row(*dead_letter_records.decode_with_document(written))
+    return archive_rows.dead_letter_row(*dead_letter_records.decode_with_document(written))
 
 
 def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.AttemptRow]:
@@ -94,27 +94,27 @@ def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.Att
     return archive_rows.attempt_rows(record, at) if isinstance(record, log_records.LogRecord) else []
 
 
-def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.Taken:
+def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.ArchivedRecord:
     row = letter_row(letter(**fields))
-    return archive_rows.Taken(topic="dead-letters", partition=partition, offset=offset, letter=row)
+    return archive_rows.ArchivedRecord(topic="dead-letters", partition=partition, offset=offset, letter=row)
 
 
 def taken_attempts(
     offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
-) -> archive_rows.Taken:
+) -> archive_rows.ArchivedRecord:
     """What the attempts topic tells of these, written `at`, as one record."""
     found = [row for written in attempts(*outcomes) for row in attempt_rows(written, at)]
-    return archive_rows.Taken(topic="attempts", partition=0, offset=offset, attempts=found)
+    return archive_rows.ArchivedRecord(topic="attempts", partition=0, offset=offset, attempts=found)
 
 
 def taken_letters(
     offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
-) -> list[archive_rows.Taken]:
+) -> list[archive_rows.ArchivedRecord]:
     """The dead letters of these, given up `at`."""
     written = [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
     found = [dataclasses.replace(letter_row(one), dead_lettered_at=at) for one in written]
     return [
-        archive_rows.Taken(topic="dead-letters", partition=0, offset=offset + number, letter=one)
+        archive_rows.ArchivedRecord(topic="dead-letters", partition=0, offset=offset + number, letter=one)
         for number, one in enumerate(found)
     ]
 

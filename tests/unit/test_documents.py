@@ -88,14 +88,14 @@ def test_the_document_with_every_field_is_accepted():
 @pytest.mark.parametrize(
     ("kind", "part", "type_"),
     [
-        ("tenants", None, manifest.Tenant),
-        ("customers", None, manifest.Customer),
-        ("endpoints", None, manifest.Endpoint),
-        ("endpoints", "auth", manifest.Auth),
-        ("endpoints", "tls", manifest.Tls),
-        ("endpoints", "batch", manifest.Batch),
-        ("endpoints", "retry", manifest.Retry),
-        ("subscriptions", None, manifest.Subscription),
+        ("tenants", None, manifest.ManifestTenant),
+        ("customers", None, manifest.ManifestCustomer),
+        ("endpoints", None, manifest.ManifestEndpoint),
+        ("endpoints", "auth", manifest.AuthFields),
+        ("endpoints", "tls", manifest.TlsFields),
+        ("endpoints", "batch", manifest.BatchFields),
+        ("endpoints", "retry", manifest.RetryFields),
+        ("subscriptions", None, manifest.ManifestSubscription),
     ],
 )
 def test_the_document_with_every_field_leaves_none_out(kind, part, type_):

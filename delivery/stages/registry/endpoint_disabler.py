@@ -91,7 +91,7 @@ class EndpointDisabler:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        patiently = connect.patiently(self._stop)
+        patiently = connect.retry_until_available(self._stop)
         while not self._stop.is_set():
             with self._changed:
                 if not self._waiting:

@@ -56,7 +56,7 @@ class Lookups:
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)
         self._config = config
-        self._patiently = connect.patiently(stop)
+        self._patiently = connect.retry_until_available(stop)
         self._pause_reason: str | None = "the registry has not been read yet"
         self._asked_at = 0.0
         metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
@@ -83,7 +83,10 @@ class Lookups:
 
     def _ask(self) -> Revision:
         try:
-            with connect.connect(self._config.database, application_name="fanout job") as connection, connect.translating():
+            with (
+                connect.connect(self._config.database, application_name="fanout job") as connection,
+                connect.translated_errors(),
+            ):
                 migrate.require_current(connection)
                 if not self._asked_at:
                     keyring.require_fits(connection, self._ring)  # report a wrong key here, not in the first task

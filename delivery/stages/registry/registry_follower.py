@@ -134,7 +134,7 @@ class Follower:
         return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
 
     def _follow(self) -> None:
-        patiently = connect.patiently(self._stop)
+        patiently = connect.retry_until_available(self._stop)
         while not self._stop.is_set():
             try:
                 patiently(self._follow_one_connection)
@@ -154,7 +154,7 @@ class Follower:
 
     def _follow_one_connection(self) -> None:
         """Read changes over one connection until it breaks or the job stops."""
-        with connect.connect(self._database, application_name="fanout job") as connection, connect.translating():
+        with connect.connect(self._database, application_name="fanout job") as connection, connect.translated_errors():
             migrate.require_current(connection)
             if self._published is None:
                 keyring.require_fits(connection, self._ring)

@@ -1,4 +1,4 @@
-"""Note a change in the audit log, in the transaction of the change. Runs in the API."""
+"""Write audit entries of API requests, in the transaction of the change. Runs in the API."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def write(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> None:
-    """Note a change."""
-    who, told = call.principal.key_id, {"before": before, "after": after}
-    audit.note(call.connection, who, action, entity, entity_id, customer_id=customer_id, **told)
+    """Write an audit entry with the API key of the request."""
+    key_id, fields = call.principal.key_id, {"before": before, "after": after}
+    audit.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

@@ -1,6 +1,6 @@
-"""Where a page of a list ends, as a text that says nothing to others. Pure.
+"""Encode and decode the cursors of lists as opaque text. Pure.
 
-Runs in the API. A cursor names the last row that was shown, so a list can be followed while rows come and go.
+Runs in the API. A cursor holds the id of the last row of a page, so a list can be paged while rows are added and deleted.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import binascii
 
 
 def encode(last: str) -> str:
-    """Return the cursor behind a row."""
+    """Return the cursor after a row."""
     return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str | None) -> str:
-    """Return the row that a cursor is behind; without a cursor a text before all others."""
+    """Return the row that precedes the next page; without a cursor the empty text, which sorts first."""
     if not cursor:
         return ""
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise ValueError("is no cursor of this list") from None
+        raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged") from None
 
 
 def checked(cursor: str) -> str:
-    """Return the cursor; raise ValueError when it is none."""
+    """Return the cursor; raise ValueError if it is not valid."""
     if "\0" in decode(cursor):
-        raise ValueError("is no cursor of this list")
+        raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     return cursor

@@ -1,4 +1,4 @@
-"""Who asks, and what its key allows.
+"""The principal of a request, and the scopes of API keys.
 
 Runs in the API and in the command. Imports the standard library only.
 """
@@ -10,29 +10,29 @@ from typing import NamedTuple
 
 
 class Scope(enum.StrEnum):
-    """What a key may do."""
+    """What a key allows."""
 
     OPERATOR = "operator"
-    """Everything, of every customer."""
+    """Read and change everything of every customer."""
     CUSTOMER_ADMIN = "customer_admin"
-    """Everything that is its customer's."""
+    """Read and change everything of its customer."""
     READ_ONLY = "read_only"
-    """See what is its customer's, and change nothing."""
+    """Read everything of its customer."""
     POLLER = "poller"
-    """Take its customer's dead letters, and nothing else."""
+    """Read and lease the dead letters of its customer, and nothing else."""
     EXECUTOR = "executor"
-    """Follow the registry, of every customer and with sealed secrets, and nothing else."""
+    """Follow the registry of every customer, with sealed secrets, and nothing else."""
 
     @property
     def is_of_no_customer(self) -> bool:
-        """Tell whether keys of this scope are the platform's own."""
+        """Return whether keys of this scope belong to the platform."""
         return self in {Scope.OPERATOR, Scope.EXECUTOR}
 
 
 class Principal(NamedTuple):
-    """Who asks."""
+    """The API key of a request, as far as authorization needs it."""
 
     key_id: str
     customer_id: str | None
-    """None: the platform's own."""
+    """None: a key of the platform."""
     scope: Scope

@@ -1,4 +1,4 @@
-"""Say what is wrong with a request, as RFC 9457 (problem+json) does, and translate our errors into it.
+"""Problem documents of refused requests (RFC 9457, problem+json), and the translation of our errors into them.
 
 Runs in the API.
 """
@@ -18,86 +18,88 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
-"""Where a single row stands in the manifest that it is checked as."""
+"""The path of a single row in the manifest by which the API checks it."""
 
 
-class Error(pydantic.BaseModel):
-    """One thing that is wrong."""
+class FieldError(pydantic.BaseModel):
+    """One invalid field."""
 
     field: str
-    """Where in the request, such as `retry.schedule_s[2]`."""
+    """The path of the field in the request, such as `retry.schedule_s[2]`."""
     problem: str
 
 
 class Problem(pydantic.BaseModel):
-    """Why a request was not done (RFC 9457)."""
+    """Why a request was refused (RFC 9457)."""
 
     title: str
     status: int
     code: str
-    """A word of a closed set: unauthenticated, forbidden, not_found, method_not_allowed, conflict, too_large, unsupported,
-    invalid, rate_limited, internal, unavailable."""
+    """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, too_large, unsupported, invalid,
+    rate_limited, internal, unavailable."""
     detail: str
-    errors: list[Error] = []
+    errors: list[FieldError] = []
 
 
 TITLES = {
-    400: ("invalid", "The request is not HTTP that is understood"),
-    401: ("unauthenticated", "No valid API key"),
+    400: ("invalid", "The request is not valid HTTP"),
+    401: ("unauthenticated", "The request has no valid API key"),
     403: ("forbidden", "The API key does not allow this"),
-    404: ("not_found", "There is no such thing"),
-    405: ("method_not_allowed", "There is no such method here"),
-    408: ("too_slow", "The request came too slowly"),
-    409: ("conflict", "It cannot be done as things stand"),
+    404: ("not_found", "The resource does not exist"),
+    405: ("method_not_allowed", "The path does not allow this method"),
+    408: ("too_slow", "The request arrived too slowly"),
+    409: ("conflict", "The current state does not allow this"),
     413: ("too_large", "The request is too large"),
-    415: ("unsupported", "The request is not JSON"),
-    422: ("invalid", "The request is wrong"),
+    415: ("unsupported", "The body is not JSON"),
+    422: ("invalid", "The request is invalid"),
     429: ("rate_limited", "Too many requests"),
-    500: ("internal", "An error of ours"),
-    503: ("unavailable", "Not now"),
+    500: ("internal", "Internal error"),
+    503: ("unavailable", "The service is temporarily unavailable"),
 }
 
 
 class Refused(Exception):
-    """A request is refused. Says it all in what is answered."""
+    """A refused request, with its problem document."""
 
     def __init__(self, status: int, detail: str, *wrong: tuple[str, str], headers: dict[str, str] | None = None) -> None:
         super().__init__(status, detail)
         self.headers = headers or {}
         code, title = TITLES[status]
-        found = [Error(field=field, problem=problem) for field, problem in wrong]
+        found = [FieldError(field=field, problem=problem) for field, problem in wrong]
         self.problem = Problem(title=title, status=status, code=code, detail=detail, errors=found)
 
 
 def not_found(kind: str) -> Refused:
-    """Return the one answer for what is not there and for what is somebody else's."""
+    """Return the 404 for a resource that does not exist or belongs to another customer. Both get the same answer."""
     return Refused(404, f"there is no such {kind}")
 
 
 def invalid(*wrong: tuple[str, str]) -> Refused:
-    """Return a refusal that names each field."""
+    """Return a 422 that names each invalid field."""
     return Refused(422, "; ".join(f"{field}: {problem}" if field else problem for field, problem in wrong), *wrong)
 
 
 def unavailable(detail: str) -> Refused:
-    """Return that it may succeed later."""
+    """Return a 503 with `Retry-After`: the same request may succeed later."""
     return Refused(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
 
 
-def of_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
-    """Return what a type of a body or query refuses."""
+def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
+    """Return the 422 for a body or query that its type refuses."""
     return invalid(*((one.path, one.problem) for one in mistakes.found(exc, model)))
 
 
-def of_error(exc: errors.FanoutError) -> Refused:
-    """Return what one of our errors means for who asked."""
+def from_error(exc: errors.FanoutError) -> Refused:
+    """Return the problem for one of our errors."""
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
         return invalid(*((_ROW.sub("", one.path), one.problem) for one in found))
     if isinstance(exc, errors.SealError):
-        return Refused(409, "a secret of the endpoint does not open any more: send auth and tls whole, or ask the operator")
+        return Refused(
+            409, "a stored secret of the endpoint can no longer be opened: send auth and tls in full, or ask the operator"
+        )
     if isinstance(exc, errors.SettingsError):
-        log.error("nothing is served: %s", exc)
-        return unavailable("the service is not set up for its registry: the operator finds in its log what to change")
-    # Whatever Postgres says is for the log: it may name hosts and roles.
-    return unavailable("the registry cannot be reached now")
+        log.error("every request is answered with 503: %s", exc)
+        return unavailable("the service is misconfigured: its log tells the operator which setting to change")
+    # The text of Postgres goes to the log only: it may name hosts and roles.
+    return unavailable("the registry cannot be reached: try again")

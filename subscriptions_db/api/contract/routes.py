@@ -1,4 +1,4 @@
-"""What a route is. Its declaration is the one source for routing, for checking requests, and for the OpenAPI document.
+"""Route declarations: the single source of routing, request validation and the OpenAPI document.
 
 Runs in the API.
 """
@@ -36,100 +36,101 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 WaitS = Annotated[float, Field(ge=0, le=60)]
-"""Seconds that a request may wait for news; `api.max_poll_s` bounds it further."""
+"""Seconds a request may wait for a result. `api.max_poll_s` is a further limit."""
 
 
-class Nothing(pydantic.BaseModel):
+class NoParameters(pydantic.BaseModel):
     """No parameters."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Whose(Nothing):
-    """Whose dead letters and attempts."""
+class CustomerQuery(NoParameters):
+    """The customer whose dead letters, deliveries and attempts are read."""
 
     customer: manifest.Id | None = None
-    """For the operator, who has to say it."""
+    """Required with an operator's key; other keys read their own customer."""
 
 
-class Page(Nothing):
-    """Which part of a list."""
+class PageQuery(NoParameters):
+    """The part of a list to return."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
-    """At most so many rows, and no more than fit into 1 MiB."""
+    """Maximum number of rows. A page also ends when it has 1 MiB."""
     cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
-    """`next_cursor` of the page before."""
+    """`next_cursor` of the previous page."""
 
 
 def fitting_part(items: list[Model]) -> list[Model]:
-    """Return the first of a page's items that fit into one answer."""
+    """Return the leading items of a page that fit into one answer."""
     return items[: answer_size.count(len(item.model_dump_json()) for item in items)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request, checked, with all that its handler needs. Handlers are plain functions that run in the call's transaction."""
+    """A validated request with everything its handler needs. Handlers are plain functions, run in the call's transaction."""
 
     principal: Principal
     connection: connect.Connection
-    """In a transaction, with the rights of who asks."""
+    """In a transaction, with the rights of the principal."""
     ring: keyring.KeyRing
     guard: guard.Guard
     bounds: service_settings.Api
     webhook_origin: str
-    """As whom the platform sends."""
+    """The origin that the platform states to receivers (`delivery.webhook_origin`)."""
     path: Mapping[str, str]
     query: pydantic.BaseModel
     body: pydantic.BaseModel
     document: dict[str, Any]
-    """The body as it came: what it leaves out is not in there."""
+    """The body as received, without the defaults of omitted fields."""
     header: str | None
-    """The header that the route reads, as it came."""
+    """The value of the header that the route reads, as received."""
 
     def body_as(self, kind: type[Model]) -> Model:
-        """Return the body, which the route has declared to be of this type."""
+        """Return the body as the type that the route declares."""
         assert isinstance(self.body, kind)  # noqa: S101  # tells the type checker
         return self.body
 
     def query_as(self, kind: type[Model]) -> Model:
-        """Return the query, as above."""
+        """Return the query as the type that the route declares."""
         assert isinstance(self.query, kind)  # noqa: S101
         return self.query
 
 
-class Sending(NamedTuple):
-    """What a handler returns that has something sent, after its transaction; what came of it is the answer."""
+class PendingSend(NamedTuple):
+    """Returned by a handler to send a test event after its transaction. The result of the attempt is the answer."""
 
     delivery: Sendable
 
 
-class Exchange(NamedTuple):
-    """What a handler returns that has a receiver asked, after its transaction. `then` makes the answer of it, in another."""
+class PendingQuestion(NamedTuple):
+    """Returned by a handler to ask a receiver after its transaction. `then` makes the answer, in a second transaction."""
 
     to: Target
     then: Callable[[Call, Response | errors.AttemptFailed], pydantic.BaseModel]
 
 
-class Awaited(NamedTuple):
-    """What a handler returns that has found nothing, and whose asker would rather wait than hear of it."""
+class LongPoll(NamedTuple):
+    """Returned by a handler that found nothing, when the request may wait for a result."""
 
     answer: pydantic.BaseModel
+    """The answer if the wait ends without a result."""
     wait_s: float
     cursor: str | None = None
-    """Where to look next, in place of the `cursor` that was asked with."""
+    """The cursor of the next try, in place of the request's `cursor`."""
 
 
-class Following(NamedTuple):
-    """What a handler returns whose answer is the same for all that follow the registry from the same place."""
+class SnapshotRequest(NamedTuple):
+    """Returned by a handler whose answer all readers of the registry at the same revision share."""
 
     since: Revision | None
-    """Null: all is asked for."""
+    """The revision that the reader has. None: the reader wants the whole registry."""
     newest: Revision
     wait_s: float
 
 
-class Raw(NamedTuple):
-    """What a handler returns that is answered byte for byte."""
+class RawBytes(NamedTuple):
+    """Returned by a handler to answer with these bytes, unchanged."""
 
     content: bytes
 
@@ -144,23 +145,23 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | Sending | Exchange | Awaited | Following | Raw | None]
+    handler: Callable[[Call], pydantic.BaseModel | PendingSend | PendingQuestion | LongPoll | SnapshotRequest | RawBytes | None]
     body: type[pydantic.BaseModel] | None = None
-    query: type[pydantic.BaseModel] = Nothing
-    answer: type[pydantic.BaseModel | Raw] | None = None
+    query: type[pydantic.BaseModel] = NoParameters
+    answer: type[pydantic.BaseModel | RawBytes] | None = None
     """None: no body, status 204."""
     status: int = 200
     is_change: bool = False
-    """Takes an `Idempotency-Key`, and is written in the audit log."""
+    """The route accepts an `Idempotency-Key` and writes an audit entry."""
     is_poll: bool = False
-    """Changes only which poller has what: too often for the audit log, and safe to repeat without a key, by its receipts."""
+    """The route changes leases only. Leases are too frequent for the audit log, and receipt handles make repeats safe."""
     is_validation: bool = False
-    """Changes whether a receiver has permitted deliveries: safe to repeat without a key."""
+    """The route changes whether a receiver permits deliveries. Repeats are safe without an `Idempotency-Key`."""
     is_open: bool = False
-    """Takes no key: the token in its path says whose it is. For no scope."""
+    """The route needs no API key: the token in its path names the endpoint. `scopes` is empty."""
     header: str | None = None
-    """The name of the header that it reads."""
+    """The name of the header that the handler reads."""
     is_conditional: bool = False
-    """Answers with an `ETag`, and 304 when `If-None-Match` has it."""
+    """The answer has an `ETag`; a request whose `If-None-Match` equals it gets 304."""
     shown_once: str | None = None
-    """The field of the answer that is a secret: it is not kept for a repeated request."""
+    """The secret field of the answer. A repeated request gets null for it, because secrets are not stored."""

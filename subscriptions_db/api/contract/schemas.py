@@ -1,4 +1,4 @@
-"""How endpoints and subscriptions look in requests and answers, made from the types of the manifest. Secrets never look out.
+"""The types of endpoints and subscriptions in requests and answers, derived from the manifest. No answer has stored secrets.
 
 Runs in the API. Pure.
 """
@@ -16,35 +16,35 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import rotation
 
 
-def changes_of(kind: type[manifest.Part], name: str, description: str) -> type[manifest.Part]:
-    """Return the type of a change (PATCH): each field may be left out, and stays as it is then."""
+def changes_of(kind: type[manifest.ManifestPart], name: str, description: str) -> type[manifest.ManifestPart]:
+    """Return the type of a PATCH body: every field is optional, and an omitted field stays unchanged."""
     fields: dict[str, Any] = {
-        # `Optional` of a type that is known at run time only.
+        # `Optional`, because the type is known at run time only.
         field: (Optional[info.rebuild_annotation()], None)  # noqa: UP045
         for field, info in kind.model_fields.items()
     }
-    return pydantic.create_model(name, __base__=manifest.Part, __doc__=description, **fields)
+    return pydantic.create_model(name, __base__=manifest.ManifestPart, __doc__=description, **fields)
 
 
 class NewEndpoint(manifest.EndpointFields):
-    """An endpoint to be made."""
+    """An endpoint to create."""
 
     id: manifest.Id | None = None
-    """The operator's to choose; else one is made."""
+    """Only an operator's key may choose it; otherwise the platform does."""
     customer: manifest.Id | None = None
-    """For the operator: whose it is."""
+    """Required with an operator's key: the owner."""
     mode: str = Field("direct", pattern="^(direct|batch)$")
 
 
 EndpointChanges = changes_of(
     manifest.EndpointFields,
     "EndpointChanges",
-    "What is to change of an endpoint. What is left out stays; `auth` and `tls` are given whole, with their secrets.",
+    "Changes of an endpoint. Omitted fields stay unchanged. `auth` and `tls` are replaced in full, with their secrets.",
 )
 
 
 class Auth(pydantic.BaseModel):
-    """What an endpoint wants to see beside the signature, without its secret."""
+    """How requests to an endpoint authenticate beside the signature, without the secret."""
 
     kind: str
     username: str | None
@@ -55,14 +55,14 @@ class Auth(pydantic.BaseModel):
 
 
 class Tls(pydantic.BaseModel):
-    """What differs from the system's defaults in connections to an endpoint, without the key."""
+    """TLS settings of connections to an endpoint, where they differ from the system's, without the private key."""
 
     authorities: str | None
     certificate: str | None
 
 
 class Endpoint(pydantic.BaseModel):
-    """Where a customer takes deliveries."""
+    """A URL at which a customer receives deliveries."""
 
     id: str
     customer: str
@@ -75,26 +75,26 @@ class Endpoint(pydantic.BaseModel):
     tls: Tls
     max_in_flight: int | None
     max_per_second: float | None
-    batch: manifest.Batch
-    retry: manifest.Retry
+    batch: manifest.BatchFields
+    retry: manifest.RetryFields
     order_by: str | None
     validation: str
     awaits_permission: bool
-    """Its receiver has to permit deliveries first: nothing is sent, as to a paused one."""
+    """True: the receiver has not permitted deliveries yet, so deliveries wait as for a paused endpoint."""
     permitted_origin: str | None
-    """As whom its receiver lets us send."""
+    """The origin that the receiver permitted."""
     permitted_per_minute: int | None
-    """How many requests a minute it permits; null: as many as we like."""
+    """Requests a minute that the receiver permits. Null: any number."""
     permitted_at: dt.datetime | None
     disabled_reason: str | None
     disabled_at: dt.datetime | None
 
 
-class MadeEndpoint(Endpoint):
-    """An endpoint that was made, with its signing secret."""
+class CreatedEndpoint(Endpoint):
+    """A created endpoint with its signing secret."""
 
     signing_secret: str | None
-    """Shown here, once. Null in an answer that is repeated for its `Idempotency-Key`."""
+    """Shown once. Null in the repeated answer for an `Idempotency-Key`."""
 
 
 class Endpoints(pydantic.BaseModel):
@@ -104,38 +104,39 @@ class Endpoints(pydantic.BaseModel):
     next_cursor: str | None
 
 
-class Rotate(manifest.Part):
-    """How a signing secret is rotated."""
+class RotateSecret(manifest.ManifestPart):
+    """A rotation of the signing secret."""
 
     scheme: SignatureScheme = SignatureScheme.HMAC
     overlap_s: int = Field(86_400, ge=0, le=int(rotation.MAX_OVERLAP.total_seconds()))
-    """How long the secrets before it go on to sign."""
+    """Seconds during which the earlier secrets sign too."""
 
 
-class Rotated(pydantic.BaseModel):
+class RotatedSecret(pydantic.BaseModel):
     """A new signing secret."""
 
     endpoint: str
     scheme: SignatureScheme
     secret: str | None
-    """`v1`: shown here, once. Null in an answer that is repeated for its `Idempotency-Key`."""
+    """With scheme `v1`; shown once. Null in the repeated answer for an `Idempotency-Key`."""
     public_key: str | None
-    """`v1a`: what the customer verifies with."""
+    """With scheme `v1a`: the key by which the customer verifies signatures."""
     others_end_at: list[dt.datetime]
+    """When each earlier secret stops signing, the earliest first."""
 
 
-class Disable(manifest.Part):
-    """Why an endpoint is disabled."""
+class DisableEndpoint(manifest.ManifestPart):
+    """A request to disable an endpoint."""
 
     reason: str = Field(min_length=1, max_length=500)
 
 
 class NewSubscription(manifest.SubscriptionFields):
-    """A subscription to be made."""
+    """A subscription to create."""
 
     endpoint: manifest.Id
     id: manifest.Id | None = None
-    """The operator's to choose; else one is made."""
+    """Only an operator's key may choose it; otherwise the platform does."""
 
 
 SubscriptionChanges = changes_of(
@@ -144,7 +145,7 @@ SubscriptionChanges = changes_of(
 
 
 class Subscription(pydantic.BaseModel):
-    """Which events go to an endpoint."""
+    """A rule that sends matching events to an endpoint."""
 
     id: str
     endpoint: str
@@ -158,19 +159,19 @@ class Subscription(pydantic.BaseModel):
     status: str
 
 
-class Doubt(pydantic.BaseModel):
-    """What is allowed, and probably not what was meant."""
+class LintWarning(pydantic.BaseModel):
+    """A field that is allowed but probably a mistake."""
 
     path: str
     """The field of the subscription."""
     problem: str
 
 
-class Registered(Subscription):
-    """A subscription that was made or changed."""
+class RegisteredSubscription(Subscription):
+    """A created or changed subscription."""
 
-    warnings: list[Doubt]
-    """Why it may take no event. `?strict=true` refuses it instead."""
+    warnings: list[LintWarning]
+    """Why the subscription may match no event. With `?strict=true` it is refused instead."""
 
 
 class Subscriptions(pydantic.BaseModel):
@@ -180,27 +181,32 @@ class Subscriptions(pydantic.BaseModel):
     next_cursor: str | None
 
 
-_TOLD = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at")
-"""What an endpoint shows and no document says."""
+_READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at")
+"""The fields of an endpoint that an answer shows and a manifest cannot set."""
 
 
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what the manifest says of an endpoint, from its row in the registry; without secrets."""
+    """Return the manifest document of a registered endpoint, without secrets."""
     own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by",
            "validation")  # fmt: skip
-    parts: dict[str, type[pydantic.BaseModel]] = {"auth": Auth, "tls": Tls, "batch": manifest.Batch, "retry": manifest.Retry}
+    parts: dict[str, type[pydantic.BaseModel]] = {
+        "auth": Auth,
+        "tls": Tls,
+        "batch": manifest.BatchFields,
+        "retry": manifest.RetryFields,
+    }
     document = {name: row[name] for name in own}
     return document | {part: {name: row[f"{part}_{name}"] for name in kind.model_fields} for part, kind in parts.items()}
 
 
 def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:
-    """Return an endpoint as it is shown."""
+    """Return an endpoint as the API answers it."""
     document = endpoint_document(row)
-    return Endpoint(id=row_id, **{name: row[name] for name in _TOLD}, **document)
+    return Endpoint(id=row_id, **{name: row[name] for name in _READ_ONLY}, **document)
 
 
 def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what the manifest says of a subscription, from its row in the registry."""
+    """Return the manifest document of a registered subscription."""
     scopes: dict[str, Any] = {"tenants": [], "sub_tenants": {}, "except_tenants": [], "except_sub_tenants": {}}
     for effect, tenant_id, sub_tenant_id in sorted(row["scopes"], key=str):
         prefix = "except_" if effect == "exclude" else ""
@@ -213,5 +219,5 @@ def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def subscription(row_id: str, row: dict[str, Any]) -> Subscription:
-    """Return a subscription as it is shown."""
+    """Return a subscription as the API answers it."""
     return Subscription(id=row_id, **subscription_document(row))

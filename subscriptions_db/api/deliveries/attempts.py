@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, Field
 
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import routes
-from subscriptions_db.api.contract.routes import Call, Page, Route, Whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.ingest.archived_rows import AttemptRow
@@ -21,8 +21,8 @@ from subscriptions_db.archive.search import attempts, cursor
 from subscriptions_db.manifest import manifest
 
 
-class Which(Whose, Page):
-    """Which attempts. What is left out is not asked about."""
+class AttemptQuery(CustomerQuery, PageQuery):
+    """Search criteria for attempts. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
     event_type: Text | None = None
@@ -33,13 +33,13 @@ class Which(Whose, Page):
     accepted: bool | None = None
     webhook_id: Text | None = None
     since: AwareDatetime | None = None
-    """Begun at this time or later …"""
+    """Started at this time or later."""
     until: AwareDatetime | None = None
-    """… and before this one."""
+    """Started before this time."""
 
 
 class Attempt(pydantic.BaseModel):
-    """A request to an endpoint, and what came of it."""
+    """One request to an endpoint and its result."""
 
     id: str
     started_at: dt.datetime
@@ -50,14 +50,14 @@ class Attempt(pydantic.BaseModel):
     tenant: str | None
     subscription: str | None
     events: int
-    """More than one in a batch, for which event, type, tenant and subscription are null."""
+    """Number of events. For a batch, `event_id`, `event_type`, `tenant` and `subscription` are null."""
     attempt: int
-    """The first is 1."""
+    """Attempt number; the first attempt is 1."""
     duration_ms: float
     status: int | None
-    """Null: no answer came."""
+    """HTTP status. Null: no response arrived."""
     error_class: str | None
-    """Null: the endpoint accepted it."""
+    """Null: the endpoint accepted the request."""
     detail: str
 
 
@@ -66,13 +66,13 @@ class Attempts(pydantic.BaseModel):
 
     items: list[Attempt]
     next_cursor: str | None
-    """A page may be empty, and have older ones behind it."""
+    """Cursor of older attempts. An empty page can have one."""
 
 
 def list_(call: Call) -> Attempts:
     """Return a page of attempts."""
-    wanted = call.query_as(Which)
-    asked = attempts.Asked(
+    wanted = call.query_as(AttemptQuery)
+    asked = attempts.AttemptSearch(
         endpoint_id=wanted.endpoint,
         event_type=wanted.event_type,
         tenant_id=wanted.tenant,
@@ -83,19 +83,19 @@ def list_(call: Call) -> Attempts:
         since=wanted.since,
         until=wanted.until,
     )
-    before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
-    found = attempts.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
+    before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
+    found = attempts.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
     items = routes.fitting_part(shown(found))
     before = found.before if len(items) == len(found.attempts) else found.places[len(items) - 1]
     return Attempts(items=items, next_cursor=None if before is None else before.text())
 
 
-def shown(found: attempts.Found) -> list[Attempt]:
-    """Return attempts as they are shown."""
+def shown(found: attempts.FoundAttempts) -> list[Attempt]:
+    """Return attempts as the API answers them."""
     return list(map(_shown, found.attempts, found.places))
 
 
-def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:
+def _shown(row: AttemptRow, place: cursor.AttemptPosition) -> Attempt:
     return Attempt(
         id=place.text(),
         started_at=row.started_at,
@@ -116,7 +116,8 @@ def _shown(row: AttemptRow, place: cursor.Moment) -> Attempt:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/attempts", name="listAttempts", summary="The attempts of the last days, the newest first.",
-        scopes=routes.READERS, handler=list_, query=Which, answer=Attempts,
+        method="GET", path="/v1/attempts", name="listAttempts",
+        summary="Search the attempts of the last days, the newest first.",
+        scopes=routes.READERS, handler=list_, query=AttemptQuery, answer=Attempts,
     ),
 )  # fmt: skip

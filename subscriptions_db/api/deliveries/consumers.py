@@ -1,4 +1,4 @@
-"""Consumers of dead letters: made, listed, moved, deleted.
+"""Create, list, seek and delete consumers of dead letters.
 
 Runs in the API.
 """
@@ -12,31 +12,31 @@ import pydantic
 from pydantic import AwareDatetime, Field
 
 from subscriptions_db.api.contract import audit, problems, routes
-from subscriptions_db.api.contract.routes import Call, Nothing, Route, Whose
-from subscriptions_db.api.deliveries.dead_letters import Asked, Cursor, selection, whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
+from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
 from subscriptions_db.archive.search import consumers, cursor
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
-class Place(Nothing):
-    """Where to go on: one of these."""
+class SeekTarget(NoParameters):
+    """The place from which a consumer reads on. Give exactly one field."""
 
     to: Literal["beginning", "end"] | None = None
     cursor: Cursor | None = None
-    """Behind the page of `GET /v1/dead-letters` that gave it."""
+    """Read on after the page of `GET /v1/dead-letters` that returned this cursor."""
     since: AwareDatetime | None = None
-    """At the letters that were archived since then."""
+    """Read on at the first dead letter archived since this time."""
 
 
-class NewConsumer(Place, Asked):
-    """A consumer to be made. What it asks for is its own for good. It begins at the beginning, or where it is told to."""
+class NewConsumer(SeekTarget, DeadLetterQuery):
+    """A consumer to create. Its selection cannot change later. Without a place it begins at the oldest dead letter."""
 
-    name: Name
+    name: ConsumerName
 
 
 class Consumer(pydantic.BaseModel):
-    """Pollers who share the work, and what they ask for."""
+    """A group of pollers that share the dead letters of one selection."""
 
     name: str
     endpoint: str | None
@@ -44,8 +44,9 @@ class Consumer(pydantic.BaseModel):
     tenant: str | None
     reason: str | None
     cursor: str
-    """Up to here all was given to a poller, or is none of the consumer's."""
+    """Every dead letter up to here was leased to a poller, or is outside the selection."""
     unacknowledged: int
+    """Leased dead letters that are not acknowledged yet."""
     created_at: dt.datetime
 
 
@@ -55,59 +56,61 @@ class Consumers(pydantic.BaseModel):
     items: list[Consumer]
 
 
-def found(call: Call) -> Consumer:
-    """Return the consumer that the path names; raise that there is none."""
-    for one in consumers.consumers(call.connection, whose(call), call.path["consumer_id"]):
+def existing_consumer(call: Call) -> Consumer:
+    """Return the consumer of the path; raise Refused with 404 if it does not exist."""
+    for one in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return _shown(one)
     raise problems.not_found("consumer")
 
 
 def list_(call: Call) -> Consumers:
     """Return a customer's consumers."""
-    return Consumers(items=[_shown(one) for one in consumers.consumers(call.connection, whose(call))])
+    return Consumers(items=[_shown(one) for one in consumers.list_consumers(call.connection, customer_of(call))])
 
 
 def create(call: Call) -> Consumer:
-    """Make a consumer."""
-    wanted, customer_id = call.body_as(NewConsumer), whose(call)
+    """Create a consumer."""
+    wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     bound = call.bounds.max_consumers_per_customer
-    if len(consumers.consumers(call.connection, customer_id)) >= bound:
-        raise problems.Refused(409, f"there are {bound} consumers, the most there may be: delete some")
+    if len(consumers.list_consumers(call.connection, customer_id)) >= bound:
+        raise problems.Refused(409, f"you have {bound} consumers, the maximum: delete some")
     after = _position(call, customer_id, wanted) or 0
     if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after):
-        raise problems.Refused(409, "there is a consumer with this name, which stays as it is", ("name", "is taken"))
+        raise problems.Refused(
+            409, "a consumer with this name exists and is unchanged", ("name", "is already used: choose another name")
+        )
     audit.write(call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True))
-    [made] = consumers.consumers(call.connection, customer_id, wanted.name)
+    [made] = consumers.list_consumers(call.connection, customer_id, wanted.name)
     return _shown(made)
 
 
 def delete(call: Call) -> None:
-    """Forget a consumer and what its pollers have. No letter changes."""
-    before, customer_id = found(call), whose(call)
+    """Delete a consumer and its leases. Dead letters stay unchanged."""
+    before, customer_id = existing_consumer(call), customer_of(call)
     consumers.delete(call.connection, customer_id, before.name)
     audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=before.model_dump())
 
 
 def seek(call: Call) -> Consumer:
-    """Go on elsewhere. What pollers have now is forgotten, and acknowledges nothing."""
-    before, customer_id = found(call), whose(call)
-    after = _position(call, customer_id, call.body_as(Place))
+    """Move a consumer to another place. Its leases end, and their receipt handles become invalid."""
+    before, customer_id = existing_consumer(call), customer_of(call)
+    after = _position(call, customer_id, call.body_as(SeekTarget))
     if after is None:
-        raise problems.invalid(("", "say where: to, cursor or since"))
+        raise problems.invalid(("", "give one of to, cursor and since"))
     consumers.seek(call.connection, customer_id, before.name, after=after)
-    moved = found(call)
-    told = {"before": {"cursor": before.cursor}, "after": {"cursor": moved.cursor}}
-    audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **told)
+    moved = existing_consumer(call)
+    change = {"before": {"cursor": before.cursor}, "after": {"cursor": moved.cursor}}
+    audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **change)
     return moved
 
 
-def _position(call: Call, customer_id: str, place: Place) -> int | None:
-    """Return behind which position a place is; None where none is named."""
-    named = place.model_dump(include=set(Place.model_fields), exclude_none=True)
+def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
+    """Return the position after which a consumer reads on; None if the request names no place."""
+    named = place.model_dump(include=set(SeekTarget.model_fields), exclude_none=True)
     if len(named) > 1:
-        raise problems.invalid(*((name, "stands beside another place: name one") for name in named))
+        raise problems.invalid(*((name, "cannot be combined: give only one of to, cursor and since") for name in named))
     if place.cursor is not None:
-        return cursor.position_of(place.cursor)
+        return cursor.letter_position(place.cursor)
     if place.since is not None:
         return consumers.position_before(call.connection, customer_id, place.since)
     if place.to is not None:
@@ -115,14 +118,14 @@ def _position(call: Call, customer_id: str, place: Place) -> int | None:
     return None
 
 
-def _shown(one: consumers.Consumer) -> Consumer:
+def _shown(one: consumers.ConsumerState) -> Consumer:
     return Consumer(
         name=one.name,
         endpoint=one.selection.endpoint_id,
         event_type=one.selection.event_type,
         tenant=one.selection.tenant_id,
         reason=one.selection.reason,
-        cursor=cursor.of_position(one.read_until),
+        cursor=cursor.letter_cursor(one.read_until),
         unacknowledged=one.unacknowledged,
         created_at=one.created_at,
     )
@@ -131,24 +134,25 @@ def _shown(one: consumers.Consumer) -> Consumer:
 ROUTES = (
     Route(
         method="GET", path="/v1/dead-letter-consumers", name="listConsumers", summary="All consumers of dead letters.",
-        scopes=routes.BROWSERS, handler=list_, query=Whose, answer=Consumers,
+        scopes=routes.BROWSERS, handler=list_, query=CustomerQuery, answer=Consumers,
     ),
     Route(
-        method="POST", path="/v1/dead-letter-consumers", name="createConsumer", summary="Make a consumer of dead letters.",
-        scopes=routes.ADMINS, handler=create, query=Whose, body=NewConsumer, answer=Consumer, status=201, is_change=True,
+        method="POST", path="/v1/dead-letter-consumers", name="createConsumer", summary="Create a consumer of dead letters.",
+        scopes=routes.ADMINS, handler=create, query=CustomerQuery, body=NewConsumer, answer=Consumer, status=201,
+        is_change=True,
     ),
     Route(
         method="GET", path="/v1/dead-letter-consumers/{consumer_id}", name="getConsumer", summary="A consumer, by its name.",
-        scopes=routes.BROWSERS, handler=found, query=Whose, answer=Consumer,
+        scopes=routes.BROWSERS, handler=existing_consumer, query=CustomerQuery, answer=Consumer,
     ),
     Route(
         method="DELETE", path="/v1/dead-letter-consumers/{consumer_id}", name="deleteConsumer",
-        summary="Forget a consumer and what its pollers have. No letter changes.",
-        scopes=routes.ADMINS, handler=delete, query=Whose, status=204, is_change=True,
+        summary="Delete a consumer and its leases. Dead letters stay unchanged.",
+        scopes=routes.ADMINS, handler=delete, query=CustomerQuery, status=204, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/seek", name="seekConsumer",
-        summary="Go on elsewhere. Receipts from before acknowledge nothing.",
-        scopes=routes.ADMINS, handler=seek, query=Whose, body=Place, answer=Consumer, is_change=True,
+        summary="Move a consumer to another place. Earlier receipt handles become invalid.",
+        scopes=routes.ADMINS, handler=seek, query=CustomerQuery, body=SeekTarget, answer=Consumer, is_change=True,
     ),
 )  # fmt: skip

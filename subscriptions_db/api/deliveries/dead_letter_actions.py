@@ -1,6 +1,6 @@
 """Redrive and discard dead letters, one or many.
 
-Runs in the API. A redrive is asked for here, and carried out by `fanout archive`.
+Runs in the API, which only marks them. `fanout archive` carries out the redrives.
 """
 
 from __future__ import annotations
@@ -12,83 +12,84 @@ import pydantic
 from pydantic import Field
 
 from subscriptions_db.api.contract import audit, problems, routes
-from subscriptions_db.api.contract.routes import Call, Route, Whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
-from subscriptions_db.api.deliveries.dead_letters import AskedInTime, Cursor
+from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterTimeQuery
 from subscriptions_db.archive.search import archived_dead_letters, cursor
-from subscriptions_db.archive.search.archived_dead_letters import State
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
 
 MAX_MARKED = 1000
-"""In one request, so that none keeps others from these rows for long."""
+"""Dead letters that one request may mark, so that no request locks rows for long."""
 Limit = Annotated[int, Field(ge=1, le=MAX_MARKED)]
 
 
-class Many(AskedInTime):
-    """Which of the letters that wait. Either something is asked for, or all are: an empty body does nothing."""
+class DeadLettersToMark(DeadLetterTimeQuery):
+    """The waiting dead letters to mark. Give search criteria, or `everything: true`; an empty body is refused."""
 
     everything: bool = False
     cursor: Cursor | None = None
-    """`next_cursor` of the request before."""
+    """`next_cursor` of the previous request."""
     limit: Limit = MAX_MARKED
 
 
-class LetterState(pydantic.BaseModel):
-    """What has become of a letter. Without its content, which must not be kept beside an `Idempotency-Key`."""
+class MarkedLetter(pydantic.BaseModel):
+    """The new state of a dead letter. It has no payload, because answers to an `Idempotency-Key` are stored."""
 
     id: str
-    state: State
+    state: LetterState
     state_since: dt.datetime
 
 
-class Marked(pydantic.BaseModel):
-    """How many letters it was, and how to go on."""
+class MarkedLetters(pydantic.BaseModel):
+    """The number of marked dead letters, and where to continue."""
 
     count: int
     next_cursor: str
     has_more: bool
-    """Whether there may be more: ask on with `next_cursor`."""
+    """True: there may be more. Repeat the request with `next_cursor`."""
 
 
-def redrive(call: Call) -> LetterState:
-    """Ask for a letter to be delivered again."""
-    return _mark(call, State.REDRIVING)
+def redrive(call: Call) -> MarkedLetter:
+    """Request the redrive of a dead letter."""
+    return _mark(call, LetterState.REDRIVING)
 
 
-def discard(call: Call) -> LetterState:
-    """Let a letter wait no longer."""
-    return _mark(call, State.DISCARDED)
+def discard(call: Call) -> MarkedLetter:
+    """Discard a waiting dead letter."""
+    return _mark(call, LetterState.DISCARDED)
 
 
-def redrive_many(call: Call) -> Marked:
-    """Ask for letters to be delivered again."""
-    return _mark_many(call, State.REDRIVING)
+def redrive_many(call: Call) -> MarkedLetters:
+    """Request the redrive of many dead letters."""
+    return _mark_many(call, LetterState.REDRIVING)
 
 
-def discard_many(call: Call) -> Marked:
-    """Let letters wait no longer."""
-    return _mark_many(call, State.DISCARDED)
+def discard_many(call: Call) -> MarkedLetters:
+    """Discard many dead letters."""
+    return _mark_many(call, LetterState.DISCARDED)
 
 
-def _mark(call: Call, state: State) -> LetterState:
-    before = dead_letters.found(call)
-    mark = archived_dead_letters.redrive if state is State.REDRIVING else archived_dead_letters.discard
+def _mark(call: Call, state: LetterState) -> MarkedLetter:
+    before = dead_letters.existing_letter(call)
+    mark = archived_dead_letters.redrive if state is LetterState.REDRIVING else archived_dead_letters.discard
     marked = mark(call.connection, before.customer_id, [before.position], now=dt.datetime.now(dt.UTC))
-    found = dead_letters.found(call)
-    after = LetterState(id=str(found.position), state=found.state, state_since=found.state_since)
+    found = dead_letters.existing_letter(call)
+    after = MarkedLetter(id=str(found.position), state=found.state, state_since=found.state_since)
     if not marked:
         raise problems.Refused(
-            409, f"the letter is {after.state}: this can be done to one that waits, or redriven if discarded"
+            409,
+            f"the dead letter is {after.state}: a waiting one can be discarded, a waiting or discarded one can be redriven",
         )
     told = {"before": {"state": before.state}, "after": {"state": after.state}}
     audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **told)
     return after
 
 
-def _mark_many(call: Call, state: State) -> Marked:
-    wanted, customer_id = call.body_as(Many), dead_letters.whose(call)
-    asked = wanted.model_dump(mode="json", include=set(AskedInTime.model_fields), exclude_none=True)
+def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
+    wanted, customer_id = call.body_as(DeadLettersToMark), dead_letters.customer_of(call)
+    asked = wanted.model_dump(mode="json", include=set(DeadLetterTimeQuery.model_fields), exclude_none=True)
     if wanted.everything == bool(asked):
-        raise problems.invalid(("everything", "say which letters by another field, or that it is all of them; not both"))
+        raise problems.invalid(("everything", "select dead letters by other fields, or set everything to true, and not both"))
     marked = archived_dead_letters.mark_all(
         call.connection,
         customer_id,
@@ -104,36 +105,38 @@ def _mark_many(call: Call, state: State) -> Marked:
 
 
 def position_behind(text: str | None) -> int:
-    """Return where a cursor goes on; without one at the beginning."""
-    return cursor.position_of(text) if text else 0
+    """Return the position after which to continue; 0, the beginning, without a cursor."""
+    return cursor.letter_position(text) if text else 0
 
 
-def shown(marked: archived_dead_letters.Marked) -> Marked:
-    """Return what was marked as it is answered."""
-    return Marked(count=marked.count, next_cursor=cursor.of_position(marked.until), has_more=marked.has_more)
+def shown(marked: archived_dead_letters.MarkResult) -> MarkedLetters:
+    """Return the result of marking as the API answers it."""
+    return MarkedLetters(count=marked.count, next_cursor=cursor.letter_cursor(marked.until), has_more=marked.has_more)
 
 
-_ACTIONS = {State.REDRIVING: "redrive", State.DISCARDED: "discard"}
+_ACTIONS = {LetterState.REDRIVING: "redrive", LetterState.DISCARDED: "discard"}
 
 ROUTES = (
     Route(
         method="POST", path="/v1/dead-letters/{letter_id}/redrive", name="redriveDeadLetter",
-        summary="Have a dead letter delivered again.",
-        scopes=routes.ADMINS, handler=redrive, query=Whose, answer=LetterState, is_change=True,
+        summary="Redrive a dead letter.",
+        scopes=routes.ADMINS, handler=redrive, query=CustomerQuery, answer=MarkedLetter, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/{letter_id}/discard", name="discardDeadLetter",
-        summary="Let a dead letter wait no longer.",
-        scopes=routes.ADMINS, handler=discard, query=Whose, answer=LetterState, is_change=True,
+        summary="Discard a dead letter.",
+        scopes=routes.ADMINS, handler=discard, query=CustomerQuery, answer=MarkedLetter, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/redrive", name="redriveDeadLetters",
-        summary="Have dead letters that wait delivered again, by what is asked for.",
-        scopes=routes.ADMINS, handler=redrive_many, query=Whose, body=Many, answer=Marked, is_change=True,
+        summary="Redrive the waiting dead letters that match.",
+        scopes=routes.ADMINS, handler=redrive_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
+        is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/discard", name="discardDeadLetters",
-        summary="Let dead letters wait no longer, by what is asked for.",
-        scopes=routes.ADMINS, handler=discard_many, query=Whose, body=Many, answer=Marked, is_change=True,
+        summary="Discard the waiting dead letters that match.",
+        scopes=routes.ADMINS, handler=discard_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
+        is_change=True,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Search the deliveries of the last days, and see one with its attempts.
+"""Search the deliveries of the last days, and return one with its attempts.
 
 Runs in the API.
 """
@@ -13,36 +13,38 @@ from pydantic import AwareDatetime
 
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import problems, routes
-from subscriptions_db.api.contract.routes import Call, Page, Route, Whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
 from subscriptions_db.api.deliveries import attempts, dead_letters
 from subscriptions_db.api.deliveries.attempts import Attempt
 from subscriptions_db.api.deliveries.dead_letters import Reason, Text
 from subscriptions_db.archive.search import attempts as archived_attempts
 from subscriptions_db.archive.search import cursor, deliveries
-from subscriptions_db.archive.search.archived_dead_letters import State
-from subscriptions_db.archive.search.deliveries import Status
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.deliveries import DeliveryStatus
 from subscriptions_db.manifest import manifest
 
 
-class Which(Whose, Page):
-    """Which deliveries. What is left out is not asked about."""
+class DeliveryQuery(CustomerQuery, PageQuery):
+    """Search criteria for deliveries. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
     tenant: manifest.Id | None = None
-    # Named one by one, since parameters are described where they stand: the document has no place for what they refer to.
-    status: Literal[Status.DELIVERED, Status.WAITING, Status.DEAD_LETTERED, Status.SKIPPED] | None = None
+    # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
+    status: (
+        Literal[DeliveryStatus.DELIVERED, DeliveryStatus.WAITING, DeliveryStatus.DEAD_LETTERED, DeliveryStatus.SKIPPED] | None
+    ) = None
     reason: Reason | None = None
     webhook_id: Text | None = None
     since: AwareDatetime | None = None
-    """Begun at this time or later …"""
+    """Started at this time or later."""
     until: AwareDatetime | None = None
-    """… and before this one."""
+    """Started before this time."""
 
 
 class Delivery(pydantic.BaseModel):
-    """An event for a subscription, or a batch of them, and what has become of it by now."""
+    """One event due to one subscription, or a batch, with its present status."""
 
     webhook_id: str
     endpoint: str
@@ -51,21 +53,21 @@ class Delivery(pydantic.BaseModel):
     tenant: str | None
     subscription: str | None
     events: int
-    """More than one in a batch, for which event, type, tenant and subscription are null."""
-    status: Status
+    """Number of events. For a batch, `event_id`, `event_type`, `tenant` and `subscription` are null."""
+    status: DeliveryStatus
     reason: str | None
-    """Why it is not delivered: the error class of the newest attempt, or why there was none. Null: it is."""
+    """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt. Null: it is delivered."""
     began_at: dt.datetime
-    """When it was first attempted, or told that it is not."""
+    """Time of the first attempt, or of the record that there was none."""
     newest_at: dt.datetime
-    """When that began by which it has its status."""
+    """Time of the record that decides the status."""
     attempts: int
-    """As many as the archive still has, among its newest 200 records."""
+    """Attempts in the archive, among the newest 200 records of the delivery."""
     dead_letters: int
-    """Of its newest attempt. For a batch, as many as its events that were not taken; it may be delivered and have some."""
+    """Dead letters of the newest attempt. A delivered batch has one for each event that the receiver rejected."""
     dead_letter: str | None
-    """The id of the newest of them."""
-    dead_letter_state: State | None
+    """The id of the newest dead letter."""
+    dead_letter_state: LetterState | None
 
 
 class Deliveries(pydantic.BaseModel):
@@ -73,20 +75,20 @@ class Deliveries(pydantic.BaseModel):
 
     items: list[Delivery]
     next_cursor: str | None
-    """A page may be empty, and have older ones behind it."""
+    """Cursor of older deliveries. An empty page can have one."""
 
 
-class Story(Delivery):
-    """A delivery and its attempts."""
+class DeliveryHistory(Delivery):
+    """A delivery with its attempts."""
 
     history: list[Attempt]
-    """The newest first, at most 200, and no more than fit into 1 MiB."""
+    """The newest first; at most 200 attempts and 1 MiB."""
 
 
 def list_(call: Call) -> Deliveries:
     """Return a page of deliveries."""
-    wanted = call.query_as(Which)
-    asked = deliveries.Asked(
+    wanted = call.query_as(DeliveryQuery)
+    asked = deliveries.DeliverySearch(
         endpoint_id=wanted.endpoint,
         event_type=wanted.event_type,
         tenant_id=wanted.tenant,
@@ -96,25 +98,25 @@ def list_(call: Call) -> Deliveries:
         since=wanted.since,
         until=wanted.until,
     )
-    before = cursor.Moment.read(wanted.cursor) if wanted.cursor else None
-    found = deliveries.search(call.connection, dead_letters.whose(call), asked, before=before, limit=wanted.limit)
+    before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
+    found = deliveries.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
     items = routes.fitting_part([Delivery(**_shown(one)) for one in found.deliveries])
     before = found.before if len(items) == len(found.deliveries) else found.places[len(items) - 1]
     return Deliveries(items=items, next_cursor=None if before is None else before.text())
 
 
-def get(call: Call) -> Story:
+def get(call: Call) -> DeliveryHistory:
     """Return a delivery with its attempts."""
-    customer_id, webhook_id = dead_letters.whose(call), call.path["webhook_id"]
+    customer_id, webhook_id = dead_letters.customer_of(call), call.path["webhook_id"]
     found = deliveries.get(call.connection, customer_id, webhook_id)
     if found is None:
         raise problems.not_found("delivery")
-    asked = archived_attempts.Asked(webhook_id=webhook_id)
+    asked = archived_attempts.AttemptSearch(webhook_id=webhook_id)
     history = archived_attempts.search(call.connection, customer_id, asked, limit=routes.MAX_PAGE)
-    return Story(**_shown(found), history=routes.fitting_part(attempts.shown(history)))
+    return DeliveryHistory(**_shown(found), history=routes.fitting_part(attempts.shown(history)))
 
 
-def _shown(one: deliveries.Delivery) -> dict[str, Any]:
+def _shown(one: deliveries.DeliverySummary) -> dict[str, Any]:
     return {
         "webhook_id": one.webhook_id,
         "endpoint": one.endpoint_id,
@@ -137,12 +139,12 @@ def _shown(one: deliveries.Delivery) -> dict[str, Any]:
 ROUTES = (
     Route(
         method="GET", path="/v1/deliveries", name="listDeliveries",
-        summary="The deliveries of the last days, the newest first, each with what has become of it.",
-        scopes=routes.READERS, handler=list_, query=Which, answer=Deliveries,
+        summary="Search the deliveries of the last days, the newest first, each with its status.",
+        scopes=routes.READERS, handler=list_, query=DeliveryQuery, answer=Deliveries,
     ),
     Route(
         method="GET", path="/v1/deliveries/{webhook_id}", name="getDelivery",
-        summary="A delivery of the last days, and its attempts.",
-        scopes=routes.READERS, handler=get, query=Whose, answer=Story,
+        summary="Get a delivery of the last days with its attempts.",
+        scopes=routes.READERS, handler=get, query=CustomerQuery, answer=DeliveryHistory,
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Have what an endpoint did not take delivered again, once it is repaired.
+"""Redrive the dead letters of an endpoint once its receiver is repaired.
 
-Runs in the API. A redrive is asked for here, and carried out by `fanout archive`, as for letters named otherwise.
+Runs in the API, which only marks them. `fanout archive` carries out the redrives.
 """
 
 from __future__ import annotations
@@ -11,65 +11,65 @@ from pydantic import AwareDatetime
 
 from delivery.model import EndpointStatus
 from subscriptions_db.api.contract import audit, crud, routes
-from subscriptions_db.api.contract.routes import Call, Nothing, Route
+from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letter_actions
-from subscriptions_db.api.deliveries.dead_letter_actions import Limit, Marked
+from subscriptions_db.api.deliveries.dead_letter_actions import Limit, MarkedLetters
 from subscriptions_db.api.deliveries.dead_letters import Cursor
 from subscriptions_db.archive.search import archived_dead_letters
-from subscriptions_db.archive.search.archived_dead_letters import State
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 
 
-class Recover(Nothing):
-    """From when on."""
+class RecoverEndpoint(NoParameters):
+    """The dead letters of an endpoint to redrive."""
 
     since: AwareDatetime
-    """What was given up at this time or later, and waits."""
+    """Redrive the waiting dead letters that were dead-lettered at this time or later."""
     cursor: Cursor | None = None
-    """`next_cursor` of the request before."""
+    """`next_cursor` of the previous request."""
     limit: Limit = dead_letter_actions.MAX_MARKED
 
 
-class Recovered(Marked):
-    """How many letters are delivered again, how to go on, and whether they can be."""
+class RecoveredEndpoint(MarkedLetters):
+    """The number of redriven dead letters, where to continue, and the status of the endpoint."""
 
     status: EndpointStatus
-    """The endpoint's, which stays as it is."""
+    """The status of the endpoint, which this request does not change."""
     detail: str
-    """For a person: what is still to be done, if anything."""
+    """For people: what keeps the redriven deliveries waiting. Empty: nothing does."""
 
 
 _DETAILS = {
     EndpointStatus.ACTIVE: "",
-    EndpointStatus.PAUSED: "the endpoint is paused: what is redriven waits until it is resumed",
-    EndpointStatus.DISABLED: "the endpoint is disabled: what is redriven waits until it is enabled",
+    EndpointStatus.PAUSED: "the endpoint is paused: redriven deliveries wait until it is resumed",
+    EndpointStatus.DISABLED: "the endpoint is disabled: redriven deliveries wait until it is enabled",
 }
 
 
-def recover(call: Call) -> Recovered:
-    """Ask for the letters of an endpoint that wait to be delivered again, a bounded number at a time."""
-    wanted, endpoint_id = call.body_as(Recover), call.path["endpoint_id"]
-    endpoint = crud.found(call, "endpoint", endpoint_id)
+def recover(call: Call) -> RecoveredEndpoint:
+    """Request the redrive of an endpoint's waiting dead letters, a bounded number at a time."""
+    wanted, endpoint_id = call.body_as(RecoverEndpoint), call.path["endpoint_id"]
+    endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     customer_id = endpoint["customer"]
     marked = archived_dead_letters.mark_all(
         call.connection,
         customer_id,
-        Selection(endpoint_id=endpoint_id, since=wanted.since),
-        State.REDRIVING,
+        DeadLetterSearch(endpoint_id=endpoint_id, since=wanted.since),
+        LetterState.REDRIVING,
         after=dead_letter_actions.position_behind(wanted.cursor),
         limit=wanted.limit,
         now=dt.datetime.now(dt.UTC),
     )
-    told = {"since": wanted.since.isoformat(), "count": marked.count, "until": str(marked.until)}
-    audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=told)
+    after = {"since": wanted.since.isoformat(), "count": marked.count, "until": str(marked.until)}
+    audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=after)
     status = EndpointStatus(endpoint["status"])
-    return Recovered(**dict(dead_letter_actions.shown(marked)), status=status, detail=_DETAILS[status])
+    return RecoveredEndpoint(**dict(dead_letter_actions.shown(marked)), status=status, detail=_DETAILS[status])
 
 
 ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/recover", name="recoverEndpoint",
-        summary="Have all dead letters of an endpoint that wait, given up since a time, delivered again. Enables nothing.",
-        scopes=routes.ADMINS, handler=recover, body=Recover, answer=Recovered, is_change=True,
+        summary="Redrive the waiting dead letters of an endpoint since a time. The endpoint's status stays unchanged.",
+        scopes=routes.ADMINS, handler=recover, body=RecoverEndpoint, answer=RecoveredEndpoint, is_change=True,
     ),
 )  # fmt: skip

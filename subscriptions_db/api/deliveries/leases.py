@@ -1,4 +1,4 @@
-"""What pollers do: lease letters, acknowledge them, give them back.
+"""Lease, acknowledge (ack) and return (nack) dead letters, for pollers.
 
 Runs in the API.
 """
@@ -13,118 +13,118 @@ from pydantic import Field
 
 from delivery import errors
 from subscriptions_db.api.contract import problems, routes
-from subscriptions_db.api.contract.routes import Awaited, Call, Nothing, Route, WaitS, Whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, Route, WaitS
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
-from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, Letter, whose
+from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
 from subscriptions_db.archive.search import consumers, cursor
 
 Seconds = Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)]
 
 
-class Lease(Nothing):
-    """What a poller asks for."""
+class LeaseRequest(NoParameters):
+    """A request to lease dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
     lease_s: Seconds = 60
-    """For how long nobody else is given them."""
+    """Seconds during which no other poller of the consumer gets them."""
     wait_s: WaitS = 0
-    """How long to wait for a letter when there is none; at most `api.max_poll_s`."""
+    """Seconds to wait if there is no dead letter; at most `api.max_poll_s`."""
 
 
-class LeasedLetter(Letter):
-    """A letter that a poller has for a while."""
+class LeasedDeadLetter(DeadLetter):
+    """A dead letter that is leased to a poller."""
 
     receipt: str
-    """To acknowledge it with, or to give it back."""
+    """The receipt handle for ack and nack."""
     times: int
-    """How often it was given to a poller of this consumer, this time included."""
+    """How often this consumer leased it, this lease included."""
     leased_until: dt.datetime
 
 
-class Leased(pydantic.BaseModel):
-    """What a poll has given."""
+class LeasedDeadLetters(pydantic.BaseModel):
+    """The leased dead letters."""
 
-    items: list[LeasedLetter]
+    items: list[LeasedDeadLetter]
     has_more: bool
-    """Whether to poll on at once."""
+    """True: there may be more. Poll again at once."""
 
 
-class Receipts(Nothing):
-    """Letters that a poller has."""
+class ReceiptHandles(NoParameters):
+    """Receipt handles of leased dead letters."""
 
     receipts: Annotated[list[Annotated[str, Field(max_length=cursor.MAX_CHARS)]], Field(max_length=1000)]
 
 
-class GivenBack(Receipts):
-    """Letters that cannot be handled now."""
+class NackRequest(ReceiptHandles):
+    """Receipt handles of dead letters to return to the consumer."""
 
     wait_s: Seconds = 0
-    """After how long they are given again."""
+    """Seconds before they can be leased again."""
 
 
-class Done(pydantic.BaseModel):
-    """Of which letters it was done, by their ids. Missing: what another poller has by now, or was done before."""
+class SettledLetters(pydantic.BaseModel):
+    """The ids of the settled dead letters. Missing ones are leased to another poller by now, or were settled before."""
 
     letters: list[str]
 
 
-def lease(call: Call) -> Leased | Awaited:
-    """Give letters to a poller; when there is none, it may wait for one."""
-    wanted, now = call.body_as(Lease), dt.datetime.now(dt.UTC)
+def lease(call: Call) -> LeasedDeadLetters | LongPoll:
+    """Lease dead letters to a poller, or start a long poll if there is none and the request has `wait_s`."""
+    wanted, now = call.body_as(LeaseRequest), dt.datetime.now(dt.UTC)
     try:
         polled = consumers.lease(
-            call.connection, whose(call), call.path["consumer_id"], limit=wanted.limit, lease_s=wanted.lease_s, now=now
+            call.connection, customer_of(call), call.path["consumer_id"], limit=wanted.limit, lease_s=wanted.lease_s, now=now
         )
-    except errors.RegistrationError:  # it says that there is none
+    except errors.RegistrationError:  # the consumer does not exist
         raise problems.not_found("consumer") from None
     items = [
-        LeasedLetter(
+        LeasedDeadLetter(
             receipt=one.receipt.text(), times=one.times, leased_until=one.until, **dict(dead_letters.shown(one.letter))
         )
         for one in polled.leased
     ]
-    answer = Leased(items=items, has_more=polled.has_more)
-    return answer if items or polled.has_more or not wanted.wait_s else Awaited(answer, wanted.wait_s)
+    answer = LeasedDeadLetters(items=items, has_more=polled.has_more)
+    return answer if items or polled.has_more or not wanted.wait_s else LongPoll(answer, wanted.wait_s)
 
 
-def acknowledge(call: Call) -> Done:
-    """Take letters as handled."""
+def ack(call: Call) -> SettledLetters:
+    """Acknowledge dead letters: the consumer does not get them again."""
     receipts = _receipts(call)
-    return _done(call, consumers.acknowledge(call.connection, whose(call), call.path["consumer_id"], receipts))
+    return _done(call, consumers.ack(call.connection, customer_of(call), call.path["consumer_id"], receipts))
 
 
-def give_back(call: Call) -> Done:
-    """Let letters be given again."""
-    receipts, name, wait_s = _receipts(call), call.path["consumer_id"], call.body_as(GivenBack).wait_s
+def nack(call: Call) -> SettledLetters:
+    """Return dead letters: any poller of the consumer can lease them again."""
+    receipts, name, wait_s = _receipts(call), call.path["consumer_id"], call.body_as(NackRequest).wait_s
     now = dt.datetime.now(dt.UTC)
-    return _done(call, consumers.give_back(call.connection, whose(call), name, receipts, now=now, wait_s=wait_s))
+    return _done(call, consumers.nack(call.connection, customer_of(call), name, receipts, now=now, wait_s=wait_s))
 
 
-def _receipts(call: Call) -> list[cursor.Receipt]:
-    return [cursor.Receipt.read(text) for text in call.body_as(Receipts).receipts]
+def _receipts(call: Call) -> list[cursor.ReceiptHandle]:
+    return [cursor.ReceiptHandle.read(text) for text in call.body_as(ReceiptHandles).receipts]
 
 
-def _done(call: Call, positions: list[int]) -> Done:
+def _done(call: Call, positions: list[int]) -> SettledLetters:
     if not positions:
-        consumer_routes.found(call)
-    return Done(letters=[str(position) for position in positions])
+        consumer_routes.existing_consumer(call)
+    return SettledLetters(letters=[str(position) for position in positions])
 
 
 ROUTES = (
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/lease", name="leaseDeadLetters",
-        summary="Take letters that no other poller of this consumer has. Waits for one, if asked to.",
-        scopes=routes.POLLERS, handler=lease, query=Whose, body=Lease, answer=Leased, is_poll=True,
+        summary="Lease dead letters that no other poller of the consumer has. With `wait_s`, wait for one.",
+        scopes=routes.POLLERS, handler=lease, query=CustomerQuery, body=LeaseRequest, answer=LeasedDeadLetters, is_poll=True,
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/ack", name="acknowledgeDeadLetters",
-        summary="Be done with letters: this consumer is not given them again.",
-        scopes=routes.POLLERS, handler=acknowledge, query=Whose, body=Receipts, answer=Done, is_poll=True,
+        summary="Acknowledge dead letters: the consumer does not get them again.",
+        scopes=routes.POLLERS, handler=ack, query=CustomerQuery, body=ReceiptHandles, answer=SettledLetters, is_poll=True,
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/nack", name="giveDeadLettersBack",
-        summary="Have letters given again, to whoever polls, at once or after a wait.",
-        scopes=routes.POLLERS, handler=give_back, query=Whose, body=GivenBack, answer=Done, is_poll=True,
+        summary="Return dead letters to the consumer, at once or after a delay.",
+        scopes=routes.POLLERS, handler=nack, query=CustomerQuery, body=NackRequest, answer=SettledLetters, is_poll=True,
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Deliveries again: all of a time to an endpoint, or the one of an attempt; seen, and cancelled.
+"""Request, list and cancel replays: of a time range of an endpoint, or of the delivery of one attempt.
 
-Runs in the API. A replay is asked for here, and carried out by `fanout archive`.
+Runs in the API, which only stores the request. `fanout archive` carries out the replays.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from pydantic import AwareDatetime, Field
 
 from delivery import errors
 from subscriptions_db.api.contract import audit, crud, cursors, problems, routes
-from subscriptions_db.api.contract.routes import Call, Nothing, Page, Route, Whose
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.search import attempts, cursor
 from subscriptions_db.manifest import manifest
 from subscriptions_db.replays import requests
-from subscriptions_db.replays.requests import One, Range, State
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 
 MAX_DAYS = 31
-"""Of one replay."""
-MAX_UNDER_WAY = 1000
-"""Of one customer. Each delivery that is sent again is one."""
+"""Days that one replay may cover."""
+MAX_UNFINISHED = 1000
+"""Unfinished replays of one customer. Each resent delivery counts as one."""
 NEWEST = 2**62
+"""A number above all replay numbers: where a list without a cursor begins."""
 
 
-class NewReplay(Nothing):
-    """What is to be delivered again: what Kafka took in a time, by what is subscribed now."""
+class NewReplay(NoParameters):
+    """The events to deliver again: those of a time range in Kafka that match the present subscriptions."""
 
     since: AwareDatetime
-    """At this time or later …"""
+    """Events appended to Kafka at this time or later."""
     until: AwareDatetime | None = None
-    """… and before this one; null: until now."""
+    """Events appended before this time. Null: until now."""
     event_types: Annotated[list[Text], Field(min_length=1, max_length=50)] | None = None
     """Exact types, or prefix wildcards such as `order.*`. Null: all."""
 
 
 class Replay(pydantic.BaseModel):
-    """What was asked for, and how far it is. Of a time, `since` and `until` are set; of one delivery, `webhook_id` is."""
+    """A replay and its progress. A time range has `since` and `until`; a resent delivery has `webhook_id`."""
 
     id: str
     endpoint: str
@@ -48,16 +49,16 @@ class Replay(pydantic.BaseModel):
     until: dt.datetime | None
     event_types: list[str] | None
     webhook_id: str | None
-    state: State
-    """`done`: all is handed over, and what becomes of it goes on being counted."""
+    state: ReplayState
+    """`done`: every delivery is enqueued in the retry lane. Their outcomes are still counted."""
     reason: str | None
-    """Why it failed: `endpoint_deleted`, `event_gone`, `attempts_not_archived`."""
+    """Why it failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`."""
     is_whole: bool
-    """False: Kafka may hold no more of all that was asked for."""
+    """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
     state_since: dt.datetime
     handed_over: int
-    """Deliveries that the retry lane got. Those that are in none of the next three wait there."""
+    """Deliveries enqueued in the retry lane. Those without an outcome below wait there."""
     delivered: int
     dead_lettered: int
     skipped: int
@@ -70,57 +71,63 @@ class Replays(pydantic.BaseModel):
     next_cursor: str | None
 
 
-class Which(Whose, Page):
-    """Which replays."""
+class ReplayQuery(CustomerQuery, PageQuery):
+    """Search criteria for replays."""
 
     endpoint: manifest.Id | None = None
 
 
 def create(call: Call) -> Replay:
-    """Ask for a time of an endpoint again."""
+    """Request the replay of a time range for an endpoint."""
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
-    endpoint = crud.found(call, "endpoint", endpoint_id)
+    endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     until = wanted.until or now
     if until > now:
-        raise problems.invalid(("until", "is still to come: what comes then is delivered by itself"))
+        raise problems.invalid(("until", "is in the future: later events are delivered anyway"))
     if wanted.since >= until:
-        raise problems.invalid(("since", "is not before until"))
+        raise problems.invalid(("since", "must be before until"))
     if until - wanted.since > dt.timedelta(days=MAX_DAYS):
-        raise problems.invalid(("since", f"is more than {MAX_DAYS} days before until: ask for one part after the other"))
-    asked = Range(since=wanted.since, until=until, event_types=wanted.event_types)
-    return _ask(call, endpoint["customer"], endpoint_id, asked, "a time of this endpoint is being replayed: wait, or cancel it")
+        raise problems.invalid(("since", f"is more than {MAX_DAYS} days before until: ask for several shorter times"))
+    asked = ReplayRange(since=wanted.since, until=until, event_types=wanted.event_types)
+    return _ask(
+        call,
+        endpoint["customer"],
+        endpoint_id,
+        asked,
+        "another replay of this endpoint is unfinished: wait for it, or cancel it",
+    )
 
 
 def resend(call: Call) -> Replay:
-    """Ask for the delivery of an attempt again, whatever has become of it."""
-    customer_id = dead_letters.whose(call)
+    """Request the delivery of an attempt again, whatever its status."""
+    customer_id = dead_letters.customer_of(call)
     attempt = attempts.get(call.connection, customer_id, _place(call))
     if attempt is None:
         raise problems.not_found("attempt")
     if attempt.events > 1 or attempt.subscription_id is None:
-        raise problems.Refused(409, "it was a batch, which is never made the same again: replay its time")
+        raise problems.Refused(409, "the attempt sent a batch, which cannot be built again: replay its time")
     if attempt.topic is None or attempt.partition is None or attempt.offset is None:
-        raise problems.Refused(409, "where its event is was not archived yet by then: replay its time")
-    crud.found(call, "endpoint", attempt.endpoint_id)
-    asked = One(
+        raise problems.Refused(409, "the archive does not know where its event is in Kafka: replay its time")
+    crud.existing_row(call, "endpoint", attempt.endpoint_id)
+    asked = ReplayOne(
         webhook_id=attempt.webhook_id,
         subscription_id=attempt.subscription_id,
         topic=attempt.topic,
         partition=attempt.partition,
         offset=attempt.offset,
     )
-    return _ask(call, customer_id, attempt.endpoint_id, asked, "it is being sent again")
+    return _ask(call, customer_id, attempt.endpoint_id, asked, "this delivery is being resent already")
 
 
 def list_(call: Call) -> Replays:
     """Return a page of replays."""
-    wanted = call.query_as(Which)
+    wanted = call.query_as(ReplayQuery)
     last = cursors.decode(wanted.cursor)
     if last and not last.isdecimal():
-        raise errors.RegistrationError("cursor", "is no cursor of this list")
+        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     found = requests.page(
         call.connection,
-        dead_letters.whose(call),
+        dead_letters.customer_of(call),
         endpoint_id=wanted.endpoint,
         before=min(int(last or NEWEST), NEWEST),
         limit=wanted.limit + 1,
@@ -136,18 +143,18 @@ def get(call: Call) -> Replay:
 
 
 def cancel(call: Call) -> Replay:
-    """Hand nothing more over."""
+    """Cancel a replay: no further deliveries are enqueued."""
     before = _found(call)
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):
-        raise problems.Refused(409, f"the replay is {_found(call).state}: there is nothing to cancel")
-    told = {"before": {"state": before.state}, "after": {"state": State.CANCELLED}}
-    audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **told)
+        raise problems.Refused(409, f"the replay is {_found(call).state}: only an unfinished replay can be cancelled")
+    change = {"before": {"state": before.state}, "after": {"state": ReplayState.CANCELLED}}
+    audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **change)
     return get(call)
 
 
-def _ask(call: Call, customer_id: str, endpoint_id: str, asked: Range | One, otherwise: str) -> Replay:
-    if requests.count_under_way(call.connection, customer_id) >= MAX_UNDER_WAY:
-        raise problems.Refused(409, f"{MAX_UNDER_WAY} replays are under way, the most there may be: wait, or cancel some")
+def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne, otherwise: str) -> Replay:
+    if requests.count_unfinished(call.connection, customer_id) >= MAX_UNFINISHED:
+        raise problems.Refused(409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum: wait, or cancel some")
     made = requests.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:
         raise problems.Refused(409, otherwise)
@@ -159,21 +166,21 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: Range | One, oth
     return answer
 
 
-def _place(call: Call) -> cursor.Moment:
+def _place(call: Call) -> cursor.AttemptPosition:
     try:
-        return cursor.Moment.read(call.path["attempt_id"])
+        return cursor.AttemptPosition.read(call.path["attempt_id"])
     except errors.RegistrationError:
         raise problems.not_found("attempt") from None
 
 
-def _found(call: Call) -> requests.Replay:
-    found = requests.get(call.connection, dead_letters.whose(call), call.path["replay_id"])
+def _found(call: Call) -> requests.ReplayRequest:
+    found = requests.get(call.connection, dead_letters.customer_of(call), call.path["replay_id"])
     if found is None:
         raise problems.not_found("replay")
     return found
 
 
-def shown(replay: requests.Replay) -> Replay:
+def shown(replay: requests.ReplayRequest) -> Replay:
     """Return a replay as the API answers it."""
     asked = {name: getattr(replay.asked, name, None) for name in ("since", "until", "event_types", "webhook_id")}
     return Replay(
@@ -195,25 +202,25 @@ def shown(replay: requests.Replay) -> Replay:
 ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/replays", name="createReplay",
-        summary="Have all that Kafka took in a time delivered to an endpoint again, by what is subscribed now.",
+        summary="Replay a time range for an endpoint, by its present subscriptions.",
         scopes=routes.ADMINS, handler=create, body=NewReplay, answer=Replay, status=201, is_change=True,
     ),
     Route(
         method="POST", path="/v1/attempts/{attempt_id}/resend", name="resendAttempt",
-        summary="Have the delivery of an attempt made again, whatever has become of it.",
-        scopes=routes.ADMINS, handler=resend, query=Whose, answer=Replay, status=201, is_change=True,
+        summary="Resend the delivery of an attempt, whatever its status.",
+        scopes=routes.ADMINS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
     ),
     Route(
-        method="GET", path="/v1/replays", name="listReplays", summary="What was asked for again, the newest first.",
-        scopes=routes.READERS, handler=list_, query=Which, answer=Replays,
+        method="GET", path="/v1/replays", name="listReplays", summary="List replays, the newest first.",
+        scopes=routes.READERS, handler=list_, query=ReplayQuery, answer=Replays,
     ),
     Route(
-        method="GET", path="/v1/replays/{replay_id}", name="getReplay", summary="How far a replay is.",
-        scopes=routes.READERS, handler=get, query=Whose, answer=Replay,
+        method="GET", path="/v1/replays/{replay_id}", name="getReplay", summary="Get a replay and its progress.",
+        scopes=routes.READERS, handler=get, query=CustomerQuery, answer=Replay,
     ),
     Route(
         method="POST", path="/v1/replays/{replay_id}/cancel", name="cancelReplay",
-        summary="Hand nothing more of a replay over. What was handed over is delivered.",
-        scopes=routes.ADMINS, handler=cancel, query=Whose, answer=Replay, is_change=True,
+        summary="Cancel a replay. Deliveries that are enqueued already are still delivered.",
+        scopes=routes.ADMINS, handler=cancel, query=CustomerQuery, answer=Replay, is_change=True,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when, and the fields as they were.
+"""List the audit log: who changed what, when, and the fields before and after.
 
 Runs in the API.
 """
@@ -12,65 +12,67 @@ import pydantic
 
 from delivery import errors
 from subscriptions_db.api.contract import cursors, routes
-from subscriptions_db.api.contract.routes import Call, Page, Route
+from subscriptions_db.api.contract.routes import Call, PageQuery, Route
 from subscriptions_db.postgres.sql import query
 
 NEWEST = 2**62
+"""A number above all entry ids: where a list without a cursor begins."""
 
 
-class Entry(pydantic.BaseModel):
-    """One change."""
+class AuditEntry(pydantic.BaseModel):
+    """One change of the registry or of the archive."""
 
     entry_id: int
     at: dt.datetime
     key_id: str
-    """The API key that made it. Or `command`, the operator by a command; `job`, the job by itself; `callback`, a receiver."""
+    """The API key of the change; or `command` (a `fanout` command), `job` (the job itself), `callback` (a receiver)."""
     login: str | None
-    """By which login to Postgres, for the operator to see. Null: noted by an older version."""
+    """The login to Postgres; operators only. Null: an older version wrote the entry."""
     customer: str | None
     action: str
     entity: str
     entity_id: str
     before: dict[str, Any] | None
-    """The fields that changed, as they were."""
+    """The changed fields before the change."""
     after: dict[str, Any] | None
+    """The changed fields after the change."""
 
 
-class Entries(pydantic.BaseModel):
+class AuditEntries(pydantic.BaseModel):
     """A page of the audit log, the newest first."""
 
-    items: list[Entry]
+    items: list[AuditEntry]
     next_cursor: str | None
 
 
-class Which(Page):
-    """Which entries."""
+class AuditQuery(PageQuery):
+    """Search criteria for audit entries."""
 
     customer: str | None = None
-    """Only of this customer's rows."""
+    """Only entries about rows of this customer."""
 
 
-def list_(call: Call) -> Entries:
+def list_(call: Call) -> AuditEntries:
     """Return a page of the log."""
-    wanted = call.query_as(Which)
+    wanted = call.query_as(AuditQuery)
     last = cursors.decode(wanted.cursor)
     if last and not last.isdecimal():
-        raise errors.RegistrationError("cursor", "is no cursor of this list")
+        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     asked = {"before": min(int(last or NEWEST), NEWEST), "customer": wanted.customer, "limit": wanted.limit + 1}
     rows = call.connection.execute(query("page_of_audit_log"), asked).fetchall()
     items = routes.fitting_part([_shown(call, row) for row in rows[: wanted.limit]])
     more = len(rows) > len(items)
-    return Entries(items=items, next_cursor=cursors.encode(str(items[-1].entry_id)) if more else None)
+    return AuditEntries(items=items, next_cursor=cursors.encode(str(items[-1].entry_id)) if more else None)
 
 
-def _shown(call: Call, row: dict[str, Any]) -> Entry:
+def _shown(call: Call, row: dict[str, Any]) -> AuditEntry:
     login, is_operator = row.pop("login"), call.principal.customer_id is None
-    return Entry(customer=row.pop("customer_id"), login=login if is_operator else None, **row)
+    return AuditEntry(customer=row.pop("customer_id"), login=login if is_operator else None, **row)
 
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/audit-log", name="listAuditLog", summary="What was changed, the newest first.",
-        scopes=routes.READERS, handler=list_, query=Which, answer=Entries,
+        method="GET", path="/v1/audit-log", name="listAuditLog", summary="List the audit log, the newest first.",
+        scopes=routes.READERS, handler=list_, query=AuditQuery, answer=AuditEntries,
     ),
 )  # fmt: skip

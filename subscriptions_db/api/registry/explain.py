@@ -1,6 +1,6 @@
-"""Would this event match, and which rule decides?
+"""Explain whether an event would match subscriptions, and which rule decides.
 
-Runs in the API. Nothing is sent and nothing is changed.
+Runs in the API. Sends and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_EXPLAINED = 100
 
 
 def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
-    """Return the attributes as an event would have them."""
+    """Return the attributes in the form that an event would have; raise ValueError for an invalid one."""
     try:
         return dict(attributes.beside(named, frozenset()))
     except errors.EventRejected as exc:
         raise ValueError(exc.detail) from None
 
 
-class ExplainedEvent(manifest.Part):
-    """An event as it might come."""
+class ExplainedEvent(manifest.ManifestPart):
+    """A hypothetical event."""
 
     type: str = Field(min_length=1, max_length=1024)
     tenant_id: manifest.Id
@@ -43,36 +43,37 @@ class ExplainedEvent(manifest.Part):
     source: str = Field("events", max_length=1024)
     time: str = Field("2026-01-01T00:00:00Z", max_length=64)
     attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
-    """The CloudEvents attributes that have no field here, as `subject`."""
+    """CloudEvents attributes that have no field of their own, such as `subject`."""
     data: Any = None
+    """The payload."""
 
 
-class Explain(manifest.Part):
-    """What is asked."""
+class ExplainRequest(manifest.ManifestPart):
+    """The event to explain."""
 
     event: ExplainedEvent
 
 
 class Explanation(pydantic.BaseModel):
-    """What would become of the event at one subscription. Whether the tenant is known and active is not told."""
+    """The verdict of one subscription on the event. Whether the tenant is known and active is not checked."""
 
     subscription: str
     endpoint: str
     is_due: bool
     rule: explain.Rule
-    """What decides."""
+    """The rule that decides."""
     detail: str
 
 
 class Explanations(pydantic.BaseModel):
-    """What would become of the event at each subscription, of the first 100 by their ids."""
+    """The verdicts of the first 100 subscriptions, sorted by id."""
 
     items: list[Explanation]
-    catalogue: event_types.InCatalogue
+    catalogue: event_types.CatalogueEntry
 
 
 def for_endpoint(call: Call) -> Explanations:
-    """Explain for each subscription to an endpoint."""
+    """Explain an event for each subscription of an endpoint."""
     endpoint_id = call.path["endpoint_id"]
     asked = {"endpoint_id": endpoint_id, "limit": MAX_EXPLAINED}
     ids = [row["id"] for row in call.connection.execute(query("subscriptions_to_endpoint"), asked)]
@@ -80,14 +81,14 @@ def for_endpoint(call: Call) -> Explanations:
 
 
 def for_subscription(call: Call) -> Explanations:
-    """Explain for one subscription."""
+    """Explain an event for one subscription."""
     subscription_id = call.path["subscription_id"]
-    row = crud.found(call, "subscription", subscription_id)
+    row = crud.existing_row(call, "subscription", subscription_id)
     return _explanations(call, row["endpoint"], [subscription_id])
 
 
 def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> Explanations:
-    wanted = call.body_as(Explain).event
+    wanted = call.body_as(ExplainRequest).event
     event = _event(wanted)
     read = registry_reader.read_rows(
         call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
@@ -121,12 +122,12 @@ def _event(wanted: ExplainedEvent) -> Event:
 ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/explain", name="explainForEndpoint",
-        summary="Whether an event would go to an endpoint, by which subscription, and which rule decides.",
-        scopes=routes.READERS, handler=for_endpoint, body=Explain, answer=Explanations,
+        summary="Explain whether an event would go to an endpoint, by which subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_endpoint, body=ExplainRequest, answer=Explanations,
     ),
     Route(
         method="POST", path="/v1/subscriptions/{subscription_id}/explain", name="explainForSubscription",
-        summary="Whether an event would match a subscription, and which rule decides.",
-        scopes=routes.READERS, handler=for_subscription, body=Explain, answer=Explanations,
+        summary="Explain whether an event would match a subscription, and which rule decides.",
+        scopes=routes.READERS, handler=for_subscription, body=ExplainRequest, answer=Explanations,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tenants and their sub-tenants. The operator's alone.
+"""Tenants and their sub-tenants, for operators only.
 
 Runs in the API.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from subscriptions_db.api.contract import crud, routes
-from subscriptions_db.api.contract.routes import Call, Page, Route
+from subscriptions_db.api.contract.routes import Call, PageQuery, Route
 from subscriptions_db.manifest import manifest
 
 
@@ -20,7 +20,7 @@ class Tenant(pydantic.BaseModel):
     id: str
     name: str
     status: str
-    sub_tenants: list[manifest.SubTenant]
+    sub_tenants: list[manifest.ManifestSubTenant]
 
 
 class Tenants(pydantic.BaseModel):
@@ -31,45 +31,45 @@ class Tenants(pydantic.BaseModel):
 
 
 def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
-    departments = [manifest.SubTenant(id=key, name=name) for key, name in sorted(row["sub_tenants"].items())]
+    departments = [manifest.ManifestSubTenant(id=key, name=name) for key, name in sorted(row["sub_tenants"].items())]
     return Tenant(id=row_id, name=row["name"], status=row["status"], sub_tenants=departments)
 
 
 def list_(call: Call) -> Tenants:
     """Return a page of tenants."""
-    items, cursor = crud.page(call, "tenant", crud.each(_tenant))
+    items, cursor = crud.page(call, "tenant", crud.show_each(_tenant))
     return Tenants(items=items, next_cursor=cursor)
 
 
 def get(call: Call) -> Tenant:
     """Return a tenant."""
-    return _tenant(call.path["tenant_id"], crud.found(call, "tenant", call.path["tenant_id"]))
+    return _tenant(call.path["tenant_id"], crud.existing_row(call, "tenant", call.path["tenant_id"]))
 
 
 def put(call: Call) -> Tenant:
-    """Bring a tenant to what is said of it, new or not."""
+    """Create a tenant, or replace its fields."""
     tenant_id = call.path["tenant_id"]
-    crud.hold(call, "tenant", tenant_id)
+    crud.lock(call, "tenant", tenant_id)
     crud.put(call, {"tenants": [{"id": tenant_id} | call.document]}, customer_id=None)
     return get(call)
 
 
 def delete(call: Call) -> None:
-    """Delete a tenant: its events are rejected from now on. Scopes that name it stay."""
+    """Delete a tenant: its events are rejected from now on. Scopes that name it stay unchanged."""
     crud.delete(call, "tenant", call.path["tenant_id"], lambda _: None)
 
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/tenants", name="listTenants", summary="All tenants.",
-        scopes=routes.OPERATOR, handler=list_, query=Page, answer=Tenants,
+        method="GET", path="/v1/tenants", name="listTenants", summary="List tenants.",
+        scopes=routes.OPERATOR, handler=list_, query=PageQuery, answer=Tenants,
     ),
     Route(
-        method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="A tenant.",
+        method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="Get a tenant.",
         scopes=routes.OPERATOR, handler=get, answer=Tenant,
     ),
     Route(
-        method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Register a tenant, or change it.",
+        method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Create or replace a tenant.",
         scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True,
     ),
     Route(

@@ -1,7 +1,7 @@
-"""Send a test event to an endpoint, by the very path on which deliveries go: the same guard, signatures, bounds and limits.
+"""Send a test event to an endpoint with the code of real deliveries: the same guard, signatures and limits.
 
-Runs in the API. What is sent is made in the request's transaction, and sent after it, on the event loop: a slow endpoint must
-not keep a connection to Postgres.
+Runs in the API. The request's transaction builds the test event, and the event loop sends it afterwards: a slow endpoint must
+not occupy a connection to Postgres.
 """
 
 from __future__ import annotations
@@ -42,58 +42,62 @@ from delivery.webhooks.scheduling import limits
 from delivery.webhooks.sending import batch_payload, payload, sender
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import audit, crud, problems, routes
-from subscriptions_db.api.contract.routes import Call, Route, Sending
+from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
 from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.snapshot import registry_reader
 
 MAX_PER_S = 1.0
-"""To one endpoint: a way to see whether it works, and not to load somebody's server with our addresses."""
+"""Test events and questions a second to one endpoint: enough for a check, too few to attack a server from our addresses."""
 MAX_AT_ONCE = 16
 MAX_KNOWN = 10_000
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
-THROUGH = SubscriptionId("test")
+TEST_SUBSCRIPTION = SubscriptionId("test")
 
 
-class TestEvent(manifest.Part):
-    """What is sent: an event of the tenant `fanout-test`."""
+class TestEvent(manifest.ManifestPart):
+    """The test event: an event of the tenant `fanout-test`."""
 
-    __test__ = False  # for pytest
+    __test__ = False  # pytest must not collect it
 
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=r"^[!-~]+$")
     data: Any = Field(default_factory=lambda: {"test": True})
-    """Left out: the type's first example in the catalogue, if it has one."""
+    """The payload. Omitted: the first example of the type in the catalogue, if there is one."""
 
 
-class Tested(pydantic.BaseModel):
-    """What came of one attempt. It stands in no log of deliveries, and is not repeated."""
+class TestResult(pydantic.BaseModel):
+    """The result of one attempt. It is in no delivery log, and is not retried."""
+
+    __test__ = False  # pytest must not collect it
 
     webhook_id: str
     is_delivered: bool
     status: int | None
-    """The HTTP status; null when no response came."""
+    """The HTTP status. Null: no response arrived."""
     error_class: str | None
     detail: str
     response: str
-    """The first bytes of the response."""
+    """The beginning of the response body."""
     duration_ms: float
 
 
-class Trials:
+class TestEventSender:
     """Sends test events, and questions to receivers. Lives on the event loop."""
+
+    __test__ = False  # pytest must not collect it
 
     def __init__(self, network: sender.Transport, address_guard: guard.Guard, timeout_s: float) -> None:
         self._network = network
         self._timeout_s = timeout_s
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
         self._paces: cachetools.LRUCache[EndpointId, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
-        self._under_way = 0
+        self._in_flight = 0
 
-    async def send(self, sending: Sending) -> Tested:
-        """Make one attempt; raise Refused when there were too many."""
-        with self._taking_turns(sending.delivery.endpoint.endpoint_id):
+    async def send(self, sending: PendingSend) -> TestResult:
+        """Make one attempt; raise Refused with 429 or 503 after too many."""
+        with self._within_limits(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
-        return Tested(
+        return TestResult(
             webhook_id=sending.delivery.webhook_id,
             is_delivered=attempt.error_class is None,
             status=attempt.status,
@@ -104,56 +108,60 @@ class Trials:
         )
 
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
-        """Send the request that a target is, without a body; raise Refused as above."""
-        with self._taking_turns(to.endpoint.endpoint_id):
+        """Send a request without a body to a receiver; raise Refused with 429 or 503 after too many."""
+        with self._within_limits(to.endpoint.endpoint_id):
             try:
                 return await self._network.post(to, b"", b"", self._timeout_s)
             except errors.AttemptFailed as exc:
                 return exc
 
     @contextlib.contextmanager
-    def _taking_turns(self, endpoint_id: EndpointId) -> Iterator[None]:
+    def _within_limits(self, endpoint_id: EndpointId) -> Iterator[None]:
         pace = self._paces.setdefault(endpoint_id, limits.Pace(MAX_PER_S))
         now = asyncio.get_running_loop().time()
         if (wait_s := pace.wait_s(now)) > 0:
-            raise problems.Refused(429, "one a second goes to an endpoint", headers={"retry-after": str(math.ceil(wait_s))})
-        if self._under_way >= MAX_AT_ONCE:
-            raise problems.unavailable("too many test events are under way")
+            raise problems.Refused(
+                429,
+                "one endpoint gets at most one test event or question a second",
+                headers={"retry-after": str(math.ceil(wait_s))},
+            )
+        if self._in_flight >= MAX_AT_ONCE:
+            raise problems.unavailable("too many test events are in flight: try again")
         pace.consume(now)
-        self._under_way += 1
+        self._in_flight += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
 
 
 @contextlib.asynccontextmanager
-async def opened(config: settings.Delivery, address_guard: guard.Guard) -> AsyncIterator[Trials]:
-    """Yield what sends test events, with connections of its own."""
+async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> AsyncIterator[TestEventSender]:
+    """Yield a sender with connections of its own."""
     network = transport.Transport(address_guard, max_connections=MAX_AT_ONCE)
     try:
-        yield Trials(network, address_guard, config.attempt_timeout_s)
+        yield TestEventSender(network, address_guard, config.attempt_timeout_s)
     finally:
         await network.close()
 
 
-def send(call: Call) -> Sending:
-    """Make the test event of an endpoint, whatever its status is."""
+def send(call: Call) -> PendingSend:
+    """Build a test event for an endpoint, whatever its status."""
     endpoint_id, wanted = call.path["endpoint_id"], call.body_as(TestEvent)
-    crud.require_permitted(crud.found(call, "endpoint", endpoint_id))
+    crud.require_permitted(crud.existing_row(call, "endpoint", endpoint_id))
     read = registry_reader.read_rows(call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=[])
     endpoint = read.endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:
         raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
     audit.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
-    return Sending(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
+    return PendingSend(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
 
 
 def _with_example(call: Call, wanted: TestEvent) -> TestEvent:
     row = None if "data" in wanted.model_fields_set else catalogue.known(call, wanted.type)
     if row is None or not row["examples"]:
         return wanted
-    event_types.check(None, row["examples"])  # plain SQL registers too
+    event_types.check(None, row["examples"])  # plain SQL can register an invalid example
     return wanted.model_copy(update={"data": row["examples"][0]})
 
 
@@ -171,20 +179,25 @@ def _delivery(endpoint: Endpoint, wanted: TestEvent, now: dt.datetime) -> Delive
     )
     if endpoint.mode is DeliveryMode.BATCH:
         packed = Packed(*event[:7], event.record.topic, 0, 0, event.record.appended_at_ms)
-        webhook_id = batch_payload.webhook_id(endpoint.endpoint_id, [packed], [THROUGH])
-        empty = batch_payload.BatchDelivery(endpoint, webhook_id, b"", b"", b"", [packed], [THROUGH], LeaveReason.COUNT)
+        webhook_id = batch_payload.webhook_id(endpoint.endpoint_id, [packed], [TEST_SUBSCRIPTION])
+        empty = batch_payload.BatchDelivery(
+            endpoint, webhook_id, b"", b"", b"", [packed], [TEST_SUBSCRIPTION], LeaveReason.COUNT
+        )
         return batch_payload.with_content(empty)
     content = payload.content(event, endpoint.content_mode)
     through = Subscription(
-        subscription_id=THROUGH, endpoint_id=endpoint.endpoint_id, event_type=wanted.type, scope=Scope(everything=True)
+        subscription_id=TEST_SUBSCRIPTION,
+        endpoint_id=endpoint.endpoint_id,
+        event_type=wanted.type,
+        scope=Scope(everything=True),
     )
-    return Delivery(event, through, endpoint, payload.webhook_id(event, THROUGH), content.body, content.headers)
+    return Delivery(event, through, endpoint, payload.webhook_id(event, TEST_SUBSCRIPTION), content.body, content.headers)
 
 
 ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/test", name="testEndpoint",
-        summary="Send a test event, signed and guarded as every delivery, and show what came of it.",
-        scopes=routes.ADMINS, handler=send, body=TestEvent, answer=Tested,
+        summary="Send a test event, signed and guarded as every delivery, and show the result.",
+        scopes=routes.ADMINS, handler=send, body=TestEvent, answer=TestResult,
     ),
 )  # fmt: skip

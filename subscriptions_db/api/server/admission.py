@@ -1,6 +1,6 @@
-"""Decide who may come in: which key it is, whether it asks too often, whether the route is for it.
+"""Authenticate the key of a request, limit its rate, and check its scope.
 
-Runs in the API, on its event loop. What is known of a key is kept for some seconds, so that most requests ask Postgres once.
+Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.contract.routes import Route
 
-KNOWN_FOR_S = 3.0
-"""A key that was revoked is answered for so long at most; 5 s are promised."""
-MAX_KNOWN = 10_000
+CACHE_S = 3.0
+"""Seconds a principal is cached, and so the longest that a revoked key still works. docs/api.md promises 5 s."""
+MAX_CACHED_KEYS = 10_000
 BURST_SHARE = 0.2
-MAX_STRANGERS_PER_S = 500.0
-"""Keys that this process has never known are looked up so often a second, all together: each look-up takes a connection to
-Postgres for a moment, and whoever makes keys up has no end of them. A process that starts knows none."""
+MAX_UNKNOWN_KEYS_PER_S = 500.0
+"""Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
+Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
 BEARER = "bearer "
 
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
 
 class Admission:
-    """What this process remembers of the keys that asked."""
+    """Admits requests. Caches the keys that this process has seen."""
 
     def __init__(self, read_key: ReadKey, *, max_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._read_key = read_key
         self._max_per_s = max_per_s
         self._clock = clock
-        self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_KNOWN, KNOWN_FOR_S, timer=clock)
-        self._paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
-        self._strangers = limits.Pace(MAX_STRANGERS_PER_S, BURST_SHARE)
-        self._met: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_KNOWN)
-        """Keys that were known once, whatever has become of them."""
+        self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_CACHED_KEYS, CACHE_S, timer=clock)
+        self._paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
+        self._unknown_keys = limits.Pace(MAX_UNKNOWN_KEYS_PER_S, BURST_SHARE)
+        self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
+        """Digests of keys that were valid once, also if they are revoked or expired by now."""
 
     async def admit(self, authorization: str | None, route: Route) -> Principal:
-        """Return who asks; raise Refused with 401, 403 or 429."""
-        principal = await self.who(authorization)
+        """Return the principal of a request; raise Refused with 401, 403 or 429."""
+        principal = await self.authenticate(authorization)
         self.pace(principal.key_id)
         if principal.scope not in route.scopes:
-            raise problems.Refused(403, f"a key with the scope {principal.scope} may not do this")
+            raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
         return principal
 
-    async def who(self, authorization: str | None) -> Principal:
-        """Return whose key it is; raise Refused with 401."""
+    async def authenticate(self, authorization: str | None) -> Principal:
+        """Return the principal of a key; raise Refused with 401, or with 429 after too many unknown keys."""
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
-        key_id = keys.id_of(text)
+        key_id = keys.key_id_of(text)
         if key_id is None:
             raise _unauthenticated("send the header Authorization: Bearer fk_…")
         digest = hashlib.sha256(text.encode()).digest()
         known = self._known.get(digest)
         if known is None:
-            if digest not in self._met:
-                self._take(self._strangers, "so many unknown keys are asked for")
-            known = keys.recognise(await self._read_key(key_id), text, dt.datetime.now(dt.UTC))
+            if digest not in self._known_once:
+                self._spend(self._unknown_keys, "too many requests with unknown keys")
+            known = keys.authenticate(await self._read_key(key_id), text, dt.datetime.now(dt.UTC))
             if known is None:
-                raise _unauthenticated("the key is not known, or was revoked, or has expired")
-            self._known[digest], self._met[digest] = known, None
+                raise _unauthenticated("the key is unknown, revoked or expired")
+            self._known[digest], self._known_once[digest] = known, None
         return known
 
     def pace(self, key_id: str) -> None:
-        """Raise Refused with 429 when so much is asked with one key, or without one."""
+        """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
         pace = self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))
-        self._take(pace, f"at most {self._max_per_s:g} requests a second are answered to one key")
+        self._spend(pace, f"more than {self._max_per_s:g} requests a second with one key")
 
-    def _take(self, pace: limits.Pace, detail: str) -> None:
+    def _spend(self, pace: limits.Pace, detail: str) -> None:
         wait_s = pace.wait_s(self._clock())
         if wait_s > 0:
             raise problems.Refused(429, detail, headers={"retry-after": str(math.ceil(wait_s))})

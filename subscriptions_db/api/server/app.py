@@ -1,4 +1,4 @@
-"""The HTTP side of the API: from a request on a socket to its answer. What is asked is done on worker threads (handler.py).
+"""The HTTP application: read a request, hand it to a worker thread (handler.py), write the answer.
 
 Runs in `fanout serve`, on an event loop.
 """
@@ -29,15 +29,16 @@ from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.api.server import admission, handler, long_polls, openapi, snapshot_feed, table, transactions
+from subscriptions_db.manifest import mistakes
 from subscriptions_db.registration import receiver_permission
 
 log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 CALLBACK = "callback"
-"""What stands for a key where a receiver answers by its token: in the audit log, and for how often."""
+"""The key id of requests by which receivers answer with a token: in the audit log, and for the rate limit."""
 MAX_SENDING_S = 60.0
-"""Who takes longer to read an answer is cut off. A page of the largest letters has some 35 MB; most answers leave at once."""
+"""Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -46,13 +47,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """The application, with the threads that do its work."""
+    """The application and its worker threads."""
 
-    def __init__(self, config: settings.Settings, opened: transactions.Store, sending: test_events.Trials) -> None:
+    def __init__(self, config: settings.Settings, opened: transactions.Store, sending: test_events.TestEventSender) -> None:
         self._config = config.api
         self._store = opened
-        self._trials = sending
-        self._answerer = handler.Answerer(
+        self._test_events = sending
+        self._answerer = handler.RequestHandler(
             opened,
             opened.ring,
             worker_plans.guard_of(config.delivery),
@@ -61,12 +62,14 @@ class Api:
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
-        self._polls = long_polls.Polls(config.api, self._asked, self._admission.who, self._aside)
-        self._followers = snapshot_feed.Followers(config.api, opened, self._in_thread, self._admission.who, self._aside)
-        self._under_way = 0
+        self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
+        self._followers = snapshot_feed.SnapshotFeed(
+            config.api, opened, self._in_thread, self._admission.authenticate, self._outside_in_flight
+        )
+        self._in_flight = 0
 
     def application(self) -> web.Application:
-        """Return what is served."""
+        """Return the aiohttp application with all routes."""
         app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
         for route in table.ROUTES:
             app.router.add_route(route.method, route.path, functools.partial(self._answer, route))
@@ -78,13 +81,13 @@ class Api:
         return app
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Wait for the worker threads to end."""
         self._threads.shutdown()
 
     async def _answer(self, route: Route, request: web.Request) -> web.Response:
         principal = await self._admitted(route, request)
         body = await _body(request) if route.body else b""
-        asked = handler.Request(
+        asked = handler.ApiRequest(
             principal=principal,
             path=_path(route, request),
             query=_query(request),
@@ -92,17 +95,17 @@ class Api:
             idempotency_key=_idempotency_key(request) if route.is_change else None,
             header=", ".join(request.headers.getall(route.header, [])) or None if route.header else None,
         )
-        answer = await self._asked(route, asked)
+        answer = await self._handle(route, asked)
         if answer.awaited is not None:
             answer = await self._polls.wait(request, route, asked, answer)
         if answer.exchange is not None:
-            said = await self._trials.ask(answer.exchange.to)
+            said = await self._test_events.ask(answer.exchange.to)
             answer = await self._in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)
         document = answer.document
         if answer.sending is not None:
-            document = (await self._trials.send(answer.sending)).model_dump(mode="json")
+            document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
         if answer.content is not None:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
@@ -111,7 +114,7 @@ class Api:
         return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
-        """Return who asks: by its key, or by the token of a receiver that was asked something."""
+        """Return the principal of a request, by its API key or by the token that a receiver was given."""
         if not route.is_open:
             return await self._admission.admit(request.headers.get("authorization"), route)
         self._admission.pace(CALLBACK)
@@ -122,17 +125,17 @@ class Api:
             raise problems.not_found("question, or it can no longer be answered")
         return Principal(CALLBACK, customer_id, Scope.CUSTOMER_ADMIN)
 
-    async def _asked(self, route: Route, asked: handler.Request) -> handler.Answer:
+    async def _handle(self, route: Route, asked: handler.ApiRequest) -> handler.ApiAnswer:
         return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
 
     async def _ready(self, _: web.Request) -> web.Response:
         try:
             await self._in_thread(self._store.require_ready)
         except errors.SettingsError as exc:
-            raise problems.of_error(exc) from exc
+            raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
             log.warning("not ready: %s", exc)
-            raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` has to be run") from exc
+            raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` must be run") from exc
         return await _static(b'{"ok":true}', _)
 
     async def _read_key(self, key_id: str) -> dict[str, Any] | None:
@@ -142,53 +145,56 @@ class Api:
         try:
             return await self._in_thread(read)
         except errors.FanoutError as exc:
-            raise problems.of_error(exc) from exc
+            raise problems.from_error(exc) from exc
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Have a request that waits not count among those under way: such ones have bounds of their own."""
-        self._under_way -= 1
+    def _outside_in_flight(self) -> Iterator[None]:
+        """Exclude a long poll from the in-flight limit; long polls have their own limits."""
+        self._in_flight -= 1
         try:
             yield
         finally:
-            self._under_way += 1
+            self._in_flight += 1
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer whatever happens, in time, with a problem document; write the log line."""
-        self._under_way += 1
+        """Answer every request, in time, and count it as in flight until the answer is sent."""
+        self._in_flight += 1
         try:
             response = await self._answered(request, handler)
             await _send(request, response)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.BOUND]:
-                response = await (handler if self._under_way <= self._config.max_waiting else _full)(request)
+            async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
+                response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
             response = _problem(exc)
         except web.HTTPException as exc:
             response = _problem(_of_http(exc))
         except TimeoutError:
-            response = _problem(problems.unavailable("it took too long"))
+            response = _problem(problems.unavailable("the request took too long: try again"))
             response.force_close()  # a body may still be on its way
         except Exception:
-            # One request must not end the server. No word of what went wrong leaves it.
+            # One request must not end the server. The answer reveals nothing of the error.
             log.exception("api.failed")
-            response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it is in our log"))
-        _tell(request, response.status, time.monotonic() - began)
+            response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the platform's log says what went wrong"))
+        _record(request, response.status, time.monotonic() - began)
         return response
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    """Send an answer while its time lasts. aiohttp would, without end, to who reads nothing of it; what is sent it leaves."""
+    """Send an answer within `MAX_SENDING_S`, else abort the connection.
+
+    aiohttp itself would wait for ever for a client that does not read. It does not send a prepared answer again.
+    """
     try:
         async with asyncio.timeout(MAX_SENDING_S):
             await response.prepare(request)
@@ -197,24 +203,24 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
         log.info("api.cut_off", extra={"after_s": MAX_SENDING_S})
         if request.transport is not None:
             request.transport.abort()
-    except ConnectionError:  # nobody is there any more
+    except ConnectionError:  # the client has disconnected
         pass
 
 
-def _tell(request: web.Request, status: int, took_s: float) -> None:
-    """Write the log line, and count. What is asked for is counted by names of ours only: there are others without end."""
+def _record(request: web.Request, status: int, took_s: float) -> None:
+    """Log and count an answer. Labels name routes, because a client can send any number of other paths and methods."""
     resource = request.match_info.route.resource
     route, method = (resource.canonical, request.method) if resource else (NONE, NONE)
     metrics.API_REQUESTS.labels(route, method, f"{status // 100}xx").inc()
     metrics.API_SECONDS.labels(route).observe(took_s)
-    told = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
-    log.info("api.answered", extra=told | {"duration_ms": round(took_s * 1000, 1)})
+    fields = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
+    log.info("api.answered", extra=fields | {"duration_ms": round(took_s * 1000, 1)})
 
 
 def _json(document: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(document)
-    except TypeError:  # a whole number of more than 64 bits: jsonb gives 1e30 back as one
+    except TypeError:  # an integer of more than 64 bits: jsonb returns 1e30 as one
         return json.dumps(document).encode()
 
 
@@ -223,7 +229,7 @@ async def _static(document: bytes, _: web.Request) -> web.Response:
 
 
 async def _full(_: web.Request) -> web.StreamResponse:
-    raise problems.unavailable("too many requests are under way")
+    raise problems.unavailable("too many requests are in flight: try again")
 
 
 async def _body(request: web.Request) -> bytes:
@@ -237,22 +243,22 @@ def _path(route: Route, request: web.Request) -> dict[str, str]:
     for name, value in request.match_info.items():
         if not _ID.fullmatch(value):
             if route.method == "PUT":
-                raise problems.invalid((name, "is letters, digits and _ . : - and begins with a letter or digit; at most 128"))
+                raise problems.invalid((name, mistakes.WORDS[mistakes.ID_PATTERN]))
             raise problems.not_found(name.removesuffix("_id"))
     return dict(request.match_info)
 
 
 def _query(request: web.Request) -> dict[str, str]:
-    """Return what the query says; raise for a name that stands there twice: one of them would be passed over in silence."""
+    """Return the query parameters; raise Refused for a repeated name, because one value would be ignored silently."""
     if repeated := [name for name in dict(request.query) if len(request.query.getall(name)) > 1]:
-        raise problems.invalid(*((name, "is given more than once") for name in repeated))
+        raise problems.invalid(*((name, "is given more than once: give it once") for name in repeated))
     return dict(request.query)
 
 
 def _idempotency_key(request: web.Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
-        raise problems.invalid(("Idempotency-Key", "is 1 to 255 printable ASCII characters without spaces"))
+        raise problems.invalid(("Idempotency-Key", "must be 1 to 255 printable ASCII characters without spaces"))
     return key
 
 
@@ -266,12 +272,14 @@ def _problem(refused: problems.Refused) -> web.Response:
 
 
 def _of_http(exc: web.HTTPException) -> problems.Refused:
-    """Return what aiohttp itself refuses, in our words."""
+    """Return the problem for a request that aiohttp itself refuses."""
     match exc:
         case web.HTTPMethodNotAllowed():
-            return problems.Refused(405, "see the header Allow", headers={"allow": exc.headers.get("allow", "")})
+            return problems.Refused(
+                405, "use one of the methods in the header Allow", headers={"allow": exc.headers.get("allow", "")}
+            )
         case web.HTTPRequestEntityTooLarge():
             return problems.Refused(413, "the body is larger than api.max_body_bytes")
         case web.HTTPNotFound():
-            return problems.Refused(404, "there is no such path; /v1/openapi.json names them")
-    return problems.Refused(400, "the request is not understood")
+            return problems.Refused(404, "the path does not exist; /v1/openapi.json lists the paths")
+    return problems.Refused(400, "the request cannot be parsed")

@@ -1,4 +1,4 @@
-"""Do what a request asks, in one transaction: once, however often it is repeated with the same `Idempotency-Key`.
+"""Execute a request in one transaction, and only once for each `Idempotency-Key`.
 
 Runs in the API, on its worker threads.
 """
@@ -31,8 +31,8 @@ MAX_KEY_CHARS = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What came, before it is checked."""
+class ApiRequest:
+    """A request before validation."""
 
     principal: Principal
     path: Mapping[str, str]
@@ -43,32 +43,32 @@ class Request:
     """The value of the header that the route reads."""
 
     def digest(self, route: Route) -> bytes:
-        """Return what is the same for a request that is repeated, and for no other."""
+        """Return a digest that is equal for repeats of a request, and different for other requests."""
         asked = [route.name, sorted(self.path.items()), sorted(self.query.items()), hashlib.sha256(self.body).hexdigest()]
         return hashlib.sha256(orjson.dumps(asked)).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What is answered."""
+class ApiAnswer:
+    """The answer to a request, or what must happen before there is one."""
 
     status: int
     document: dict[str, Any] | None
     is_repeated: bool = False
-    sending: routes.Sending | None = None
-    """What is to be sent before there is a document."""
-    exchange: routes.Exchange | None = None
-    """What is to be asked before there is a document."""
-    awaited: routes.Awaited | None = None
-    """How long to wait for another answer than this one."""
-    following: routes.Following | None = None
-    """What is answered to all that follow the registry from there."""
+    sending: routes.PendingSend | None = None
+    """A test event to send; its result is the document."""
+    exchange: routes.PendingQuestion | None = None
+    """A question to send to a receiver; the reply decides the document."""
+    awaited: routes.LongPoll | None = None
+    """Set if the request may wait for a better answer."""
+    following: routes.SnapshotRequest | None = None
+    """Set if the snapshot feed makes the answer."""
     content: bytes | None = None
-    """What is answered in place of a document."""
+    """Bytes to answer in place of a document."""
 
 
-class Answerer:
-    """Answers requests. Safe between threads."""
+class RequestHandler:
+    """Executes requests. Thread-safe."""
 
     def __init__(
         self,
@@ -84,20 +84,24 @@ class Answerer:
         self._bounds = bounds
         self._webhook_origin = webhook_origin
 
-    def answer(self, route: Route, request: Request) -> Answer:
+    def answer(self, route: Route, request: ApiRequest) -> ApiAnswer:
         """Return the answer; raise Refused."""
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
     def conclude(
-        self, route: Route, request: Request, exchange: routes.Exchange, said: transport.Response | errors.AttemptFailed
-    ) -> Answer:
+        self,
+        route: Route,
+        request: ApiRequest,
+        exchange: routes.PendingQuestion,
+        said: transport.Response | errors.AttemptFailed,
+    ) -> ApiAnswer:
         """Return the answer once a receiver has been asked; raise Refused."""
         with self._call(route, request) as call:
-            return Answer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
+            return ApiAnswer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
 
     @contextlib.contextmanager
-    def _call(self, route: Route, request: Request) -> Iterator[routes.Call]:
+    def _call(self, route: Route, request: ApiRequest) -> Iterator[routes.Call]:
         asked, document, body = _checked(route, request)
         is_change = route.is_change or route.is_poll or route.is_validation
         try:
@@ -116,27 +120,27 @@ class Answerer:
                     header=request.header,
                 )
         except errors.FanoutError as exc:
-            raise problems.of_error(exc) from exc
+            raise problems.from_error(exc) from exc
 
 
-def _made(route: Route, call: routes.Call) -> Answer:
+def _made(route: Route, call: routes.Call) -> ApiAnswer:
     match made := route.handler(call):
         case None:
-            return Answer(status=route.status, document=None)
-        case routes.Sending():
-            return Answer(status=route.status, document=None, sending=made)
-        case routes.Exchange():
-            return Answer(status=route.status, document=None, exchange=made)
-        case routes.Following():
-            return Answer(status=route.status, document=None, following=made)
-        case routes.Raw(content):
-            return Answer(status=route.status, document=None, content=content)
-        case routes.Awaited(answer):
-            return Answer(status=route.status, document=answer.model_dump(mode="json"), awaited=made)
-    return Answer(status=route.status, document=made.model_dump(mode="json"))
+            return ApiAnswer(status=route.status, document=None)
+        case routes.PendingSend():
+            return ApiAnswer(status=route.status, document=None, sending=made)
+        case routes.PendingQuestion():
+            return ApiAnswer(status=route.status, document=None, exchange=made)
+        case routes.SnapshotRequest():
+            return ApiAnswer(status=route.status, document=None, following=made)
+        case routes.RawBytes(content):
+            return ApiAnswer(status=route.status, document=None, content=content)
+        case routes.LongPoll(answer):
+            return ApiAnswer(status=route.status, document=answer.model_dump(mode="json"), awaited=made)
+    return ApiAnswer(status=route.status, document=made.model_dump(mode="json"))
 
 
-def _once(route: Route, request: Request, call: routes.Call) -> Answer:
+def _once(route: Route, request: ApiRequest, call: routes.Call) -> ApiAnswer:
     repeated = _claim(call.connection, route, request)
     if repeated is not None:
         return repeated
@@ -145,47 +149,47 @@ def _once(route: Route, request: Request, call: routes.Call) -> Answer:
     return answer
 
 
-def _checked(route: Route, request: Request) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
-    """Return query and body as the route has declared them."""
+def _checked(route: Route, request: ApiRequest) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
+    """Return query, body document and body, validated by the types that the route declares."""
     kind = route.query
     try:
         asked = kind.model_validate(dict(request.query))
         document = _document(request.body) if route.body else {}
-        kind = route.body or routes.Nothing
+        kind = route.body or routes.NoParameters
         return asked, document, kind.model_validate(document)
     except pydantic.ValidationError as exc:
-        raise problems.of_validation(exc, kind) from None
+        raise problems.from_validation(exc, kind) from None
 
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:  # its text quotes nothing
+    except orjson.JSONDecodeError as exc:  # its text quotes nothing of the body
         raise problems.invalid(("", f"the body is not JSON: {exc.msg}")) from None
     if not isinstance(document, dict):
         raise problems.invalid(("", "the body must be a JSON object"))
     return document
 
 
-def _claim(connection: connect.Connection, route: Route, request: Request) -> Answer | None:
-    """Take the key for this request; return what was answered if it had been taken."""
+def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
+    """Claim the idempotency key for this request; return the stored answer if an earlier request claimed it."""
     wanted = _row(request) | {"request_digest": request.digest(route)}
-    connection.execute(query("forget_old_answers"))
+    connection.execute(query("delete_old_answers"))
     if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:
         return None
-    [kept] = connection.execute(query("kept_answer"), wanted).fetchall()
+    [kept] = connection.execute(query("stored_answer"), wanted).fetchall()
     if not hmac.compare_digest(bytes(kept["request_digest"]), wanted["request_digest"]):
-        raise problems.invalid(("Idempotency-Key", "was used for another request: take a new one"))
-    return Answer(status=kept["status"], document=kept["answer"], is_repeated=True)
+        raise problems.invalid(("Idempotency-Key", "was used for a different request: use a new key"))
+    return ApiAnswer(status=kept["status"], document=kept["answer"], is_repeated=True)
 
 
-def _keep(connection: connect.Connection, route: Route, request: Request, answer: Answer) -> None:
+def _keep(connection: connect.Connection, route: Route, request: ApiRequest, answer: ApiAnswer) -> None:
     document = answer.document
     if document is not None and route.shown_once:
         document = document | {route.shown_once: None}
     kept = None if document is None else Jsonb(document)
-    connection.execute(query("keep_answer"), _row(request) | {"status": answer.status, "answer": kept})
+    connection.execute(query("put_answer"), _row(request) | {"status": answer.status, "answer": kept})
 
 
-def _row(request: Request) -> dict[str, Any]:
+def _row(request: ApiRequest) -> dict[str, Any]:
     return {"customer_id": request.principal.customer_id, "idempotency_key": request.idempotency_key}

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the routes' own declarations.
+"""Build the OpenAPI 3.1 document from the route declarations.
 
 Runs in the API and in the command. Pure.
 """
@@ -14,21 +14,21 @@ import pydantic
 from pydantic.json_schema import models_json_schema
 
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.contract.routes import Raw, Route
+from subscriptions_db.api.contract.routes import RawBytes, Route
 
 REF = "#/components/schemas/{model}"
 ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 DESCRIPTION = """\
-Register endpoints and subscriptions, and see what came of it. Errors are problem+json (RFC 9457) and name the field. Lists have
-cursors. A change may carry an `Idempotency-Key`: repeated within a day, it is answered and not done again; what was shown once
-is null then."""
+Register endpoints and subscriptions, and read the results of their deliveries. Errors are problem documents (RFC 9457) that
+name the invalid fields. Lists are paged with cursors. A change may carry an `Idempotency-Key`: a repeat within a day changes
+nothing and returns the first answer. A secret that was shown once is null in a repeated answer."""
 
 Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document of these routes."""
     routes = list(routes)
     models: list[tuple[type[pydantic.BaseModel], Any]] = [(problems.Problem, "serialization")]
     models += [(route.body, "validation") for route in routes if route.body]
@@ -55,7 +55,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
     problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
     success: dict[str, Any] = {"description": "Done."}
-    if route.answer is Raw:
+    if route.answer is RawBytes:
         success["content"] = {"application/octet-stream": {}}
     elif route.answer:
         success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]}}
@@ -63,11 +63,11 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "operationId": route.name,
         "summary": route.summary,
         # Any one of these scopes.
-        "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # none: no key is asked for
+        "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # an empty list: no key is needed
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
             str(route.status): success,
-            **({"304": {"description": "As it was: `ETag` is that of `If-None-Match`."}} if route.is_conditional else {}),
+            **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.is_conditional else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
         },
     }
@@ -80,7 +80,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
 
 
 def _refusals(route: Route) -> list[int]:
-    """Return with which status a route may refuse."""
+    """Return the statuses with which a route may refuse."""
     found = [400, 422, 429, 500, 503]
     found += [] if route.is_open else [401, 403]
     found += [404] if _PARAMETER.search(route.path) else []

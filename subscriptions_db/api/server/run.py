@@ -1,4 +1,4 @@
-"""Serve the API until it is asked to stop.
+"""Start the API, serve it, and stop it.
 
 Runs in `fanout serve`.
 """
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 NAME = "api"
 STOP_TIMEOUT_S = 15.0
 LINGER_S = 1.0
-"""How long the rest of a body is read that was refused, so that the answer arrives before the connection ends."""
+"""Seconds to read the rest of a refused body, so that the client receives the answer before the connection closes."""
 
 
 def run(config: settings.Settings, stop: threading.Event) -> None:
-    """Serve until `stop` is set. What is under way then is answered."""
+    """Serve until `stop` is set, then answer the requests in flight."""
 
     async def until_stopped() -> None:
         async with serving(config, stop) as port:
@@ -42,21 +42,23 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
             await asyncio.to_thread(stop.wait)
 
     uvloop.run(until_stopped())
-    log.info("stopped in order: what was under way is answered")
+    log.info("stopped in order: every request in flight was answered")
 
 
 @contextlib.asynccontextmanager
 async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
-    """Serve inside; yield the port. From when `stop` is set on, the probes say that it stops."""
+    """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops."""
     worker_plans.warn_of_open_guard(config.delivery)
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(transactions.Store(config))
         await asyncio.to_thread(_require_ready, opened)
         watch = health.Watch(pause_reason=functools.partial(_pause_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
-        sending = await stack.enter_async_context(test_events.opened(config.delivery, worker_plans.guard_of(config.delivery)))
+        sending = await stack.enter_async_context(
+            test_events.open_sender(config.delivery, worker_plans.guard_of(config.delivery))
+        )
         api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
-        # The timeout ends a connection on which no whole head of a request has come for so long, however it drips.
+        # The keep-alive timeout also closes a connection whose request head is not complete in time, however slowly it drips.
         timeout_s = config.api.request_timeout_s
         runner = web.AppRunner(
             api.application(),
@@ -74,7 +76,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
             await runner.cleanup()
             raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
         await asyncio.to_thread(_warn_of_rights, opened)
-        # What is there by now stays: 90,000 objects. To look for garbage among them held up every request for more than 0.1 s.
+        # These 90,000 objects live as long as the process. Scanning them for garbage delayed every request by more than 0.1 s.
         gc.freeze()
         watch.enter(Phase.RUNNING)
         try:
@@ -84,7 +86,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
 
 
 def _require_ready(opened: transactions.Store) -> None:
-    """Raise SettingsError for settings that the registry refuses. Where it cannot be asked, the answers will say so."""
+    """Raise SettingsError for settings that do not fit the registry. If Postgres is away, requests are answered with 503."""
     try:
         opened.require_ready()
     except (errors.RegistryUnavailable, errors.RegistryOutdated) as exc:
@@ -92,7 +94,7 @@ def _require_ready(opened: transactions.Store) -> None:
 
 
 def _pause_reason(opened: transactions.Store) -> str | None:
-    """Return why no request could be answered now."""
+    """Return why no request can be answered now, for the readiness probe; None if requests can be answered."""
     try:
         opened.require_ready()
     except errors.FanoutError as exc:
@@ -101,13 +103,16 @@ def _pause_reason(opened: transactions.Store) -> str | None:
 
 
 def _warn_of_rights(opened: transactions.Store) -> None:
-    with contextlib.suppress(errors.FanoutError):  # Postgres is away: the answers will say so
+    with contextlib.suppress(errors.FanoutError):  # Postgres is away: requests are answered with 503
         if opened.passes_by_policies():
-            log.warning("api.login passes by row-level security; each request steps down. Give it a login: api.database_url")
+            log.warning(
+                "the API's login to Postgres bypasses row-level security; each request switches to a restricted role. "
+                "Set api.database_url to a restricted login"
+            )
 
 
 def _quiet() -> logging.Logger:
-    """Return a logger for the HTTP server, which would log what is no HTTP, quoted, with a traceback, as an error of ours."""
+    """Return a logger that drops aiohttp's own errors: it would quote malformed requests, with a traceback, at level ERROR."""
     server_log = logging.getLogger(f"{__name__}.http")
     server_log.setLevel(logging.CRITICAL)
     return server_log

@@ -1,4 +1,4 @@
-"""All routes of the API.
+"""The table of all routes of the API.
 
 Runs in the API and in the command.
 """

@@ -1,6 +1,6 @@
-"""The API's connections to Postgres: a pool, and transactions in which the rights of who asks are in force.
+"""The API's connection pool, and transactions with the rights of the request's principal.
 
-Runs in the API, on its worker threads: what it calls is the registry's code, which waits.
+Runs in the API, on its worker threads, because the registry's code blocks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from subscriptions_db.secrets import keyring
 
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
 WAIT_S = 2
-"""How long a request waits for a connection before the answer is 503: with Postgres away, all of them do."""
+"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits so long."""
 
 
 class Store:
-    """Transactions as somebody. Safe between threads."""
+    """Opens transactions for a principal. Thread-safe."""
 
     def __init__(self, config: settings.Settings) -> None:
         self.ring = keyring.KeyRing.from_settings(config.keys)
         self._ring_fits = False
         database = config.database
         url = config.api.database_url.get_secret_value() or database.url.get_secret_value()
-        with connect.refusing_bad_urls():
+        with connect.valid_url_required():
             psycopg.conninfo.conninfo_to_dict(url)
         self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
             url,
@@ -58,9 +58,9 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
-        """Yield a connection in a transaction with the rights of who asks; committed at the end, or nothing is.
+        """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
-        What only reads sees one moment. A change does not: after it has waited for a row, it must see it as it is then.
+        A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -69,26 +69,26 @@ class Store:
             yield connection
 
     def key_row(self, key_id: str) -> dict[str, Any] | None:
-        """Return what is kept of an API key."""
+        """Return the stored row of an API key."""
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
     def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
-        """Return whose endpoint it is that a token's digest may permit deliveries to."""
+        """Return the customer whose endpoint the token of a question belongs to; None if the question is not open."""
         with self._transaction(OPERATOR_ROLE) as connection:
             asked = receiver_permission.open_question(connection, endpoint_id, token)
             return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:
-        """Raise RegistryUnavailable or RegistryOutdated when no request could be answered, SettingsError when none may be."""
+        """Raise RegistryUnavailable or RegistryOutdated if no request can be answered, SettingsError if none may be."""
         self._require_ring()
         with self._transaction(OPERATOR_ROLE) as connection:
             migrate.require_current(connection)
 
     def _require_ring(self) -> None:
-        """Raise SettingsError where the key ring is not the registry's. Asked until it has been found to fit, once.
+        """Raise SettingsError if the key ring does not fit the registry. Checks until it has fitted once.
 
-        So that nothing is done with another one either where Postgres was away at the start.
+        A check at the start alone would not do: Postgres may be away then.
         """
         if not self._ring_fits:
             with self._transaction(OPERATOR_ROLE) as connection:
@@ -96,8 +96,8 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Tell whether the login itself is above row-level security. Each transaction steps down, so this is a warning."""
-        with connect.translating(), self._pool.connection() as connection:
+        """Return whether the login bypasses row-level security. Each transaction switches roles, so this is only a warning."""
+        with connect.translated_errors(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
 
@@ -107,17 +107,17 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self, role: str, customer_id: str = "", begin: str = "begin_read") -> Iterator[connect.Connection]:
-        """Yield a connection in a transaction, which the pool commits or, after an error, rolls back."""
-        with connect.translating(), self._pool.connection() as connection:
-            # One round trip for both statements, which takes a cursor that fills in the values by itself.
+        """Yield a connection in a transaction, which the pool commits, or rolls back after an error."""
+        with connect.translated_errors(), self._pool.connection() as connection:
+            # One round trip for both statements needs a cursor that binds parameters on the client.
             psycopg.ClientCursor(connection).execute(query(begin), {"role": role, "customer_id": customer_id})
             yield connection
 
 
 def _check(connection: connect.Connection) -> None:
-    """Raise for a connection that broke while it lay idle, so that it is replaced before somebody meets it.
+    """Raise for a connection that broke while idle, so that the pool replaces it.
 
-    Nobody says anything on one that is well. So Postgres is asked only where there is something to hear, such as its end.
+    A healthy idle connection receives no data. Only a connection with data to read, such as its end, is checked by a query.
     """
     idle = select.poll()
     idle.register(connection.fileno(), select.POLLIN)

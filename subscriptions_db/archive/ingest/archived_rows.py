@@ -1,6 +1,6 @@
-"""What the archive keeps of a dead letter and of an attempt, made from what the job wrote. Pure.
+"""Convert decoded records of the job to the archive's rows. Pure.
 
-Runs in `fanout archive`. The records come decoded (delivery.webhooks.results). One that the job cannot have written raises
+Runs in `fanout archive`. delivery.webhooks.results decodes the records. A record that the job cannot have written raises
 RecordUnreadable.
 """
 
@@ -23,23 +23,23 @@ from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import Attempted, BatchEntry, Entry, RedrivenEntry, Unattempted
 from delivery.webhooks.results.log_records import LogRecord
 from subscriptions_db import disclosure
-from subscriptions_db.archive.notifications.endpoint_health import Seen
-from subscriptions_db.replays.progress import Ended
+from subscriptions_db.archive.notifications.endpoint_health import Signal
+from subscriptions_db.replays.progress import ReplayCounts
 
 MAX_CHARS = 255
-"""How much is kept of what is asked for: more than a subscription's pattern may have."""
+"""Stored characters of a searchable text: more than the pattern of a subscription may have."""
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _OUTCOMES: dict[type, str] = {
     **dict.fromkeys(log_entries.SKIPPED, OutcomeKind.SKIPPED.value),
     **dict.fromkeys(log_entries.POSTPONED, OutcomeKind.POSTPONED.value),
     **dict.fromkeys(log_entries.DEAD_LETTERED, OutcomeKind.DEAD_LETTERED.value),
 }
-"""By the type of an entry that tells of no attempt."""
+"""Type of a log entry without an attempt → its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterRow:
-    """A dead letter, as its table has it."""
+class DeadLetterRow:
+    """A row of the table of dead letters."""
 
     customer_id: str
     endpoint_id: str
@@ -50,15 +50,15 @@ class LetterRow:
     dead_lettered_at: dt.datetime
     payload: bytes
     letter: bytes
-    """The record as it was written, less the payload."""
+    """The record of the dead-letter topic without the payload."""
     batch_webhook_id: str | None = None
-    """Of the batch that it was sent in; None: it was sent alone."""
+    """The `webhook-id` of the batch that contained the event; None: the event was sent alone."""
 
 
 class AttemptRow(NamedTuple):
-    """A request to an endpoint and its result, as the table has it; or, without a request, the result of a delivery.
+    """A row of the table of attempts: a request and its result, or the outcome of a delivery without a request.
 
-    A NamedTuple, because a busy platform has thousands of them a second, and a frozen dataclass takes much longer to make.
+    A NamedTuple, because a busy platform creates thousands a second, and a frozen dataclass takes much longer to create.
     """
 
     started_at: dt.datetime
@@ -71,23 +71,23 @@ class AttemptRow(NamedTuple):
     subscription_id: str | None
     events: int
     attempt: int
-    """The first is 1. 0: there was none, see `outcome`."""
+    """Attempt number; the first attempt is 1. 0: no attempt, see `outcome`."""
     duration_ms: float
     status: int | None
     error_class: str | None
-    """Of what was not attempted, why."""
+    """Without an attempt: the reason."""
     detail: str
     outcome: str | None = None
-    """None: an attempt. Else how the delivery has ended without one, or that it is `postponed`; told at `started_at`."""
+    """None: an attempt. Otherwise the outcome of the delivery at `started_at`, including `postponed`."""
     topic: str | None = None
-    """Where its event is in Kafka; None: of a batch, or archived by an older version."""
+    """The position of the event in Kafka. None: a batch, or a row of an older version."""
     partition: int | None = None
     offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedrivenRow:
-    """A note that a letter was handed to the retry lane again."""
+    """A redrive note: a dead letter was enqueued in the retry lane again."""
 
     customer_id: str
     endpoint_id: str
@@ -96,31 +96,31 @@ class RedrivenRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What one Kafka record holds for the archive: a letter, some attempts, notes of redrives, or nothing."""
+class ArchivedRecord:
+    """The archive's rows of one Kafka record: a dead letter, attempts, redrive notes, or nothing."""
 
     topic: str
     partition: int
     offset: int
-    letter: LetterRow | None = None
+    letter: DeadLetterRow | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-    """What it tells of replays."""
-    seen: list[Seen] = field(default_factory=list)
-    """What it says of endpoints' conditions."""
+    replay_counts: list[ReplayCounts] = field(default_factory=list)
+    """Outcomes of replayed deliveries."""
+    signals: list[Signal] = field(default_factory=list)
+    """Signals about the health of endpoints."""
     redriven: list[RedrivenRow] = field(default_factory=list)
 
-    def without_rows(self) -> Taken:
-        """Return that the record was seen, and that nothing of it is kept."""
-        return Taken(topic=self.topic, partition=self.partition, offset=self.offset)
+    def without_rows(self) -> ArchivedRecord:
+        """Return the position of the record without its rows."""
+        return ArchivedRecord(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
-def letter_row(letter: DeadLetter, document: dict[str, Any]) -> LetterRow:
-    """Return the row of a dead letter. `document` is all of its record, also what a newer version wrote there."""
-    payload = letter.event().data  # a redrive will need all of the event
+def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
+    """Return the row of a dead letter. `document` is its whole record, including fields of a newer version."""
+    payload = letter.event().data  # raises for an event that a redrive could not use
     shown = disclosure.letter(document)
     del shown["payload_base64"]
-    return LetterRow(
+    return DeadLetterRow(
         customer_id=_registry_id(letter.customer_id),
         endpoint_id=_registry_id(letter.endpoint_id),
         tenant_id=_registry_id(letter.tenant_id),
@@ -134,19 +134,19 @@ def letter_row(letter: DeadLetter, document: dict[str, Any]) -> LetterRow:
     )
 
 
-def written(letter: bytes, payload: bytes) -> bytes:
-    """Return the record of the dead-letter topic again. Its fields are in their order, but the payload is the last."""
+def topic_record(letter: bytes, payload: bytes) -> bytes:
+    """Return the record of the dead-letter topic, rebuilt. The fields keep their order, except that the payload comes last."""
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
 
 def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
-    """Return the attempts in a record of the log, written `at`, and what was not attempted."""
+    """Return the rows of a record of the attempts topic that was written `at`."""
     endpoint_id, customer_id = _registry_id(record.endpoint_id), _registry_id(record.customer_id)
     return [_attempt_row(entry, endpoint_id, customer_id, at) for entry in record.entries if _is_kept(entry)]
 
 
 def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
-    """Tell whether an entry has a row. A batch that could not be made has no id: its letters tell of it."""
+    """Return whether an entry gets a row. A batch that could not be built has no id; its dead letters report it."""
     if isinstance(entry, RedrivenEntry):
         return False
     return isinstance(entry, log_entries.ATTEMPTED) or bool(entry.webhook_id)
@@ -180,7 +180,7 @@ def _attempt_row(entry: Attempted | Unattempted, endpoint_id: str, customer_id: 
 
 
 def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
-    """Return the notes of redrives in such a record."""
+    """Return the redrive notes of a record of the attempts topic."""
     return [
         RedrivenRow(
             customer_id=_registry_id(record.customer_id),
@@ -193,24 +193,24 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
     ]
 
 
-def ended(record: LogRecord) -> list[Ended]:
-    """Return what such a record tells of replays: dead letters are in their topic."""
-    return list(_ended(record))
+def replay_counts(record: LogRecord) -> list[ReplayCounts]:
+    """Return the outcomes of replayed deliveries in a record of the attempts topic, except dead letters."""
+    return list(_replay_counts(record))
 
 
-def ended_of_letter(letter: DeadLetter) -> list[Ended]:
-    """Return what a dead letter tells of a replay."""
-    return [Ended(_text(letter.replay), dead_lettered=1)] if letter.replay else []
+def replay_counts_of_dead_letter(letter: DeadLetter) -> list[ReplayCounts]:
+    """Return the outcome of a replayed delivery that was dead-lettered."""
+    return [ReplayCounts(_text(letter.replay), dead_lettered=1)] if letter.replay else []
 
 
-def _ended(record: LogRecord) -> Iterator[Ended]:
+def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
     for entry in record.entries:
         if not entry.replay:
             continue
         if isinstance(entry, log_entries.ATTEMPTED) and entry.error_class is None:
-            yield Ended(_text(entry.replay), delivered=sum(1 for _ in entry.accepted()))
+            yield ReplayCounts(_text(entry.replay), delivered=sum(1 for _ in entry.accepted()))
         elif isinstance(entry, log_entries.SKIPPED):
-            yield Ended(_text(entry.replay), skipped=entry.count)
+            yield ReplayCounts(_text(entry.replay), skipped=entry.count)
 
 
 def _registry_id(value: str) -> str:
@@ -220,7 +220,7 @@ def _registry_id(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return what Postgres takes of a text, and its indexes."""
+    """Return a text that Postgres can store and index: without NUL, of bounded length."""
     return value[:MAX_CHARS].replace("\0", "\ufffd")
 
 

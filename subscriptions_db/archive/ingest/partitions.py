@@ -1,6 +1,6 @@
-"""Keep the archive's days: make those that come, drop those that are kept long enough.
+"""Create and drop the daily partitions of the archive.
 
-Runs in `fanout archive`. A day is a partition, in UTC: to drop one costs nothing, whatever it holds.
+Runs in `fanout archive`. A partition is a day in UTC. Dropping one is cheap, whatever its size.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ import psycopg
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
-Kind = Literal["dead_letters", "attempts"]
+ArchiveTable = Literal["dead_letters", "attempts"]
 AHEAD = 2
-"""So many days are there before they begin, for a process that is away, and for clocks that differ."""
+"""Days whose partitions are created in advance, in case the process is down or clocks differ."""
 
 
-def of(moment: dt.datetime) -> dt.date:
-    """Return the day that a moment belongs to."""
+def day_of(moment: dt.datetime) -> dt.date:
+    """Return the day of a moment, in UTC."""
     return moment.astimezone(dt.UTC).date()
 
 
 def oldest(today: dt.date, retention_days: int) -> dt.date:
-    """Return the oldest day that is kept: what came on it is kept for at least so many whole days."""
+    """Return the oldest day to keep, so that every row is kept for at least `retention_days` whole days."""
     return today - dt.timedelta(days=retention_days)
 
 
 def is_kept(day: dt.date, today: dt.date, retention_days: int) -> bool:
-    """Tell whether there is a place for what belongs to a day. None is made for clocks that are far ahead."""
+    """Return whether rows of a day are archived. Days too far ahead are not, so that a wrong clock creates no partitions."""
     return oldest(today, retention_days) <= day <= today + dt.timedelta(days=AHEAD)
 
 
 def coming(today: dt.date) -> Iterator[dt.date]:
-    """Yield today and the days that are made ahead."""
+    """Yield today and the days to create in advance."""
     for number in range(AHEAD + 1):
         yield today + dt.timedelta(days=number)
 
 
-def make(connection: connect.Connection, kind: Kind, day: dt.date) -> bool:
-    """Make a day if it is missing; tell whether it was."""
-    with connect.translating():
-        row = connection.execute(query("make_archive_day"), {"kind": kind, "day": day}).fetchone()
+def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> bool:
+    """Create the partition of a day if it is missing; return whether it was."""
+    with connect.translated_errors():
+        row = connection.execute(query("create_archive_day"), {"kind": kind, "day": day}).fetchone()
     return bool(row and row["made"])
 
 
-def drop(connection: connect.Connection, kind: Kind, before: dt.date) -> list[str]:
-    """Drop the days before one, and return their names. Where pollers are in the way, none is: the next call does it.
+def drop(connection: connect.Connection, kind: ArchiveTable, before: dt.date) -> list[str]:
+    """Drop the partitions before a day, and return their names. If readers hold locks, drop none; the next call tries again.
 
-    A lock that is waited for holds up everybody who comes later, so it is not waited for long.
+    A waiting lock request blocks all later readers, so the lock timeout is short.
     """
-    with connect.translating():
+    with connect.translated_errors():
         try:
             with connection.transaction():
-                connection.execute(query("do_not_wait_long"))
+                connection.execute(query("set_short_lock_timeout"))
                 rows = connection.execute(query("drop_archive_days"), {"kind": kind, "before": before})
                 return [row["dropped"] for row in rows]
         except psycopg.errors.LockNotAvailable:

@@ -1,7 +1,7 @@
-"""What records of the topics say of an endpoint's condition. Pure.
+"""Extract signals about the health of endpoints from records of the topics. Pure.
 
-Runs in `fanout archive`. Of deliveries of operational events only attempts count: a backlog or dead letters of nothing else
-would be told by one more of them, each time, without end.
+Runs in `fanout archive`. Deliveries of operational events give signals by their attempts only. If their backlog or dead letters
+gave signals too, each operational event could cause another one, without end.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.log_entries import BatchPostponedEntry, Entry, PostponedEntry
 from delivery.webhooks.results.log_records import LogRecord
 from subscriptions_db import disclosure
-from subscriptions_db.archive.ingest.archived_rows import LetterRow
-from subscriptions_db.archive.notifications.endpoint_health import Seen, Sign
+from subscriptions_db.archive.ingest.archived_rows import DeadLetterRow
+from subscriptions_db.archive.notifications.endpoint_health import Signal, SignalKind
 
 
-def of_log(record: LogRecord, at: dt.datetime) -> list[Seen]:
-    """Return the signs in a record of the log, written `at`: those of one kind in a row as one."""
-    signs: list[Seen] = []
-    for sign, times, reason in _signs(record.entries):
-        if signs and signs[-1].sign is sign:
-            signs[-1] = signs[-1]._replace(times=signs[-1].times + times, reason=reason)
+def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
+    """Return the signals of a record of the attempts topic written `at`. Consecutive signals of one kind are merged."""
+    signals: list[Signal] = []
+    for kind, times, reason in _signals(record.entries):
+        if signals and signals[-1].kind is kind:
+            signals[-1] = signals[-1]._replace(times=signals[-1].times + times, reason=reason)
         else:
-            signs.append(Seen(record.endpoint_id, record.customer_id, sign, at, times, reason))
-    return signs
+            signals.append(Signal(record.endpoint_id, record.customer_id, kind, at, times, reason))
+    return signals
 
 
-def of_letter(letter: LetterRow, at: dt.datetime) -> list[Seen]:
-    """Return the sign that a dead letter is, written `at`."""
+def dead_letter_signals(letter: DeadLetterRow, at: dt.datetime) -> list[Signal]:
+    """Return the signal of a dead letter written `at`."""
     if letter.tenant_id == PLATFORM:
         return []
-    return [Seen(letter.endpoint_id, letter.customer_id, Sign.DEAD_LETTER, at, reason=letter.reason)]
+    return [Signal(letter.endpoint_id, letter.customer_id, SignalKind.DEAD_LETTER, at, reason=letter.reason)]
 
 
-def _signs(entries: list[Entry]) -> Iterator[tuple[Sign, int, str | None]]:
+def _signals(entries: list[Entry]) -> Iterator[tuple[SignalKind, int, str | None]]:
     for entry in entries:
         if isinstance(entry, log_entries.ATTEMPTED):
             if entry.error_class is None:
-                yield Sign.ACCEPTED, 1, None
+                yield SignalKind.ACCEPTED, 1, None
             elif entry.error_class != errors.LocalFailure.error_class:
-                yield Sign.FAILED, 1, disclosure.word(entry.error_class)
+                yield SignalKind.FAILED, 1, disclosure.word(entry.error_class)
         elif isinstance(entry, BatchPostponedEntry) or (isinstance(entry, PostponedEntry) and entry.tenant_id != PLATFORM):
-            yield Sign.POSTPONED, entry.count, disclosure.word(entry.reason)
+            yield SignalKind.POSTPONED, entry.count, disclosure.word(entry.reason)

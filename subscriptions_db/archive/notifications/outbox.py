@@ -1,7 +1,7 @@
-"""Keep the condition of each endpoint, and the operational events that follow until they are in their topic.
+"""Update endpoint health and keep operational events in an outbox until they are published.
 
-Runs in `fanout archive`. What a record changes is written in the transaction that archives it, and the events with it: so each
-record counts once, and an event that was decided is written, whatever dies when.
+Runs in `fanout archive`. Health and events are written in the transaction that archives the record. So each record counts
+exactly once, and no decided event is lost in a crash.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import msgspec
 from psycopg.types.json import Json, Jsonb
 
 from subscriptions_db.archive.notifications import endpoint_health
-from subscriptions_db.archive.notifications.endpoint_health import Condition, Policy, Seen, Sign, Told
+from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, OperationalEvent, Policy, Signal, SignalKind
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_EVENTS = 1000
-"""Of one turn."""
+"""Events in one page of the outbox."""
 LATE_S = 86_400
-"""What was disabled longer ago is not told: it may be from before anybody was."""
+"""Seconds after which a disabled endpoint is no longer reported: operational events may have been off at the time."""
 
 
-class Waiting(NamedTuple):
-    """An operational event on its way to its topic."""
+class OutboxEvent(NamedTuple):
+    """An operational event that is not published yet."""
 
     event_id: str
     kind: str
@@ -36,69 +36,74 @@ class Waiting(NamedTuple):
     data: dict[str, Any]
 
 
-def take(connection: connect.Connection, seen: Sequence[Seen], policy: Policy) -> None:
-    """Take what is seen of endpoints, in its order. Runs inside the transaction that archives it."""
-    if not seen:
+def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
+    """Apply signals in order, and store the health and the events. Call in the transaction that archives the records."""
+    if not signals:
         return
-    customers = {one.endpoint_id: one.customer_id for one in seen}
-    known, told = _locked(connection, list(customers)), []
+    customers = {one.endpoint_id: one.customer_id for one in signals}
+    known, events = _locked(connection, list(customers)), []
     after = dict(known)
-    for one in seen:
-        after[one.endpoint_id], event = endpoint_health.take(after.get(one.endpoint_id, Condition()), one, policy)
-        told += [event] if event else []
-    _put(connection, {name: found for name, found in after.items() if found != known.get(name, Condition())}, customers, policy)
-    _tell(connection, told)
+    for one in signals:
+        after[one.endpoint_id], event = endpoint_health.apply(after.get(one.endpoint_id, EndpointHealth()), one, policy)
+        events += [event] if event else []
+    _put(
+        connection,
+        {name: found for name, found in after.items() if found != known.get(name, EndpointHealth())},
+        customers,
+        policy,
+    )
+    _put_events(connection, events)
 
 
-def look(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
-    """Take which endpoints were disabled of late, and wake the conditions of which the time has come."""
+def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
+    """Record recently disabled endpoints, and endpoints whose unreported dead letters are due."""
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S)}
-    with connect.translating(), connection.transaction():
+    with connect.translated_errors(), connection.transaction():
         disabled = [
-            Seen(
+            Signal(
                 row["endpoint_id"],
                 row["customer_id"],
-                Sign.DISABLED,
+                SignalKind.DISABLED,
                 now,
                 reason=row["disabled_reason"],
                 since=row["disabled_at"],
             )
-            for row in connection.execute(query("disabled_of_late"), asked)
+            for row in connection.execute(query("recently_disabled_endpoints"), asked)
         ]
         woken = [
-            Seen(row["endpoint_id"], row["customer_id"], Sign.WOKEN, now)
-            for row in connection.execute(query("conditions_to_wake"), asked)
+            Signal(row["endpoint_id"], row["customer_id"], SignalKind.WOKEN, now)
+            for row in connection.execute(query("endpoint_health_due"), asked)
         ]
-        take(connection, [*disabled, *woken], policy)
+        record(connection, [*disabled, *woken], policy)
 
 
-def forget(connection: connect.Connection) -> None:
-    """Forget endpoints that are registered no more."""
-    with connect.translating():
-        connection.execute(query("forget_conditions"))
+def delete_orphans(connection: connect.Connection) -> None:
+    """Delete the health of endpoints that are no longer registered."""
+    with connect.translated_errors():
+        connection.execute(query("delete_orphaned_endpoint_health"))
 
 
 @contextlib.contextmanager
-def turn(connection: connect.Connection) -> Iterator[list[Waiting]]:
-    """Yield events in their order, to be published inside; they wait no more when that has ended well.
+def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
+    """Lock and yield the oldest events, to be published in the context; delete them when it ends without an error.
 
-    A process that dies in between publishes them again, with the same ids.
+    A process that dies before the commit publishes them again, with the same ids.
     """
-    with connect.translating(), connection.transaction():
+    with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("operational_events"), {"limit": MAX_EVENTS}).fetchall()
-        yield [Waiting(**{name: row[name] for name in Waiting._fields}) for row in found]
+        yield [OutboxEvent(**{name: row[name] for name in OutboxEvent._fields}) for row in found]
         if found:
-            connection.execute(query("forget_operational_events"), {"numbers": [row["number"] for row in found]})
+            connection.execute(query("delete_operational_events"), {"numbers": [row["number"] for row in found]})
 
 
-def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, Condition]:
-    """Return what is known of these endpoints; nobody else takes anything until the commit."""
-    connection.execute(query("lock_conditions"))
-    rows = connection.execute(query("conditions"), {"endpoint_ids": endpoint_ids})
-    return {row["endpoint_id"]: msgspec.convert(row["condition"], Condition) for row in rows}
+def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, EndpointHealth]:
+    """Return the health of these endpoints, and lock out other writers of health until the commit."""
+    connection.execute(query("lock_endpoint_health"))
+    rows = connection.execute(query("endpoint_health"), {"endpoint_ids": endpoint_ids})
+    return {row["endpoint_id"]: msgspec.convert(row["condition"], EndpointHealth) for row in rows}
 
 
-def _put(connection: connect.Connection, changed: dict[str, Condition], customers: dict[str, str], policy: Policy) -> None:
+def _put(connection: connect.Connection, changed: dict[str, EndpointHealth], customers: dict[str, str], policy: Policy) -> None:
     if changed:
         columns = {
             "endpoint_ids": list(changed),
@@ -106,17 +111,17 @@ def _put(connection: connect.Connection, changed: dict[str, Condition], customer
             "conditions": [Jsonb(msgspec.to_builtins(found)) for found in changed.values()],
             "wake_at": [found.wake_at(policy) for found in changed.values()],
         }
-        connection.execute(query("put_conditions"), columns)
+        connection.execute(query("put_endpoint_health"), columns)
 
 
-def _tell(connection: connect.Connection, told: list[Told]) -> None:
-    if told:
+def _put_events(connection: connect.Connection, events: list[OperationalEvent]) -> None:
+    if events:
         columns = {
-            "event_ids": [one.event_id for one in told],
-            "kinds": [one.kind.value for one in told],
-            "endpoint_ids": [one.endpoint_id for one in told],
-            "customer_ids": [one.customer_id for one in told],
-            "at": [one.at for one in told],
-            "data": [Json(one.data) for one in told],
+            "event_ids": [event.event_id for event in events],
+            "kinds": [event.kind.value for event in events],
+            "endpoint_ids": [event.endpoint_id for event in events],
+            "customer_ids": [event.customer_id for event in events],
+            "at": [event.at for event in events],
+            "data": [Json(event.data) for event in events],
         }
-        connection.execute(query("tell"), columns)
+        connection.execute(query("put_operational_events"), columns)

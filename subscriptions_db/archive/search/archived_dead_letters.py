@@ -1,7 +1,7 @@
-"""Find archived dead letters, show them, discard them, ask for their redrive.
+"""Search and read archived dead letters, discard them, and request their redrive.
 
-Runs wherever customers or operators ask; each function in the caller's transaction, if there is one. The customer is named in
-every statement, and the tables' policies say the same once more.
+Runs in the API and in the command; each function in the caller's transaction, if there is one. Every statement names the
+customer, and row-level security enforces the same.
 """
 
 from __future__ import annotations
@@ -17,96 +17,98 @@ import orjson
 from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.search import cursor
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""So many letters are looked at in one call; where what is asked for is rare, the next call goes on behind them."""
+"""Dead letters that one call examines. If few of them match, the next call continues after them."""
 
 
-class State(enum.StrEnum):
-    """What has become of a letter in the archive. Acknowledging is each consumer's own, and changes no letter."""
+class LetterState(enum.StrEnum):
+    """The state of an archived dead letter. Acknowledgements belong to consumers and do not change it."""
 
     WAITING = "waiting"
     REDRIVING = "redriving"
-    """Asked for; `fanout archive` hands it over next."""
+    """Requested; `fanout archive` enqueues it next."""
     REDRIVEN = "redriven"
     DISCARDED = "discarded"
 
 
-_FROM = {State.DISCARDED: [State.WAITING], State.REDRIVING: [State.WAITING, State.DISCARDED]}
+_FROM = {LetterState.DISCARDED: [LetterState.WAITING], LetterState.REDRIVING: [LetterState.WAITING, LetterState.DISCARDED]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archived:
-    """A dead letter as the archive has it."""
+class ArchivedDeadLetter:
+    """A dead letter in the archive."""
 
     position: int
     archived_at: dt.datetime
-    state: State
+    state: LetterState
     state_since: dt.datetime
     customer_id: str
     payload: bytes
     """The event's content, byte for byte as its producer wrote it."""
     letter: bytes
-    """All else of the record of the topic."""
+    """The record of the dead-letter topic without the payload."""
 
     @property
     def cursor(self) -> str:
-        """Return the cursor behind it."""
-        return cursor.of_position(self.position)
+        """Return the cursor after this dead letter."""
+        return cursor.letter_cursor(self.position)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it for machines; the payload in base64, as the topic has it."""
-        said = {"letter": self.position, "state": self.state, "archived_at": self.archived_at, "state_since": self.state_since}
+        """Return the dead letter as a document; the payload is base64, as in the topic."""
+        head = {"letter": self.position, "state": self.state, "archived_at": self.archived_at, "state_since": self.state_since}
         document: dict[str, Any] = orjson.loads(self.written())
-        return said | document
+        return head | document
 
     def written(self) -> bytes:
-        """Return it as a record of the dead-letter topic."""
-        return archived_rows.written(self.letter, self.payload)
+        """Return the record of the dead-letter topic."""
+        return archived_rows.topic_record(self.letter, self.payload)
 
 
-class Page(NamedTuple):
-    """Some letters in the order of the archive, and how to go on."""
+class LetterPage(NamedTuple):
+    """A page of dead letters in the order of the archive."""
 
-    letters: list[Archived]
+    letters: list[ArchivedDeadLetter]
     until: int
-    """Up to this position nothing was left out, and nothing will ever come: what becomes visible later is behind it."""
+    """The page is complete up to this position. Dead letters that are archived later have higher positions."""
     has_more: bool
-    """Whether to ask on at once. Else what comes next has still to be archived."""
+    """True: read the next page at once. False: the next dead letter is still to be archived."""
 
 
-def browse(connection: connect.Connection, customer_id: str, selection: Selection, *, after: int, limit: int) -> Page:
-    """Return the letters behind a position that wait and are asked for, as many as fit into an answer.
+def browse(
+    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
+) -> LetterPage:
+    """Return the matching waiting dead letters after a position, as many as fit into an answer.
 
-    A page may be empty and have more behind it.
+    An empty page can have a next one.
     """
     found = find_fitting(connection, customer_id, selection, after=after, limit=limit)
-    return Page(waiting(connection, customer_id, found.positions), found.until, found.has_more)
+    return LetterPage(waiting(connection, customer_id, found.positions), found.until, found.has_more)
 
 
-def get(connection: connect.Connection, customer_id: str, position: int) -> Archived | None:
-    """Return a letter, whatever has become of it; None where the customer has none there."""
-    with connect.translating():
+def get(connection: connect.Connection, customer_id: str, position: int) -> ArchivedDeadLetter | None:
+    """Return a dead letter in any state; None if the customer has none at the position."""
+    with connect.translated_errors():
         row = connection.execute(query("dead_letters_at"), _at(customer_id, [position]), binary=True).fetchone()
     return None if row is None else _archived(row)
 
 
 def discard(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Let letters wait no longer, for no consumer; return which were waiting. They stay in the archive for its retention."""
-    return _mark(connection, customer_id, positions, State.DISCARDED, now)
+    """Discard waiting dead letters, for all consumers; return the discarded ones. They stay in the archive."""
+    return _mark(connection, customer_id, positions, LetterState.DISCARDED, now)
 
 
 def redrive(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Ask for letters to be delivered again; return which were waiting or discarded. `fanout archive` hands them over."""
-    return _mark(connection, customer_id, positions, State.REDRIVING, now)
+    """Request the redrive of waiting or discarded dead letters; return the marked ones. `fanout archive` enqueues them."""
+    return _mark(connection, customer_id, positions, LetterState.REDRIVING, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
-    """How many letters were marked, and how to go on."""
+class MarkResult:
+    """The number of marked dead letters, and where to continue."""
 
     count: int
     until: int
@@ -116,92 +118,95 @@ class Marked:
 def mark_all(
     connection: connect.Connection,
     customer_id: str,
-    selection: Selection,
-    state: State,
+    selection: DeadLetterSearch,
+    state: LetterState,
     *,
     after: int,
     limit: int,
     now: dt.datetime,
-) -> Marked:
-    """Discard or redrive at most `limit` of the waiting letters that are asked for, as `browse` gives them."""
+) -> MarkResult:
+    """Mark at most `limit` of the matching waiting dead letters as discarded or redriving, in the order of `browse`."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
     marked = _mark(connection, customer_id, found.positions, state, now)
-    return Marked(count=len(marked), until=found.until, has_more=found.has_more)
+    return MarkResult(count=len(marked), until=found.until, has_more=found.has_more)
 
 
-class Found(NamedTuple):
-    """As Page, less the letters."""
+class FoundLetters(NamedTuple):
+    """The positions of a page of dead letters; see LetterPage for `until` and `has_more`."""
 
     positions: list[int]
     until: int
     has_more: bool
 
 
-def find(connection: connect.Connection, customer_id: str, selection: Selection, *, after: int, limit: int) -> Found:
-    """Return where the letters of a page are."""
+def find(
+    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
+) -> FoundLetters:
+    """Return the positions of the matching waiting dead letters after a position."""
     asked = {"customer_id": customer_id, "after": after, "limit": limit, "most": MAX_LOOKED_AT}
-    with connect.translating():
+    with connect.translated_errors():
         row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
     return page(row or {}, after=after)
 
 
 def find_fitting(
-    connection: connect.Connection, customer_id: str, selection: Selection, *, after: int, limit: int, held: int = 0
-) -> Found:
-    """As `find`, but no more letters than fit into an answer that holds `held` bytes already."""
+    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int, held: int = 0
+) -> FoundLetters:
+    """Return the positions that `find` returns, limited to an answer that has `held` bytes already."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
     positions = found.positions[: answer_size.count(sizes(connection, customer_id, found.positions), held=held)]
     if len(positions) == len(found.positions):
         return found
-    return Found(positions, positions[-1] if positions else after, has_more=True)
+    return FoundLetters(positions, positions[-1] if positions else after, has_more=True)
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return how many bytes each of these letters takes in an answer, in the order of the positions; 0 for one that is gone."""
+    """Return the bytes of each dead letter in an answer, in the order of the positions; 0 if it no longer exists."""
     if not positions:
         return []
-    with connect.translating():
+    with connect.translated_errors():
         found = connection.execute(query("dead_letter_sizes"), _at(customer_id, positions)).fetchall()
     known = {row["position"]: int(row["size"]) for row in found}
     return [known.get(position, 0) for position in positions]
 
 
-def page(row: dict[str, Any], *, after: int) -> Found:
-    """Return what an answer of `dead_letters_after` says.
+def page(row: dict[str, Any], *, after: int) -> FoundLetters:
+    """Return the page of a row of `dead_letters_after`.
 
-    1. The page is full: what was looked at ends with its last letter.
-    2. All was looked at, or as many as may be: there may be more only in the second case.
+    1. The page is full: it is complete up to its last dead letter, and there may be more.
+    2. All dead letters were examined: there are no more.
+    3. MAX_LOOKED_AT dead letters were examined: there may be more.
     """
     if row["looked_at"] is None:
-        return Found(row["positions"], row["positions"][-1], has_more=True)
+        return FoundLetters(row["positions"], row["positions"][-1], has_more=True)
     count, last = row["looked_at"]
-    return Found(row["positions"], after if last is None else last, has_more=count == MAX_LOOKED_AT)
+    return FoundLetters(row["positions"], after if last is None else last, has_more=count == MAX_LOOKED_AT)
 
 
-def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[Archived]:
-    """Return those letters that still wait, in their order."""
+def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[ArchivedDeadLetter]:
+    """Return the dead letters at these positions that still wait, in order."""
     if not positions:
         return []
-    with connect.translating():
+    with connect.translated_errors():
         found = connection.execute(query("waiting_dead_letters_at"), _at(customer_id, positions), binary=True)
         return [_archived(row) for row in found]
 
 
 def _mark(
-    connection: connect.Connection, customer_id: str, positions: Sequence[int], state: State, now: dt.datetime
+    connection: connect.Connection, customer_id: str, positions: Sequence[int], state: LetterState, now: dt.datetime
 ) -> list[int]:
     if not positions:
         return []
     asked = _at(customer_id, positions) | {"state": state, "now": now, "from_states": _FROM[state]}
-    with connect.translating():
+    with connect.translated_errors():
         marked = connection.execute(query("mark_dead_letters"), asked)
         return sorted(row["position"] for row in marked)
 
 
 def _at(customer_id: str, positions: Sequence[int]) -> dict[str, Any]:
-    """Return places as the statements have them: with their bounds, by which Postgres knows the partitions."""
+    """Return the parameters for positions. First and last position let Postgres select the partitions."""
     return {"customer_id": customer_id, "positions": list(positions), "first": min(positions), "last": max(positions)}
 
 
-def _archived(row: dict[str, Any]) -> Archived:
-    return Archived(**row | {"state": State(row["state"])})
+def _archived(row: dict[str, Any]) -> ArchivedDeadLetter:
+    return ArchivedDeadLetter(**row | {"state": LetterState(row["state"])})

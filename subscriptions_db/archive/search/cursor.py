@@ -1,6 +1,6 @@
-"""Say a place in the archive as text that customers hand back, and read it. Pure.
+"""Encode and decode positions in the archive as opaque text: cursors and receipt handles. Pure.
 
-Runs wherever the archive is read. A cursor is no secret and no right: what it leads to is still the asking customer's own.
+Runs wherever the archive is read. A cursor is neither a secret nor a right: every query also names the customer of the request.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-class Receipt(NamedTuple):
-    """What a poller hands back of a letter that it was given."""
+class ReceiptHandle(NamedTuple):
+    """A receipt handle: the position of a leased dead letter and the token of the lease."""
 
     position: int
     token: uuid.UUID
 
     def text(self) -> str:
-        """Return it for the poller."""
+        """Return the receipt handle as text."""
         return _encoded("r", self.position, self.token.hex)
 
     @classmethod
-    def read(cls, text: str) -> Receipt:
-        """Return the receipt that a text is; raise RegistrationError where it is none."""
+    def read(cls, text: str) -> ReceiptHandle:
+        """Return the receipt handle of a text; raise RegistrationError if it is not valid."""
         position, token = _decoded("receipt", "r", text, 2)
         try:
             return cls(_position("receipt", position), uuid.UUID(hex=token))
@@ -39,19 +39,19 @@ class Receipt(NamedTuple):
             raise _no("receipt") from None
 
 
-class Moment(NamedTuple):
-    """A place among attempts, which stand in the order of their time."""
+class AttemptPosition(NamedTuple):
+    """The position of an attempt. Attempts are sorted by time."""
 
     started_at: dt.datetime
     position: int
 
     def text(self) -> str:
-        """Return it for the customer."""
+        """Return the position as text."""
         return _encoded("a", (self.started_at - _EPOCH) // _MICROSECOND, self.position)
 
     @classmethod
-    def read(cls, text: str) -> Moment:
-        """Return the place that a text is; raise RegistrationError where it is none."""
+    def read(cls, text: str) -> AttemptPosition:
+        """Return the position of a text; raise RegistrationError if it is not valid."""
         at, position = _decoded("cursor", "a", text, 2)
         try:
             return cls(_EPOCH + _position("cursor", at) * _MICROSECOND, _position("cursor", position))
@@ -59,13 +59,13 @@ class Moment(NamedTuple):
             raise _no("cursor") from None
 
 
-def of_position(position: int) -> str:
-    """Return the cursor behind a letter."""
+def letter_cursor(position: int) -> str:
+    """Return the cursor after a dead letter."""
     return _encoded("l", position)
 
 
-def position_of(text: str) -> int:
-    """Return the position of a cursor; raise RegistrationError where it is none."""
+def letter_position(text: str) -> int:
+    """Return the position of a dead letter's cursor; raise RegistrationError if it is not valid."""
     [position] = _decoded("cursor", "l", text, 1)
     return _position("cursor", position)
 
@@ -93,4 +93,4 @@ def _position(what: str, digits: str) -> int:
 
 
 def _no(what: str) -> errors.RegistrationError:
-    return errors.RegistrationError(what, f"is no {what} of the archive: hand back one that it gave, unchanged")
+    return errors.RegistrationError(what, f"is not a valid {what} of the archive: send one from an answer, unchanged")

@@ -1,8 +1,8 @@
-"""Search recent deliveries of a customer, the newest first: each once, with what has become of it.
+"""Search recent deliveries of a customer, the newest first: each delivery once, with its present status.
 
-Runs wherever customers or operators ask. Nothing is kept of a delivery as such: it is made of its records when asked for, of
-attempts, of what was told where there was none, and of dead letters. So it costs the archive next to nothing, and is as it is
-now. It stands where its first record does, among the attempts; what is said there of late ones holds here, too.
+Runs in the API and in the command. The archive has no table of deliveries: a query derives each delivery from its attempts, its
+outcomes without an attempt, and its dead letters. That costs the archive next to nothing, and the status is always current. A
+delivery is sorted by its first record. Records that are archived late are missed as in the search of attempts.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from subscriptions_db.archive.search import attempts, selection
-from subscriptions_db.archive.search.archived_dead_letters import State
-from subscriptions_db.archive.search.cursor import Moment
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.cursor import AttemptPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 1000
-"""So many records are looked at in one call. Fewer than of attempts: of each the others of its delivery are looked up."""
+"""Records that one call examines. Fewer than for attempts, because each needs a look-up of its delivery's other records."""
 MAX_OF_ONE = 200
-"""Of the records of one delivery the newest, by which it is known how it is."""
+"""The newest records of one delivery that decide its status."""
 MAX_LETTERS = 10_000
-"""Of one delivery: as many events as a batch may have."""
+"""Dead letters of one delivery: the maximum number of events of a batch."""
 
 
-class Status(enum.StrEnum):
-    """What has become of a delivery, by the newest that is known of it."""
+class DeliveryStatus(enum.StrEnum):
+    """The status of a delivery, by its newest record."""
 
     DELIVERED = "delivered"
     WAITING = "waiting"
-    """It failed, or was not attempted yet; the retry lane has it."""
+    """It failed, or was not attempted yet; it waits in the retry lane."""
     DEAD_LETTERED = "dead_lettered"
-    """Given up. What has become of its letter since, the letter's state says."""
+    """Given up. The state of the dead letter says whether it was redriven since."""
     SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(selection.Asked):
-    """Which deliveries. The times are those of their first records."""
+class DeliverySearch(selection.SearchFilter):
+    """Search criteria for deliveries. `since` and `until` refer to their first records."""
 
-    status: Status | None = None
+    status: DeliveryStatus | None = None
     reason: str | None = None
     webhook_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """An event for a subscription, or a batch of them, and what has become of it."""
+class DeliverySummary:
+    """One event due to one subscription, or a batch, with its present status."""
 
     webhook_id: str
     endpoint_id: str
@@ -59,58 +59,65 @@ class Delivery:
     subscription_id: str | None
     events: int
     began_at: dt.datetime
-    """Of the first record: when it was first attempted, or told that it is not."""
+    """Time of the first record: the first attempt, or an outcome without an attempt."""
     newest_at: dt.datetime
-    """Of the newest one."""
-    status: Status
+    """Time of the newest record."""
+    status: DeliveryStatus
     reason: str | None
-    """Why it is not delivered: the error class of the newest attempt, or why there was none."""
+    """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt."""
     attempts: int
-    """Among as many records, the newest ones."""
+    """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int
-    """Of its newest attempt: for a batch, as many as its events that were not taken."""
+    """Dead letters of the newest attempt. A batch has one for each rejected event."""
     dead_letter: int | None
-    """Where the newest of them is."""
-    dead_letter_state: State | None
+    """The position of the newest dead letter."""
+    dead_letter_state: LetterState | None
 
 
-class Found(NamedTuple):
-    """Some deliveries, the newest first, and how to go on."""
+class FoundDeliveries(NamedTuple):
+    """A page of deliveries, the newest first."""
 
-    deliveries: Sequence[Delivery]
-    before: Moment | None
-    """The cursor for older ones; None when there are none."""
-    places: Sequence[Moment] = ()
-    """Of each delivery its own."""
+    deliveries: Sequence[DeliverySummary]
+    before: AttemptPosition | None
+    """The cursor of older deliveries; None if there are none."""
+    places: Sequence[AttemptPosition] = ()
+    """The position of each delivery's first record."""
 
 
 def search(
-    connection: connect.Connection, customer_id: str, asked: Asked, *, before: Moment | None = None, limit: int
-) -> Found:
-    """Return the newest deliveries that are asked for, begun before `before`. None may be found, and older ones there still."""
+    connection: connect.Connection,
+    customer_id: str,
+    asked: DeliverySearch,
+    *,
+    before: AttemptPosition | None = None,
+    limit: int,
+) -> FoundDeliveries:
+    """Return the newest matching deliveries that started before `before`. An empty page can have older ones."""
     wanted = attempts.parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
     wanted |= {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}
-    with connect.translating():
-        # Not prepared, as for dead letters.
+    with connect.translated_errors():
+        # Not prepared: the right plan depends on the criteria that are given.
         found = connection.execute(query("deliveries_before"), wanted, prepare=False).fetchall()
-        places = [Moment(row["began_at"], row.pop("position")) for row in found]
+        places = [AttemptPosition(row["began_at"], row.pop("position")) for row in found]
         older = places[-1] if len(found) == limit else attempts.last_looked_at(connection, wanted)
-    return Found(list(map(_delivery, found)), older, tuple(places))
+    return FoundDeliveries(list(map(_delivery, found)), older, tuple(places))
 
 
-def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> Delivery | None:
-    """Return the delivery of an id; None where the customer has none of it in the archive, or no more."""
+def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> DeliverySummary | None:
+    """Return the delivery with this `webhook-id`; None if the archive has no records of it for the customer."""
     asked = {"customer_id": customer_id, "webhook_id": webhook_id}
-    with connect.translating():
-        first = connection.execute(query("first_of_delivery"), asked).fetchone()
+    with connect.translated_errors():
+        first = connection.execute(query("first_record_of_delivery"), asked).fetchone()
     if first is None:
         return None
-    # It stands there, maybe behind more of its own records than are looked at in one call.
-    behind = Moment(first["started_at"], first["position"] + 1)
-    found = search(connection, customer_id, Asked(webhook_id=webhook_id), before=behind, limit=1).deliveries
+    # Search from its first record: it may have more records than one call examines.
+    behind = AttemptPosition(first["started_at"], first["position"] + 1)
+    found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), before=behind, limit=1).deliveries
     return next(iter(found), None)
 
 
-def _delivery(row: dict[str, Any]) -> Delivery:
+def _delivery(row: dict[str, Any]) -> DeliverySummary:
     state = row.pop("dead_letter_state")
-    return Delivery(**row | {"status": Status(row["status"]), "dead_letter_state": None if state is None else State(state)})
+    return DeliverySummary(
+        **row | {"status": DeliveryStatus(row["status"]), "dead_letter_state": None if state is None else LetterState(state)}
+    )

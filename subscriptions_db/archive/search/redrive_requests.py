@@ -1,6 +1,6 @@
-"""Give the letters whose redrive was asked for to who hands them over, and take note that they were.
+"""Claim the dead letters whose redrive was requested, and mark them as redriven once they are enqueued.
 
-Runs in `fanout archive`. Asking changes the archive only, so that whoever asks needs no Kafka, and no answer waits for it.
+Runs in `fanout archive`. A request changes the archive only, so the API needs no Kafka, and its answers do not wait for it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LETTERS, MAX_BYTES = 1000, 16 * 1024 * 1024
-"""Of one turn."""
+"""Dead letters in one page, and their total bytes."""
 
 
-class Asked(NamedTuple):
-    """A letter to hand over, and where it is in its topic."""
+class RedriveRequest(NamedTuple):
+    """A dead letter to enqueue, and its position in the dead-letter topic."""
 
     written: bytes
     topic: str
@@ -28,16 +28,16 @@ class Asked(NamedTuple):
 
 
 @contextlib.contextmanager
-def turn(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[Asked]]:
-    """Yield letters in their order, to be handed over inside; they are redriven when that has ended well.
+def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
+    """Lock and yield the oldest requests, to be enqueued in the context; mark them redriven when it ends without an error.
 
-    A process that dies in between hands them over again, with the same `webhook-id`s.
+    A process that dies before the commit enqueues them again, with the same `webhook-id`s.
     """
-    with connect.translating(), connection.transaction():
-        found = connection.execute(query("redriving_dead_letters"), {"limit": MAX_LETTERS, "bytes": MAX_BYTES}).fetchall()
+    with connect.translated_errors(), connection.transaction():
+        found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": MAX_BYTES}).fetchall()
         yield [
-            Asked(
-                archived_rows.written(row["letter"], row["payload"]),
+            RedriveRequest(
+                archived_rows.topic_record(row["letter"], row["payload"]),
                 row["letter_topic"],
                 row["letter_partition"],
                 row["letter_offset"],
@@ -45,4 +45,4 @@ def turn(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[A
             for row in found
         ]
         if found:
-            connection.execute(query("redriven_dead_letters"), {"positions": [row["position"] for row in found], "now": now})
+            connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})

@@ -1,4 +1,4 @@
-"""Which dead letters of a customer somebody asks for, and what is asked of attempts alike. Pure."""
+"""Search criteria for dead letters, attempts and deliveries. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What both are asked. What is None is not asked about."""
+class SearchFilter:
+    """Criteria that all searches of the archive share. None matches everything."""
 
     endpoint_id: str | None = None
     event_type: str | None = None
     """An exact type, or a prefix wildcard such as `order.*`. An attempt of a batch has no type."""
     tenant_id: str | None = None
     since: dt.datetime | None = None
-    """Given up, or begun, at this time or later …"""
+    """Dead-lettered, or started, at this time or later."""
     until: dt.datetime | None = None
-    """… and before this one."""
+    """Dead-lettered, or started, before this time."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return what is asked for as the statements have it: an event type by all of its name, or by its beginning."""
+        """Return the criteria as parameters of the statements, with a wildcard event type as prefix."""
         event_type = self.event_type
         is_prefix = event_type is not None and event_type.endswith("*")
         return dataclasses.asdict(self) | {
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection(Asked):
-    """Which dead letters."""
+class DeadLetterSearch(SearchFilter):
+    """Search criteria for dead letters."""
 
     reason: str | None = None

@@ -204,7 +204,7 @@ def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
     answer = acme.get("/v1/endpoints")
     assert answer.status == 500
     assert b"division" not in answer.text
-    assert answer.json["detail"] == "it is in our log"
+    assert answer.json["detail"] == "the platform's log says what went wrong"
     assert served.client(None).get("/healthz").status == 200
 
 

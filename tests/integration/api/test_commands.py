@@ -82,7 +82,7 @@ def test_a_replay_is_listed_shown_and_cancelled_once(served):
     now = dt.datetime.now(dt.UTC)
     with served.registry() as opened, opened.transaction():
         opened.execute("delete from replays")
-        asked = requests.ask(opened, "acme", "acme-orders", requests.Range(since=now - dt.timedelta(hours=1), until=now))
+        asked = requests.ask(opened, "acme", "acme-orders", requests.ReplayRange(since=now - dt.timedelta(hours=1), until=now))
     name = f"replay/{asked.replay_id}"
     assert CliRunner().invoke(main.app, ["replays", "list", "--endpoint", "acme-orders", "-o", "name"]).output == f"{name}\n"
     assert fanout("replays", "list", "--endpoint", "another") == []

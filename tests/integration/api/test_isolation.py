@@ -9,7 +9,7 @@ from psycopg import sql
 
 from delivery import errors
 from subscriptions_db.api.contract.principals import Principal, Scope
-from subscriptions_db.api.contract.routes import Whose
+from subscriptions_db.api.contract.routes import CustomerQuery
 from subscriptions_db.api.server import admission, openapi, transactions
 from subscriptions_db.api.server.table import ROUTES
 from subscriptions_db.archive.search import cursor
@@ -23,7 +23,7 @@ OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "custome
            "token": "0" * 64}  # fmt: skip
 EVERYBODYS = {"getEventType"}
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
-RECEIPTS = {"receipts": [cursor.Receipt(int(world.LETTER), uuid.UUID(int=1)).text()]}
+RECEIPTS = {"receipts": [cursor.ReceiptHandle(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
     "createEndpoint": {"url": "https://hooks.example.com/"},
     "updateEndpoint": {"max_in_flight": 1},
@@ -138,9 +138,9 @@ def letters(served):
     """What leads to acme's letters, and what leads to nobody's: (acme's, nobody's)."""
     poller, other = (served.client(served.keys[name]) for name in ("poller", "other"))
     leased = world.lease(poller, lease_s=3600).json["items"]
-    cursors = [poller.get("/v1/dead-letters").json["next_cursor"], cursor.of_position(int(world.LETTER) - 1)]
+    cursors = [poller.get("/v1/dead-letters").json["next_cursor"], cursor.letter_cursor(int(world.LETTER) - 1)]
     assert other.post("/v1/dead-letter-consumers", {"name": OF_OTHER["consumer_id"]}).status == 201
-    nobodys = cursor.Receipt(int(world.LETTER) - 1, uuid.UUID(int=1)).text()
+    nobodys = cursor.ReceiptHandle(int(world.LETTER) - 1, uuid.UUID(int=1)).text()
     return {"cursor": cursors, "receipts": [[letter["receipt"] for letter in leased], [nobodys]]}
 
 
@@ -192,7 +192,7 @@ QUERIES = [
 
 def test_every_route_that_says_whose_is_tried_with_another_customers_name():
     tried = {one.values[0].id for one in QUERIES if one.values[1] == "customer"}
-    assert tried >= {route.name for route in ROUTES if issubclass(route.query, Whose)}
+    assert tried >= {route.name for route in ROUTES if issubclass(route.query, CustomerQuery)}
 
 
 @pytest.mark.parametrize("ids", [OF_ACME, OF_OTHER], ids=["theirs", "own"])
@@ -205,7 +205,7 @@ def test_who_asks_as_another_customer_is_told_what_it_would_be_of_nobody(served,
     answer, wanted = (ask(other, method, f"{path}?{parameter}={value}", operation, ids) for value in (acmes, nobodys))
     assert answer.status == wanted.status
     assert answer.text.replace(acmes.encode(), nobodys.encode()) == wanted.text
-    if parameter == "customer" and issubclass(QUERY_OF[case.id], Whose):
+    if parameter == "customer" and issubclass(QUERY_OF[case.id], CustomerQuery):
         assert (answer.status, answer.fields) == (422, ["customer"])
     else:
         assert answer.json["items"] == []
@@ -295,7 +295,7 @@ def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error
 
 def test_while_postgres_is_away_no_route_says_anything_else(own_postgres, monkeypatch):
     monkeypatch.setattr(transactions, "WAIT_S", 0.05)
-    monkeypatch.setattr(admission, "KNOWN_FOR_S", 3600)
+    monkeypatch.setattr(admission, "CACHE_S", 3600)
     with world.served(own_postgres, max_poll_s=1) as served:
         operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))
         assert [client.get("/v1/endpoints").status for client in (operator, acme)] == [200, 200]

@@ -65,6 +65,6 @@ def test_a_key_is_of_a_customer_or_of_the_operator(served):
 def test_keys_are_listed_without_their_digests(served):
     key = made(served, name="of the dashboard")
     with served.registry() as opened:
-        [row] = [row for row in keys.all_(opened, "acme") if row["key_id"] == key.key_id]
+        [row] = [row for row in keys.list_keys(opened, "acme") if row["key_id"] == key.key_id]
     assert row.keys() == {"key_id", "customer_id", "scope", "name", "created_at", "expires_at", "revoked_at"}
     assert row["name"] == "of the dashboard"

@@ -37,7 +37,7 @@ class Waits:
 
 @pytest.fixture
 def waits(monkeypatch):
-    made, wait = Waits(), long_polls.Polls.wait
+    made, wait = Waits(), long_polls.LongPolls.wait
 
     async def noted(*asked):
         made.begun.release()
@@ -46,7 +46,7 @@ def waits(monkeypatch):
         finally:
             made.ended.release()
 
-    monkeypatch.setattr(long_polls.Polls, "wait", noted)
+    monkeypatch.setattr(long_polls.LongPolls, "wait", noted)
     return made
 
 
@@ -103,7 +103,7 @@ def test_polls_that_wait_keep_nobody_out(postgres, waits):
 
 
 def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, monkeypatch):
-    monkeypatch.setattr(admission, "KNOWN_FOR_S", 0)
+    monkeypatch.setattr(admission, "CACHE_S", 0)
     with world.served(postgres) as served, served.registry() as opened:
         key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
         client = served.client(key.text.reveal().decode())

@@ -86,9 +86,9 @@ def later(minutes):
 
 
 def test_a_customer_has_so_many_replays_under_way(acme, monkeypatch):
-    monkeypatch.setattr("subscriptions_db.api.deliveries.replays.MAX_UNDER_WAY", 1)
+    monkeypatch.setattr("subscriptions_db.api.deliveries.replays.MAX_UNFINISHED", 1)
     assert acme.post(ONE).status == 201
-    assert "the most there may be" in acme.post(REPLAYS, DAY).json["detail"]
+    assert "the maximum" in acme.post(REPLAYS, DAY).json["detail"]
 
 
 def test_the_operator_names_the_customer(operator, acme):

@@ -149,7 +149,9 @@ def test_all_that_wait_are_told_by_one_read_and_asked_for_by_one_question(served
     read, asked = [], []
     monkeypatch.setattr(sealed_document, "read", lambda *of, real=sealed_document.read: read.append(of[1]) or real(*of))
     monkeypatch.setattr(
-        snapshot_feed.Followers, "_newest", lambda self, real=snapshot_feed.Followers._newest: asked.append(1) or real(self)
+        snapshot_feed.SnapshotFeed,
+        "_newest",
+        lambda self, real=snapshot_feed.SnapshotFeed._newest: asked.append(1) or real(self),
     )
     revision = told(reader)["revision"]
     read.clear()

@@ -17,7 +17,7 @@ from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
-NOT_SET_UP = "the service is not set up for its registry: the operator finds in its log what to change"
+NOT_SET_UP = "the service is misconfigured: its log tells the operator which setting to change"
 
 
 def with_ring(config, key_id="k1"):

@@ -136,7 +136,7 @@ def test_the_id_of_a_customer_that_was_deleted_is_given_to_nobody_who_could_read
     assert operator.delete("/v1/customers/left").status == 204
     refused = operator.put("/v1/customers/left", {"name": "Another"})
     assert (refused.status, refused.fields) == (422, ["id"])
-    assert "take another id" in refused.json["detail"]
+    assert "choose another" in refused.json["detail"]
     assert operator.get("/v1/customers/left").status == 404
 
 

@@ -23,8 +23,8 @@ from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import run
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.cursor import Moment
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.cursor import AttemptPosition
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import apply
@@ -61,7 +61,7 @@ $$
 LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
 """The id of the letter that acme has: the first of its day."""
 CONSUMER = "billing"
-ATTEMPT = Moment(archive.NOW, 1).text()
+ATTEMPT = AttemptPosition(archive.NOW, 1).text()
 """The id of the attempt that acme has: the first of all."""
 _DELIVERY = archive.outcome(customer="acme", endpoint="acme-orders", event_id="first")
 WEBHOOK_ID = _DELIVERY.delivery.webhook_id
@@ -185,7 +185,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         letters(opened, 1)
         first = archive.taken_attempts(0, _DELIVERY)
         writer.write(opened, [dataclasses.replace(first, topic="first-attempts")], archive.KEPT, now=archive.NOW)
-        consumers.create(opened, "acme", CONSUMER, Selection())
+        consumers.create(opened, "acme", CONSUMER, DeadLetterSearch())
         opened.execute(REPLAYS, {"replay_id": REPLAY})
         made = {
             "operator": keys.create(opened, customer_id=None, scope=Scope.OPERATOR),

@@ -31,7 +31,7 @@ from fanout.redrive import selection as topic_letters
 from subscriptions_db.archive.ingest import partitions, writer
 from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
 from subscriptions_db.archive.search import redrive_requests as archive_turns
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
 from tests.support import archive, builders
 
@@ -94,7 +94,7 @@ class Platform:
 
     def letters(self, customer="c1"):
         with self.connected() as connection:
-            return archived_dead_letters.browse(connection, customer, Selection(), after=0, limit=1000).letters
+            return archived_dead_letters.browse(connection, customer, DeadLetterSearch(), after=0, limit=1000).letters
 
     def archived(self):
         with self.connected() as connection:
@@ -159,7 +159,7 @@ def test_letters_and_attempts_are_archived_once_however_often_it_is_started(plat
     assert platform.event_ids() == ["e1", "e2", "e3"]
     assert [orjson.loads(one.written()) for one in platform.letters()][:2] == [orjson.loads(one) for one in written]
     with platform.connected() as connection:
-        assert len(attempts.search(connection, "c1", attempts.Asked(endpoint_id="ep1"), limit=10).attempts) == 2
+        assert len(attempts.search(connection, "c1", attempts.AttemptSearch(endpoint_id="ep1"), limit=10).attempts) == 2
         assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
 
 
@@ -176,10 +176,10 @@ def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
     platform.publish_attempts(archive.outcome(at=process._now()))
     platform.archive_once(archive={"attempts": False})
     with platform.connected() as connection:
-        assert attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts == []
+        assert attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts == []
     platform.archive_once()
     with platform.connected() as connection:
-        assert len(attempts.search(connection, "c1", attempts.Asked(), limit=10).attempts) == 1
+        assert len(attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts) == 1
 
 
 def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform):
@@ -192,7 +192,7 @@ def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform)
     for _ in range(2):
         platform.archive_once()
     with platform.connected() as connection:
-        found = deliveries.search(connection, "c1", deliveries.Asked(), limit=10).deliveries
+        found = deliveries.search(connection, "c1", deliveries.DeliverySearch(), limit=10).deliveries
     assert {(one.event_id, one.status, one.reason) for one in found} == {
         ("e1", "skipped", "subscription_paused"), ("e2", "waiting", "endpoint_paused"),
     }  # fmt: skip
@@ -326,7 +326,7 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:
         assert writer.offsets(connection)
-        assert archived_dead_letters.get(connection, "c1", first).state is archived_dead_letters.State.REDRIVEN
+        assert archived_dead_letters.get(connection, "c1", first).state is archived_dead_letters.LetterState.REDRIVEN
 
 
 def test_what_the_command_redrives_waits_no_longer(platform):
@@ -354,7 +354,7 @@ def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platf
     platform.stop.clear()
     platform.archive_once()
     with platform.connected() as connection:
-        assert archived_dead_letters.get(connection, "c1", asked).state is archived_dead_letters.State.REDRIVEN
+        assert archived_dead_letters.get(connection, "c1", asked).state is archived_dead_letters.LetterState.REDRIVEN
 
 
 def refuse(_):
@@ -382,11 +382,11 @@ def test_with_once_what_is_away_is_raised(platform):
 
 @pytest.mark.parametrize(("kind", "kept_for"), [("dead_letters", "retention_days"), ("attempts", "attempts_retention_days")])
 def test_who_archives_drops_the_days_that_were_kept_long_enough(platform, kind, kept_for):
-    today = partitions.of(process._now())
+    today = partitions.day_of(process._now())
     past = partitions.oldest(today, getattr(platform.config.archive, kept_for) + 1)
     with platform.connected() as connection:
-        assert partitions.make(connection, kind, past)
+        assert partitions.create(connection, kind, past)
     platform.archive_once()
     with platform.connected() as connection:
-        assert partitions.make(connection, kind, past), "it is gone, and could be made anew"
-        assert not partitions.make(connection, kind, today), "it is there"
+        assert partitions.create(connection, kind, past), "it is gone, and could be made anew"
+        assert not partitions.create(connection, kind, today), "it is there"

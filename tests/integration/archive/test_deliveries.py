@@ -7,8 +7,8 @@ import pytest
 from delivery.model import OutcomeKind
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
-from subscriptions_db.archive.search.archived_dead_letters import State
-from subscriptions_db.archive.search.deliveries import Asked, Status
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.deliveries import DeliverySearch, DeliveryStatus
 from subscriptions_db.postgres import migrate
 from tests.support import archive
 
@@ -58,7 +58,7 @@ def keep(connection):
 @pytest.fixture
 def found(connection):
     def deliveries_of(customer="c1", limit=100, before=None, **asked):
-        return deliveries.search(connection, customer, Asked(**asked), before=before, limit=limit).deliveries
+        return deliveries.search(connection, customer, DeliverySearch(**asked), before=before, limit=limit).deliveries
 
     return deliveries_of
 
@@ -66,26 +66,26 @@ def found(connection):
 @pytest.mark.parametrize(
     ("story", "status", "expected"),
     [
-        ([(0, accepted())], Status.DELIVERED, (None, 1, 0)),
-        ([(0, failed())], Status.WAITING, ("server_error", 1, 0)),
-        ([(0, failed()), (5, accepted(5, 2))], Status.DELIVERED, (None, 2, 0)),
-        ([(0, SKIPPED)], Status.SKIPPED, ("subscription_paused", 0, 0)),
-        ([(0, POSTPONED)], Status.WAITING, ("circuit_open", 0, 0)),
-        ([(0, POSTPONED), (5, accepted(5))], Status.DELIVERED, (None, 1, 0)),
+        ([(0, accepted())], DeliveryStatus.DELIVERED, (None, 1, 0)),
+        ([(0, failed())], DeliveryStatus.WAITING, ("server_error", 1, 0)),
+        ([(0, failed()), (5, accepted(5, 2))], DeliveryStatus.DELIVERED, (None, 2, 0)),
+        ([(0, SKIPPED)], DeliveryStatus.SKIPPED, ("subscription_paused", 0, 0)),
+        ([(0, POSTPONED)], DeliveryStatus.WAITING, ("circuit_open", 0, 0)),
+        ([(0, POSTPONED), (5, accepted(5))], DeliveryStatus.DELIVERED, (None, 1, 0)),
         # It went on alone: what it waits for was told when it had begun, and what came of it later.
-        ([(1, POSTPONED), (2, accepted(0))], Status.DELIVERED, (None, 1, 0)),
-        ([(1, POSTPONED), (2, failed(0))], Status.WAITING, ("server_error", 1, 0)),
-        ([(0, failed()), (9, SKIPPED)], Status.SKIPPED, ("subscription_paused", 1, 0)),
+        ([(1, POSTPONED), (2, accepted(0))], DeliveryStatus.DELIVERED, (None, 1, 0)),
+        ([(1, POSTPONED), (2, failed(0))], DeliveryStatus.WAITING, ("server_error", 1, 0)),
+        ([(0, failed()), (9, SKIPPED)], DeliveryStatus.SKIPPED, ("subscription_paused", 1, 0)),
         # Somebody had it made again.
-        ([(0, SKIPPED), (9, accepted(9))], Status.DELIVERED, (None, 1, 0)),
-        ([(0, accepted()), (9, failed(9))], Status.WAITING, ("server_error", 2, 0)),
-        ([(0, GIVEN_UP)], Status.DEAD_LETTERED, ("timeout", 1, 1)),
-        ([(0, POSTPONED), (9, EXPIRED)], Status.DEAD_LETTERED, ("expired", 0, 1)),
-        ([(0, failed()), (9, EXPIRED)], Status.DEAD_LETTERED, ("expired", 1, 1)),
+        ([(0, SKIPPED), (9, accepted(9))], DeliveryStatus.DELIVERED, (None, 1, 0)),
+        ([(0, accepted()), (9, failed(9))], DeliveryStatus.WAITING, ("server_error", 2, 0)),
+        ([(0, GIVEN_UP)], DeliveryStatus.DEAD_LETTERED, ("timeout", 1, 1)),
+        ([(0, POSTPONED), (9, EXPIRED)], DeliveryStatus.DEAD_LETTERED, ("expired", 0, 1)),
+        ([(0, failed()), (9, EXPIRED)], DeliveryStatus.DEAD_LETTERED, ("expired", 1, 1)),
         # Given up, redriven, and …
-        ([(0, GIVEN_UP), (9, failed(9, 2))], Status.WAITING, ("server_error", 2, 0)),
-        ([(0, GIVEN_UP), (9, accepted(9, 2))], Status.DELIVERED, (None, 2, 0)),
-        ([(0, GIVEN_UP), (9, archive.outcome(event_id="e1", at=after(8)))], Status.DEAD_LETTERED, ("timeout", 2, 1)),
+        ([(0, GIVEN_UP), (9, failed(9, 2))], DeliveryStatus.WAITING, ("server_error", 2, 0)),
+        ([(0, GIVEN_UP), (9, accepted(9, 2))], DeliveryStatus.DELIVERED, (None, 2, 0)),
+        ([(0, GIVEN_UP), (9, archive.outcome(event_id="e1", at=after(8)))], DeliveryStatus.DEAD_LETTERED, ("timeout", 2, 1)),
     ],
 )  # fmt: skip
 def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, expected):
@@ -95,32 +95,37 @@ def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, exp
     assert (only.status, only.reason, only.attempts, only.dead_letters) == (status, *expected)
     assert (only.event_id, only.event_type, only.tenant_id, only.subscription_id) == ("e1", "order.created", "t1", "s1")
     assert found(status=status, webhook_id=only.webhook_id) == [only]
-    assert [found(status=other) for other in Status if other is not status] == [[]] * 3
+    assert [found(status=other) for other in DeliveryStatus if other is not status] == [[]] * 3
 
 
 def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(connection, keep, found):
     keep(archive.outcome(event_id="e1"))
     [only] = found()
     [letter] = archived_dead_letters.browse(connection, "c1", archived_dead_letters.Selection(), after=0, limit=10).letters
-    assert (only.dead_letter, only.dead_letter_state) == (letter.position, State.WAITING)
+    assert (only.dead_letter, only.dead_letter_state) == (letter.position, LetterState.WAITING)
     archived_dead_letters.redrive(connection, "c1", [letter.position], now=archive.NOW)
-    assert found()[0].dead_letter_state is State.REDRIVING
+    assert found()[0].dead_letter_state is LetterState.REDRIVING
 
 
 def test_a_letter_is_written_before_it_is_told_that_there_was_no_attempt(keep, found):
     keep(POSTPONED)
     keep(EXPIRED, at_s=9, given_up_s=8.9)
-    [only] = found(status=Status.DEAD_LETTERED)
-    assert (only.dead_letters, only.dead_letter_state) == (1, State.WAITING)
+    [only] = found(status=DeliveryStatus.DEAD_LETTERED)
+    assert (only.dead_letters, only.dead_letter_state) == (1, LetterState.WAITING)
 
 
 def test_a_batch_is_one_delivery_and_its_letters_are_counted(keep, found):
     keep(archive.batch_outcome(count=4), at_s=1)
     keep(archive.batch_outcome(count=5, rejected=[1, 3], endpoint="ep2", at=after(2)), at_s=3)
     taken, given_up = found()
-    assert (given_up.status, given_up.events, given_up.dead_letters, given_up.reason) == (Status.DEAD_LETTERED, 4, 4, "timeout")
+    assert (given_up.status, given_up.events, given_up.dead_letters, given_up.reason) == (
+        DeliveryStatus.DEAD_LETTERED,
+        4,
+        4,
+        "timeout",
+    )
     assert (given_up.event_id, given_up.event_type, given_up.subscription_id) == (None, None, None)
-    assert (taken.status, taken.events, taken.dead_letters, taken.reason) == (Status.DELIVERED, 5, 2, None)
+    assert (taken.status, taken.events, taken.dead_letters, taken.reason) == (DeliveryStatus.DELIVERED, 5, 2, None)
 
 
 def test_records_that_came_twice_make_one_delivery(keep, found):
@@ -135,7 +140,7 @@ def test_a_delivery_stands_where_its_first_record_does_and_later_ones_leave_it_t
         keep(failed(number, event_id=f"e{number}"), at_s=number)
     keep(accepted(60, 2, event_id="e1"), at_s=60)
     assert [one.event_id for one in found()] == ["e3", "e2", "e1", "e0"]
-    assert [(one.event_id, one.began_at, one.newest_at) for one in found(status=Status.DELIVERED)] == [
+    assert [(one.event_id, one.began_at, one.newest_at) for one in found(status=DeliveryStatus.DELIVERED)] == [
         ("e1", after(1), after(60))
     ]
     assert [one.event_id for one in found(since=after(1), until=after(3))] == ["e2", "e1"]
@@ -168,7 +173,7 @@ def test_pages_of_deliveries_have_each_of_them_once(connection, keep):
         keep(failed(number, event_id=f"e{number}"), at_s=number)
         keep(accepted(number + 20, 2, event_id=f"e{number}"), at_s=number + 20)
     paged, before = [], None
-    while (page := deliveries.search(connection, "c1", Asked(), before=before, limit=2)).before:
+    while (page := deliveries.search(connection, "c1", DeliverySearch(), before=before, limit=2)).before:
         assert len(page.deliveries) == 2
         paged += page.deliveries
         before = page.before
@@ -180,7 +185,9 @@ def test_a_rare_delivery_is_found_although_only_so_many_records_are_looked_at(co
     monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 10)
     keep(*(accepted(-number, event_id=f"e{number}") for number in range(34)), failed(-34, event_id="rare"))
     pages, before = 0, None
-    while not (page := deliveries.search(connection, "c1", Asked(status=Status.WAITING), before=before, limit=5)).deliveries:
+    while not (
+        page := deliveries.search(connection, "c1", DeliverySearch(status=DeliveryStatus.WAITING), before=before, limit=5)
+    ).deliveries:
         pages, before = pages + 1, page.before
     assert (pages, [one.event_id for one in page.deliveries]) == (3, ["rare"])
     [rare] = page.deliveries
@@ -202,12 +209,12 @@ def test_events_with_one_id_are_one_delivery_of_which_only_the_newest_records_ar
         keep(failed(number), at_s=number)
     assert [(one.began_at, one.newest_at, one.attempts) for one in found()] == [(archive.NOW, after(4), 3)]
     keep(archive.batch_outcome(count=5), at_s=1)
-    assert [one.dead_letters for one in found(status=Status.DEAD_LETTERED)] == [2]
+    assert [one.dead_letters for one in found(status=DeliveryStatus.DEAD_LETTERED)] == [2]
 
 
 def test_what_was_not_attempted_is_no_attempt(connection, keep):
     keep(SKIPPED, failed(1, event_id="e2"))
-    found = attempts.search(connection, "c1", attempts.Asked(), limit=10)
+    found = attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10)
     assert [one.event_id for one in found.attempts] == ["e2"]
     [row] = connection.execute("select started_at, position from attempts where outcome is not null").fetchall()
     assert attempts.get(connection, "c1", attempts.Moment(**row)) is None
@@ -224,5 +231,5 @@ def test_what_was_archived_before_there_were_deliveries_is_found_as_far_as_it_wa
         {"at": archive.NOW, "later": after(5)},
     )
     migrate.migrate(connection)
-    [only] = deliveries.search(connection, "c1", Asked(), limit=10).deliveries
-    assert (only.webhook_id, only.status, only.attempts) == ("msg_1", Status.DELIVERED, 2)
+    [only] = deliveries.search(connection, "c1", DeliverySearch(), limit=10).deliveries
+    assert (only.webhook_id, only.status, only.attempts) == ("msg_1", DeliveryStatus.DELIVERED, 2)

@@ -16,7 +16,7 @@ from fanout.archiver import process
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.notifications import outbox
-from subscriptions_db.archive.notifications.endpoint_health import Kind, Policy, Seen, Sign
+from subscriptions_db.archive.notifications.endpoint_health import EventKind, Policy, Signal, SignalKind
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import endpoint_status
 from tests.support import archive
@@ -24,7 +24,7 @@ from tests.support import archive
 pytestmark = pytest.mark.integration
 
 POLICY = Policy(failing_after_s=300, backlog_events=3, quiet_s=3600)
-FAILING = [Seen("ep1", "c1", Sign.FAILED, archive.NOW + dt.timedelta(seconds=at_s), 5, "timeout") for at_s in (0, 300)]
+FAILING = [Signal("ep1", "c1", SignalKind.FAILED, archive.NOW + dt.timedelta(seconds=at_s), 5, "timeout") for at_s in (0, 300)]
 
 
 class Platform:
@@ -167,12 +167,12 @@ def test_what_kafka_refuses_is_published_later_with_the_same_ids(platform, monke
 
 def test_a_record_that_is_archived_again_counts_once(connection):
     taken = archive.taken_letter(0)
-    taken.seen.extend(FAILING)
+    taken.signals.extend(FAILING)
     for _ in range(3):
         writer.write(connection, [taken], archive.KEPT, now=archive.NOW, policy=POLICY)
-    with outbox.turn(connection) as waiting:
-        assert [one.kind for one in waiting] == [Kind.FAILING]
-    with outbox.turn(connection) as waiting:
+    with outbox.claim_page(connection) as waiting:
+        assert [one.kind for one in waiting] == [EventKind.FAILING]
+    with outbox.claim_page(connection) as waiting:
         assert waiting == []
 
 
@@ -182,30 +182,30 @@ def test_what_dies_before_the_commit_has_told_nothing_and_is_told_after(connecti
 
     dying = opened()
     with contextlib.suppress(Killed), dying.transaction():
-        outbox.take(dying, FAILING, POLICY)
+        outbox.record(dying, FAILING, POLICY)
         raise Killed
-    with outbox.turn(connection) as waiting:
+    with outbox.claim_page(connection) as waiting:
         assert waiting == []
-    outbox.take(connection, FAILING, POLICY)
-    with contextlib.suppress(Killed), outbox.turn(connection) as waiting:
+    outbox.record(connection, FAILING, POLICY)
+    with contextlib.suppress(Killed), outbox.claim_page(connection) as waiting:
         [first] = waiting
         raise Killed
-    with outbox.turn(connection) as waiting:
+    with outbox.claim_page(connection) as waiting:
         assert waiting == [first]
 
 
 def test_an_endpoint_that_is_well_takes_no_row(connection):
-    outbox.take(connection, [Seen("ep1", "c1", Sign.ACCEPTED, archive.NOW, 1000)], POLICY)
+    outbox.record(connection, [Signal("ep1", "c1", SignalKind.ACCEPTED, archive.NOW, 1000)], POLICY)
     assert connection.execute("select from endpoint_conditions").fetchall() == []
 
 
 def test_what_comes_in_the_quiet_time_is_told_after_it(connection):
-    letters = [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW, reason="timeout")]
+    letters = [Signal("ep1", "c1", SignalKind.DEAD_LETTER, archive.NOW, reason="timeout")]
     for _ in range(3):
-        outbox.take(connection, letters, POLICY)
+        outbox.record(connection, letters, POLICY)
     for at_s in (0, 3599, 3600, 3601):
-        outbox.look(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
-    with outbox.turn(connection) as waiting:
+        outbox.record_due(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
+    with outbox.claim_page(connection) as waiting:
         assert [one.data["letters"] for one in waiting] == [1, 2]
 
 
@@ -213,21 +213,21 @@ def test_what_was_disabled_long_ago_is_not_told_and_who_is_deleted_is_forgotten(
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
     endpoint_status.disable(connection, "ep1", "gone")
     now = dt.datetime.now(dt.UTC)
-    outbox.look(connection, POLICY, now=now + dt.timedelta(days=2))
-    with outbox.turn(connection) as waiting:
+    outbox.record_due(connection, POLICY, now=now + dt.timedelta(days=2))
+    with outbox.claim_page(connection) as waiting:
         assert waiting == []
     for _ in range(2):
-        outbox.look(connection, POLICY, now=now)
-    with outbox.turn(connection) as waiting:
-        assert [(one.kind, one.data["reason"]) for one in waiting] == [(Kind.DISABLED, "gone")]
+        outbox.record_due(connection, POLICY, now=now)
+    with outbox.claim_page(connection) as waiting:
+        assert [(one.kind, one.data["reason"]) for one in waiting] == [(EventKind.DISABLED, "gone")]
     endpoint_status.enable(connection, "ep1")
     endpoint_status.disable(connection, "ep1", "again")
     for after_s in (10, 3600, 3601):
-        outbox.look(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
-    with outbox.turn(connection) as waiting:
+        outbox.record_due(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
+    with outbox.claim_page(connection) as waiting:
         assert [one.data["reason"] for one in waiting] == ["again"]
-    outbox.forget(connection)
+    outbox.delete_orphans(connection)
     assert len(connection.execute("select from endpoint_conditions").fetchall()) == 1
     connection.execute("delete from endpoints")
-    outbox.forget(connection)
+    outbox.delete_orphans(connection)
     assert connection.execute("select from endpoint_conditions").fetchall() == []

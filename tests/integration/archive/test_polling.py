@@ -9,12 +9,12 @@ import pytest
 
 from delivery import errors
 from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, redrive_requests
-from subscriptions_db.archive.search.archived_dead_letters import State
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
-EVERYTHING = Selection()
+EVERYTHING = DeadLetterSearch()
 NOW = archive.NOW
 
 
@@ -33,10 +33,10 @@ class Pollers:
         return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
 
     def acknowledge(self, *leased):
-        return consumers.acknowledge(*self._of, [one.receipt for one in leased])
+        return consumers.ack(*self._of, [one.receipt for one in leased])
 
     def give_back(self, *leased, at=0, wait_s=0):
-        return consumers.give_back(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s)
+        return consumers.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s)
 
     def seek(self, position):
         consumers.seek(*self._of, after=position)
@@ -56,21 +56,21 @@ def all_of(connection, selection=EVERYTHING, limit=3):
     while True:
         page = archived_dead_letters.browse(connection, "c1", selection, after=at, limit=limit)
         found += page.letters
-        at = cursor.position_of(cursor.of_position(page.until))
+        at = cursor.letter_position(cursor.letter_cursor(page.until))
         if not page.has_more:
             return found
 
 
 ASKED_FOR = [
-    (Selection(), range(12)),
-    (Selection(endpoint_id="ep1"), range(0, 12, 2)),
-    (Selection(event_type="order.created"), range(0, 12, 3)),
-    (Selection(event_type="order.*"), range(0, 12, 3)),
-    (Selection(event_type="order.*", endpoint_id="ep0"), (3, 9)),
-    (Selection(reason="gone"), range(6, 12)),
-    (Selection(tenant_id="t2"), (11,)),
-    (Selection(since=after(10), until=after(11)), (10,)),
-    (Selection(endpoint_id="nobody's"), ()),
+    (DeadLetterSearch(), range(12)),
+    (DeadLetterSearch(endpoint_id="ep1"), range(0, 12, 2)),
+    (DeadLetterSearch(event_type="order.created"), range(0, 12, 3)),
+    (DeadLetterSearch(event_type="order.*"), range(0, 12, 3)),
+    (DeadLetterSearch(event_type="order.*", endpoint_id="ep0"), (3, 9)),
+    (DeadLetterSearch(reason="gone"), range(6, 12)),
+    (DeadLetterSearch(tenant_id="t2"), (11,)),
+    (DeadLetterSearch(since=after(10), until=after(11)), (10,)),
+    (DeadLetterSearch(endpoint_id="nobody's"), ()),
 ]
 
 
@@ -151,7 +151,7 @@ def test_seeking_goes_both_ways(connection, write, pollers):
 
 def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monkeypatch):
     monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 4)
-    pollers = Pollers(connection, selection=Selection(event_type="order.*"))
+    pollers = Pollers(connection, selection=DeadLetterSearch(event_type="order.*"))
     for n in range(20):
         write(event_type="order.created" if n % 10 == 9 else "user.created")
     given, has_more = [], True
@@ -160,10 +160,10 @@ def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monke
         given, has_more = given + polled.leased, polled.has_more
     assert [orjson.loads(one.letter.letter)["event_type"] for one in given] == ["order.created"] * 2
     assert not consumers.create(connection, "c1", "k", EVERYTHING)
-    [known] = consumers.consumers(connection, "c1")
+    [known] = consumers.list_consumers(connection, "c1")
     assert (known.name, known.selection.event_type, known.unacknowledged) == ("k", "order.*", 2)
     with pytest.raises(errors.RegistrationError, match="seek"):
-        consumers.create(connection, "c1", "other", Selection(since=NOW))
+        consumers.create(connection, "c1", "other", DeadLetterSearch(since=NOW))
     assert consumers.delete(connection, "c1", "k")
     assert not consumers.delete(connection, "c1", "k")
     with pytest.raises(errors.RegistrationError, match="no such consumer"):
@@ -190,9 +190,9 @@ def test_what_is_discarded_or_redriven_is_given_to_nobody(connection, write, pol
     assert archived_dead_letters.redrive(connection, "c2", [fourth], now=NOW) == []
     assert positions(pollers.poll(10)) == [fourth, fifth]
     assert [one.position for one in all_of(connection)] == [fourth, fifth]
-    assert archived_dead_letters.get(connection, "c1", first).state is State.DISCARDED
+    assert archived_dead_letters.get(connection, "c1", first).state is LetterState.DISCARDED
     assert archived_dead_letters.get(connection, "c2", first) is None
-    [known] = consumers.consumers(connection, "c1")
+    [known] = consumers.list_consumers(connection, "c1")
     assert known.unacknowledged == 2
 
 
@@ -202,7 +202,7 @@ def test_many_letters_are_marked_by_what_is_asked_for(connection, write):
     at, counts, more = 0, [], True
     while more:
         marked = archived_dead_letters.mark_all(
-            connection, "c1", Selection(endpoint_id="ep2"), State.REDRIVING, after=at, limit=3, now=NOW
+            connection, "c1", DeadLetterSearch(endpoint_id="ep2"), LetterState.REDRIVING, after=at, limit=3, now=NOW
         )  # fmt: skip
         at, more = marked.until, marked.has_more
         counts.append(marked.count)
@@ -216,17 +216,17 @@ def test_a_redrive_that_dies_before_its_commit_is_made_again(connection, opened,
 
     write(3)
     asked = archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
-    with contextlib.suppress(Killed), redrive_requests.turn(opened(), now=NOW) as turn:
+    with contextlib.suppress(Killed), redrive_requests.claim_page(opened(), now=NOW) as turn:
         assert len(turn) == 3
-        with redrive_requests.turn(connection, now=NOW) as meanwhile:
+        with redrive_requests.claim_page(connection, now=NOW) as meanwhile:
             assert meanwhile == []  # another process has them
         raise Killed
-    with redrive_requests.turn(connection, now=NOW) as turn:
+    with redrive_requests.claim_page(connection, now=NOW) as turn:
         assert [orjson.loads(one.written)["webhook_id"] for one in turn]
         assert [(one.topic, one.partition, one.offset) for one in turn] == [("dead-letters", 0, n) for n in range(3)]
-    with redrive_requests.turn(connection, now=NOW) as turn:
+    with redrive_requests.claim_page(connection, now=NOW) as turn:
         assert turn == []
-    assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {State.REDRIVEN}
+    assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {LetterState.REDRIVEN}
 
 
 def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch):
@@ -235,7 +235,7 @@ def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch)
     archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
     turns = []
     while True:
-        with redrive_requests.turn(connection, now=NOW) as turn:
+        with redrive_requests.claim_page(connection, now=NOW) as turn:
             turns.append(len(turn))
         if not turn:
             break

@@ -10,10 +10,10 @@ from delivery import errors
 from delivery.webhooks.results import dead_letter_records, log_records
 from fanout.redrive import redrive_plan
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
-from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import archived_dead_letters
 from subscriptions_db.archive.search import redrive_requests as turns
-from subscriptions_db.archive.search.archived_dead_letters import State
+from subscriptions_db.archive.search.archived_dead_letters import LetterState
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
@@ -21,14 +21,14 @@ LATER = archive.NOW + dt.timedelta(hours=1)
 
 
 def taken(offset, written, *, partition=0):
-    return Taken(topic="dead-letters", partition=partition, offset=offset, letter=archive.letter_row(written))
+    return ArchivedRecord(topic="dead-letters", partition=partition, offset=offset, letter=archive.letter_row(written))
 
 
 def note(*written, offset=0):
     """What the attempts topic has when `fanout dead-letters redrive` handed these letters over."""
     requests = [[dead_letter_records.decode(one)] for one in written]
     [record] = redrive_plan.records(requests, now_ms=0)
-    return Taken(
+    return ArchivedRecord(
         topic="attempts", partition=0, offset=offset, redriven=archived_rows.redriven_rows(log_records.decode(record.note))
     )
 
@@ -105,8 +105,8 @@ def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, 
     [row] = connection.execute("select position from dead_letters").fetchall()
     assert mark(connection, "c1", [row["position"]], now=archive.NOW)
     write(connection, note(E1))
-    assert archived_dead_letters.get(connection, "c1", row["position"]).state is State.REDRIVEN
-    with turns.turn(connection, now=LATER) as turn:
+    assert archived_dead_letters.get(connection, "c1", row["position"]).state is LetterState.REDRIVEN
+    with turns.claim_page(connection, now=LATER) as turn:
         assert turn == []  # so nobody hands it over a second time
 
 
@@ -114,11 +114,11 @@ def test_the_note_of_the_archives_own_redrive_changes_nothing(connection):
     write(connection, taken(0, E1))
     [row] = connection.execute("select position from dead_letters").fetchall()
     archived_dead_letters.redrive(connection, "c1", [row["position"]], now=archive.NOW)
-    with turns.turn(connection, now=archive.NOW):
+    with turns.claim_page(connection, now=archive.NOW):
         pass
     write(connection, note(E1), now=LATER)
     found = archived_dead_letters.get(connection, "c1", row["position"])
-    assert (found.state, found.state_since, count_notes(connection)) == (State.REDRIVEN, archive.NOW, 0)
+    assert (found.state, found.state_since, count_notes(connection)) == (LetterState.REDRIVEN, archive.NOW, 0)
 
 
 def test_a_note_that_is_read_again_is_passed_over(connection):
@@ -157,7 +157,7 @@ def test_two_processes_of_which_one_has_the_letter_and_the_other_its_note_do_not
 
 def test_a_note_whose_letter_never_comes_is_kept_as_long_as_letters_are(connection):
     write(connection, note(E1))
-    redrive_notes.forget(connection, partitions.of(archive.NOW))
+    redrive_notes.forget(connection, partitions.day_of(archive.NOW))
     assert count_notes(connection) == 1
-    redrive_notes.forget(connection, partitions.of(archive.NOW) + dt.timedelta(days=1))
+    redrive_notes.forget(connection, partitions.day_of(archive.NOW) + dt.timedelta(days=1))
     assert count_notes(connection) == 0

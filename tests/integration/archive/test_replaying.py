@@ -19,7 +19,7 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import migrate
 from subscriptions_db.registration import apply, endpoint_status
 from subscriptions_db.replays import progress, requests
-from subscriptions_db.replays.requests import Range, State
+from subscriptions_db.replays.requests import ReplayRange, ReplayState
 from subscriptions_db.secrets import keyring
 
 pytestmark = pytest.mark.integration
@@ -63,7 +63,7 @@ class World:
 
     def ask(self, endpoint="ep1", **fields):
         wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
-        return requests.ask(self.connection, "c1", endpoint, Range(**wanted)).replay_id
+        return requests.ask(self.connection, "c1", endpoint, ReplayRange(**wanted)).replay_id
 
     def replayer(self, **archive):
         return replay_step.Replayer(settings.Settings.model_validate(self.document | {"archive": archive}))
@@ -103,34 +103,34 @@ def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_t
     world.publish(*range(7))
     replay = world.ask()
     world.carry_out(replay_max_pending=4)
-    assert (world.replay(replay).handed_over, world.replay(replay).state) == (4, State.RUNNING)
-    progress.add_ended(world.connection, [progress.Ended(replay, delivered=1, dead_lettered=1)])
+    assert (world.replay(replay).handed_over, world.replay(replay).state) == (4, ReplayState.RUNNING)
+    progress.add_counts(world.connection, [progress.ReplayCounts(replay, delivered=1, dead_lettered=1)])
     world.carry_out(replay_max_pending=4)
     assert world.handed_over() == [("ep1", f"e{number}", replay) for number in range(6)]
-    progress.add_ended(world.connection, [progress.Ended(replay, delivered=2, skipped=1)])
+    progress.add_counts(world.connection, [progress.ReplayCounts(replay, delivered=2, skipped=1)])
     world.carry_out(replay_max_pending=4)
     told = world.replay(replay)
-    assert (told.state, told.handed_over, told.records, told.delivered, told.is_whole) == (State.DONE, 7, 7, 3, True)
+    assert (told.state, told.handed_over, told.records, told.delivered, told.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
 
 
 def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monkeypatch):
     monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
     world.publish(*range(4))
     replay = world.ask()
-    reach, pieces = progress.reach, iter(range(10))
+    reach, pieces = progress.advance, iter(range(10))
 
     def dying(*arguments, **fields):
         if next(pieces) == 1:
             raise errors.KafkaUnavailable("dies")
         reach(*arguments, **fields)
 
-    monkeypatch.setattr(progress, "reach", dying)
+    monkeypatch.setattr(progress, "advance", dying)
     with pytest.raises(errors.KafkaUnavailable):
         world.carry_out()
     assert world.replay(replay).handed_over == 2
     world.carry_out()
     assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e1", "e2", "e3", "e2", "e3"]
-    assert (world.replay(replay).state, world.replay(replay).handed_over) == (State.DONE, 4)
+    assert (world.replay(replay).state, world.replay(replay).handed_over) == (ReplayState.DONE, 4)
 
 
 def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
@@ -139,10 +139,10 @@ def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
     endpoint_status.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
     world.carry_out()
     assert world.handed_over() == [("ep2", "e1", other)]
-    assert world.replay(paused).state is State.RUNNING
+    assert world.replay(paused).state is ReplayState.RUNNING
     endpoint_status.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
     world.carry_out()
-    assert world.replay(paused).state is State.DONE
+    assert world.replay(paused).state is ReplayState.DONE
 
 
 def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked_for(world):
@@ -150,13 +150,13 @@ def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked
     after = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
     nothing = [world.ask("ep1", event_types=["user.*"]), world.ask("ep2", since=after, until=after + dt.timedelta(days=1))]
     world.carry_out()
-    assert [(world.replay(one).state, world.replay(one).handed_over) for one in nothing] == [(State.DONE, 0)] * 2
+    assert [(world.replay(one).state, world.replay(one).handed_over) for one in nothing] == [(ReplayState.DONE, 0)] * 2
     world.connection.execute("update subscriptions set event_type = 'user' where subscription_id = 's1'")
     world.connection.execute("delete from endpoints where endpoint_id = 'ep2'")
     changed, gone = world.ask(), world.ask("ep2")
     world.carry_out()
-    assert (world.replay(changed).state, world.replay(changed).handed_over) == (State.DONE, 0)
-    assert (world.replay(gone).state, world.replay(gone).reason) == (State.FAILED, "endpoint_deleted")
+    assert (world.replay(changed).state, world.replay(changed).handed_over) == (ReplayState.DONE, 0)
+    assert (world.replay(gone).state, world.replay(gone).reason) == (ReplayState.FAILED, "endpoint_deleted")
     assert world.handed_over() == []
 
 
@@ -166,21 +166,21 @@ def test_a_replay_that_is_cancelled_goes_no_further_and_another_may_be_asked_for
     replay = world.ask()
     world.carry_out(replay_max_pending=1)
     assert requests.cancel(world.connection, "c1", replay, now=dt.datetime.now(dt.UTC))
-    progress.add_ended(world.connection, [progress.Ended(replay, delivered=1)])
+    progress.add_counts(world.connection, [progress.ReplayCounts(replay, delivered=1)])
     world.carry_out()
     told = world.replay(replay)
-    assert (told.state, told.handed_over, told.delivered) == (State.CANCELLED, 1, 1)
+    assert (told.state, told.handed_over, told.delivered) == (ReplayState.CANCELLED, 1, 1)
     assert world.ask() != replay
 
 
 def test_a_replay_whose_attempts_nobody_counts_has_failed(world):
     replay = world.ask()
     world.carry_out(attempts=False)
-    assert (world.replay(replay).state, world.replay(replay).reason) == (State.FAILED, "attempts_not_archived")
+    assert (world.replay(replay).state, world.replay(replay).reason) == (ReplayState.FAILED, "attempts_not_archived")
 
 
 def test_replays_that_ended_are_forgotten_with_the_letters_of_their_time(world):
     ended, running = world.ask(), world.ask("ep2")
     requests.cancel(world.connection, "c1", ended, now=LONG_AGO)
     assert progress.forget(world.connection, before=LONG_AGO + dt.timedelta(days=1)) == 1
-    assert (world.replay(ended), world.replay(running).state) == (None, State.WAITING)
+    assert (world.replay(ended), world.replay(running).state) == (None, ReplayState.WAITING)

@@ -17,11 +17,11 @@ from psycopg import sql
 from delivery import errors
 from delivery.model import EndpointId
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
-from subscriptions_db.archive.ingest.archived_rows import Taken
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import outbox
-from subscriptions_db.archive.notifications.endpoint_health import Policy, Seen, Sign
+from subscriptions_db.archive.notifications.endpoint_health import Policy, Signal, SignalKind
 from subscriptions_db.archive.search import archived_dead_letters, attempts, redrive_requests
-from subscriptions_db.archive.search.selection import Selection
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import migrate
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.replays import progress, requests
@@ -29,7 +29,7 @@ from subscriptions_db.snapshot import registry_reader
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
-EVERYTHING = Selection()
+EVERYTHING = DeadLetterSearch()
 POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
 WAITING = "select count(*) as n from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
@@ -43,7 +43,9 @@ def test_a_letter_comes_back_byte_for_byte(connection):
     for offset, payload in enumerate((archive.PAYLOAD, strange, b"")):
         written = archive.letter(data=payload)
         row = archive.letter_row(written)
-        writer.write(connection, [Taken(topic="d", partition=0, offset=offset, letter=row)], archive.KEPT, now=archive.NOW)
+        writer.write(
+            connection, [ArchivedRecord(topic="d", partition=0, offset=offset, letter=row)], archive.KEPT, now=archive.NOW
+        )
         [*_, found] = browse(connection).letters
         assert found.payload == payload
         assert orjson.loads(found.written()) == orjson.loads(written)
@@ -119,7 +121,7 @@ def test_the_longest_names_fit_into_the_indexes(connection):
 def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, opened, in_background):
     """The slow writer has its positions first; a second one has to wait until these are to be seen."""
     slow, fast = opened(), opened()
-    partitions.make(connection, "dead_letters", archive.NOW.date())
+    partitions.create(connection, "dead_letters", archive.NOW.date())
     with slow.transaction():
         writer.write(slow, [archive.taken_letter(0, event_type="slow")], archive.KEPT, now=archive.NOW)
         late = in_background(
@@ -145,8 +147,8 @@ def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(co
 def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write):
     today = archive.NOW.date()
     for day in partitions.coming(today):
-        assert partitions.make(connection, "dead_letters", day)
-        assert not partitions.make(connection, "dead_letters", day)
+        assert partitions.create(connection, "dead_letters", day)
+        assert not partitions.create(connection, "dead_letters", day)
     write(1)
     write(1, now=archive.NOW + dt.timedelta(days=1))
     later = today + dt.timedelta(days=31)
@@ -159,7 +161,7 @@ def test_to_make_a_day_waits_for_no_reader_and_to_drop_one_gives_way(connection,
     reader = opened()
     with reader.transaction():
         assert len(browse(reader).letters) == 1
-        assert partitions.make(connection, "dead_letters", archive.NOW.date() + dt.timedelta(days=1))
+        assert partitions.create(connection, "dead_letters", archive.NOW.date() + dt.timedelta(days=1))
         assert partitions.drop(connection, "dead_letters", dt.date(2100, 1, 1)) == []
         assert len(browse(connection).letters) == 1
     assert len(partitions.drop(connection, "dead_letters", dt.date(2100, 1, 1))) == 2
@@ -174,14 +176,14 @@ def test_attempts_are_found_by_what_is_asked_for_the_newest_first(connection):
     writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
 
     def found(limit=100, before=None, **asked):
-        return attempts.search(connection, "c1", attempts.Asked(**asked), before=before, limit=limit)
+        return attempts.search(connection, "c1", attempts.AttemptSearch(**asked), before=before, limit=limit)
 
     assert [one.started_at for one in found().attempts] == minutes
     assert [one.started_at for one in found(endpoint_id="ep1", event_type="order.*").attempts] == minutes[1::6]
     assert [one.started_at for one in found(since=minutes[5], until=minutes[2]).attempts] == minutes[3:6]
     assert found(status=500, error_class="server_error", is_accepted=False).attempts == found().attempts
-    assert found(is_accepted=True) == found(status=200) == attempts.Found([], None)
-    assert attempts.search(connection, "c2", attempts.Asked(), limit=1).attempts == []
+    assert found(is_accepted=True) == found(status=200) == attempts.FoundAttempts([], None)
+    assert attempts.search(connection, "c2", attempts.AttemptSearch(), limit=1).attempts == []
 
     paged, before = [], None
     while (page := found(limit=7, before=before)).before:
@@ -195,7 +197,7 @@ def test_a_rare_attempt_is_found_although_only_so_many_are_looked_at(connection,
     told = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
     writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
     pages, before = 0, None
-    asked = attempts.Asked(event_type="t34")
+    asked = attempts.AttemptSearch(event_type="t34")
     while not (page := attempts.search(connection, "c1", asked, before=before, limit=5)).attempts:
         pages, before = pages + 1, page.before
     assert (pages, [one.event_type for one in page.attempts]) == (3, ["t34"])
@@ -209,9 +211,9 @@ def test_attempts_that_are_too_old_or_far_ahead_are_left_out(connection):
 
 def test_a_topic_that_was_made_anew_begins_at_its_beginning(connection, write):
     write(3)
-    writer.begin_anew(connection, ("dead-letters", 0), 2)  # somebody else has gone on meanwhile
+    writer.restart_partition(connection, ("dead-letters", 0), 2)  # somebody else has gone on meanwhile
     assert writer.offsets(connection) == {("dead-letters", 0): 3}
-    writer.begin_anew(connection, ("dead-letters", 0), 3)
+    writer.restart_partition(connection, ("dead-letters", 0), 3)
     assert writer.write(connection, [archive.taken_letter(0)], archive.KEPT, now=archive.NOW).letters == 1
 
 
@@ -222,7 +224,7 @@ def places(connection):
 
 def test_the_same_offsets_of_a_topic_that_was_made_anew_are_other_letters_of_the_same_day(connection, write):
     write(2)
-    writer.begin_anew(connection, ("dead-letters", 0), 2)
+    writer.restart_partition(connection, ("dead-letters", 0), 2)
     again = [archive.taken_letter(offset) for offset in range(2)]
     assert writer.write(connection, again, archive.KEPT, now=archive.NOW).letters == 2
     assert places(connection) == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -277,8 +279,8 @@ def test_a_customer_can_change_no_letter_but_what_has_become_of_it(connection, w
 def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, in_background):
     first, second = opened(), opened()
     with first.transaction():
-        assert partitions.make(first, "attempts", archive.NOW.date())
-        late = in_background(lambda: partitions.make(second, "attempts", archive.NOW.date()))
+        assert partitions.create(first, "attempts", archive.NOW.date())
+        late = in_background(lambda: partitions.create(second, "attempts", archive.NOW.date()))
         while not connection.execute(WAITING).fetchone()["n"]:
             assert not late.done()
     assert late.result(30) is False
@@ -288,13 +290,13 @@ def carry_out_replays(connection):
     """All that `fanout archive` does with replays in Postgres."""
     assert registry_reader.read_routes(connection, EndpointId("ep1")).endpoints == {}
     assert registered_rows.revision(connection) >= 0
-    [replay] = progress.under_way(connection, after=0, max_pending=1)
-    with progress.held(connection, replay) as held:
-        progress.begin(connection, held, [progress.Place("orders", 0, 3, 9)], is_whole=True, now=archive.NOW)
-        reached = progress.place(connection, held)._replace(next_offset=9)
-        progress.reach(connection, held, reached, is_lost=False, records=6, handed_over=0)
-        progress.end(connection, held, requests.State.DONE, now=archive.NOW)
-    progress.add_ended(connection, [progress.Ended(replay.replay_id, skipped=1)])
+    [replay] = progress.resumable(connection, after=0, max_pending=1)
+    with progress.locked(connection, replay) as held:
+        progress.begin(connection, held, [progress.PartitionProgress("orders", 0, 3, 9)], is_whole=True, now=archive.NOW)
+        reached = progress.next_partition(connection, held)._replace(next_offset=9)
+        progress.advance(connection, held, reached, is_lost=False, records=6, handed_over=0)
+        progress.end(connection, held, requests.ReplayState.DONE, now=archive.NOW)
+    progress.add_counts(connection, [progress.ReplayCounts(replay.replay_id, skipped=1)])
     assert progress.forget(connection, before=archive.NOW + dt.timedelta(days=1)) == 1
 
 
@@ -302,7 +304,7 @@ def test_the_documented_rights_are_enough_to_archive(connection):
     """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
     [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
-    requests.ask(connection, "c1", "ep1", requests.Range(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))
+    requests.ask(connection, "c1", "ep1", requests.ReplayRange(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))
     role = f"archive_{uuid.uuid4().hex[:8]}"
     connection.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
     for grant in grants.replace("fanout_archive", role).split(";")[:-1]:
@@ -318,12 +320,12 @@ def test_the_documented_rights_are_enough_to_archive(connection):
     redrive_notes.forget(connection, dt.date(2100, 1, 1))
     [found] = browse(connection).letters
     assert archived_dead_letters.redrive(connection, "c1", [found.position], now=archive.NOW)
-    with redrive_requests.turn(connection, now=archive.NOW) as turn:
+    with redrive_requests.claim_page(connection, now=archive.NOW) as turn:
         assert len(turn) == 1
-    outbox.take(connection, [Seen("ep1", "c1", Sign.DEAD_LETTER, archive.NOW)], POLICY)
-    outbox.look(connection, POLICY, now=archive.NOW)
-    outbox.forget(connection)
-    with outbox.turn(connection) as waiting:
+    outbox.record(connection, [Signal("ep1", "c1", SignalKind.DEAD_LETTER, archive.NOW)], POLICY)
+    outbox.record_due(connection, POLICY, now=archive.NOW)
+    outbox.delete_orphans(connection)
+    with outbox.claim_page(connection) as waiting:
         assert len(waiting) == 1
     assert partitions.drop(connection, "attempts", dt.date(2100, 1, 1))
     carry_out_replays(connection)

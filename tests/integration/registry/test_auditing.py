@@ -156,6 +156,6 @@ def test_no_secret_is_noted(connection, ring, noted):
     applied(connection, ring, {"customers": [{"id": "c1"}]}, prune=True)
     text = json.dumps(noted(), default=str)
     assert "https://example.com/whole" in text
-    told = rotation.told("ep2", rotated)["secret"]
+    told = rotation.secret_document("ep2", rotated)["secret"]
     for secret in ("hunter2", "hunter3", SIGNING.removeprefix("whsec_"), "whsk_", "PRIVATE KEY", told.removeprefix("whsec_")):
         assert secret not in text

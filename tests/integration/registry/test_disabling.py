@@ -95,7 +95,7 @@ def role(connection):
 def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
     connection.execute(sql.SQL("set role {}").format(role))
     assert endpoint_status.disable_active(connection, ["ep1"], "gone") == ["ep1"]
-    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
+    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translated_errors():
         connection.execute("update endpoints set url = 'https://example.com/theirs'")
     connection.execute("reset role")
     assert rows()["ep1"] == ("disabled", "gone")
@@ -106,7 +106,7 @@ def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_tha
     connection.execute(sql.SQL("set role {}").format(role))
     assert endpoint_status.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
     assert endpoint_status.disable_active(connection, ["ep1"], "failing") == []
-    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translating():
+    with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translated_errors():
         connection.execute(
             "insert into audit_log (key_id, action, entity, entity_id) values ('job', 'update', 'endpoint', 'ep2')"
         )

@@ -70,7 +70,7 @@ def counted(connection, tables):
 
 def test_no_table_of_customers_is_without_forced_row_level_security_and_a_policy(connection):
     for kind in ("dead_letters", "attempts"):
-        partitions.make(connection, kind, dt.date(2026, 5, 10))
+        partitions.create(connection, kind, dt.date(2026, 5, 10))
     assert apartness.faults(connection) == []
     assert apartness.of_customers(connection) >= {
         "customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "api_keys", "audit_log", "replay_places",

@@ -63,7 +63,7 @@ def before(database, ring):
 
 def row_of_0001(ring, endpoint_id, purpose, secret):
     place = {"secret_id": str(uuid.uuid4()), "endpoint_id": endpoint_id, "customer_id": "c1", "purpose": purpose}
-    return place | {"key_id": ring.active, "sealed": ring.seal(secret, keyring.place_of(place))}
+    return place | {"key_id": ring.active, "sealed": ring.seal(secret, keyring.secret_row_of(place))}
 
 
 def test_what_was_registered_before_is_read_as_it_was(before, ring):

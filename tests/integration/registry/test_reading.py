@@ -16,7 +16,7 @@ from delivery.webhooks.routing.registry_snapshot import updated
 from delivery.webhooks.state import pickling
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
-from subscriptions_db.secrets.endpoint_secrets import Opened
+from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population
 from tests.integration.registry.documents import DOCUMENT, GUARD, SIGNING, UNREADABLE, applied
@@ -57,7 +57,7 @@ def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, r
 def test_an_expired_signing_key_signs_no_more(connection, ring):
     applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
     connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
-    fault = "has no signing secret that has not expired"
+    fault = "has no valid signing secret: all have expired"
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
@@ -84,7 +84,7 @@ def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connect
         (
             "update endpoints set tls_authorities = 'x' where endpoint_id = 'ep1'",
             "endpoint ep1",
-            "tls.authorities: is no PEM",
+            "tls.authorities: is not a list of PEM certificates",
         ),
         (
             "update endpoints set tls_certificate = 'x' where endpoint_id = 'ep1'",
@@ -132,12 +132,12 @@ def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(connection, ring,
     [
         ("signing", b"x", "signing_secrets[0]: an HMAC key has 24 to 64 bytes"),
         ("signing_v1a", b"x" * 31, "signing_secrets[0]: an ed25519 key has 32 bytes"),
-        ("tls_key", b"hunter2", "tls: certificate and key go together"),
+        ("tls_key", b"hunter2", "tls: certificate and key must be given together"),
     ],
 )
 def test_a_sealed_secret_that_is_no_key_quarantines_its_endpoint(connection, ring, purpose, secret, fault):
     applied(connection, ring, DOCUMENT)
-    row = Opened(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
+    row = EndpointSecret(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
     connection.execute(query("put_secret"), row)
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 

@@ -114,19 +114,19 @@ def test_a_reference_to_nothing_is_named_and_nothing_is_written(connection, ring
 def test_an_endpoint_does_not_go_to_another_customer(connection, ring):
     applied(connection, ring, DOCUMENT)
     moved = {"customers": [{"id": "c2"}], "endpoints": [DOCUMENT["endpoints"][0] | {"customer": "c2"}]}
-    with pytest.raises(errors.RegistrationError, match=r"endpoints\[0\].customer: ep1 is an endpoint of c1"):
+    with pytest.raises(errors.RegistrationError, match=r"endpoints\[0\].customer: ep1 belongs to customer c1"):
         applied(connection, ring, moved)
 
 
 def test_what_would_move_events_from_one_lane_to_the_other_is_refused_by_its_place(connection, ring):
     applied(connection, ring, DOCUMENT)
     first, second = DOCUMENT["endpoints"]
-    with pytest.raises(errors.RegistrationError, match=r"^endpoints\[1\].mode: ep2 is in mode direct for good"):
+    with pytest.raises(errors.RegistrationError, match=r"^endpoints\[1\].mode: ep2 has mode direct, which cannot change"):
         applied(connection, ring, DOCUMENT | {"endpoints": [first, second | {"mode": "batch"}]})
     batched = DOCUMENT["endpoints"] + [second | {"id": "ep3", "mode": "batch"}]
     moved = [DOCUMENT["subscriptions"][0], DOCUMENT["subscriptions"][1] | {"endpoint": "ep3"}]
     with pytest.raises(
-        errors.RegistrationError, match=r"^subscriptions\[1\].endpoint: s2 leads to an endpoint of another mode"
+        errors.RegistrationError, match=r"^subscriptions\[1\].endpoint: s2 cannot move to an endpoint of another mode"
     ):
         applied(connection, ring, DOCUMENT | {"endpoints": batched, "subscriptions": moved})
 
@@ -275,5 +275,5 @@ def test_a_row_that_plain_sql_changes_meanwhile_is_not_overwritten(connection, r
         other.execute("update tenants set name = 'theirs' where tenant_id = '1'")
         running = in_background(lambda: applied(connection, ring, {"tenants": [{"id": 1, "name": "ours"}]}))
         wait_for_a_waiter(other)
-    with pytest.raises(errors.RegistryUnavailable, match="changed by somebody else meanwhile: do it again"):
+    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed the same rows meanwhile: try again"):
         running.result()

@@ -105,7 +105,7 @@ def test_more_secrets_than_a_request_has_room_for_are_refused_and_nothing_change
     for _ in range(4):
         rotate()
     before = keys()
-    with pytest.raises(errors.RegistrationError, match="ep1: has 5 signing secrets, the most there may be: wait until"):
+    with pytest.raises(errors.RegistrationError, match="ep1: has 5 signing secrets, the maximum: wait until"):
         rotate(overlap=dt.timedelta(hours=1))
     assert keys() == before
     assert verifies(first, before, time.time())

@@ -49,7 +49,7 @@ def test_a_sealed_secret_moved_to_another_row_does_not_open(connection, ring):
 def test_a_secret_is_no_key_of_another_scheme(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
-    assert "does not open" in registry_reader.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
+    assert "cannot be opened" in registry_reader.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
 
 
 def test_after_a_rotation_the_old_key_is_needed_no_more(connection):
@@ -67,7 +67,9 @@ def test_a_secret_that_does_not_open_hinders_no_other_from_being_sealed_anew(con
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep2'")
     new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))
-    with pytest.raises(errors.SealError, match=r"sealed 2 secrets with k2, but 1 do not open: the signing secret of .* ep2"):
+    with pytest.raises(
+        errors.SealError, match=r"re-sealed 2 secrets with k2, but 1 cannot be opened: the signing secret of .* ep2"
+    ):
         keyring.rotate(connection, new)
     used = connection.execute("select key_id from secrets order by 1").fetchall()
     assert [row["key_id"] for row in used] == ["k2", "k2", "lost"]

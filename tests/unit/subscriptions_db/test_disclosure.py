@@ -24,13 +24,13 @@ def written(error_class):
 def test_the_archive_has_one_word_and_the_topics_have_two():
     dns, blocked = map(written, BOTH)
     assert dns["attempts"] != blocked["attempts"]
-    letters = [archived_rows.letter_row(*dead_letter_records.decode_with_document(one["dead"])) for one in (dns, blocked)]
+    letters = [archived_rows.dead_letter_row(*dead_letter_records.decode_with_document(one["dead"])) for one in (dns, blocked)]
     assert {(one.reason, orjson.loads(one.letter)["attempts"][0]["error_class"]) for one in letters} == {("dns", "dns")}
     attempts = [
         archived_rows.attempt_rows(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)
     ]
     assert {one.error_class for found in attempts for one in found} == {"dns"}
-    told = [signals.of_log(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)]
+    told = [signals.log_signals(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)]
     assert told[0] == told[1]
 
 

@@ -42,7 +42,7 @@ def test_a_day_is_kept_for_as_many_whole_days_as_are_asked_for():
     assert list(partitions.coming(TODAY)) == [dt.date(2026, 5, day) for day in (10, 11, 12)]
     kept = {day: partitions.is_kept(dt.date(2026, 5, day), TODAY, 7) for day in (2, 3, 12, 13)}
     assert kept == {2: False, 3: True, 12: True, 13: False}
-    assert partitions.of(dt.datetime(2026, 5, 10, 23, tzinfo=dt.timezone(dt.timedelta(hours=-2)))) == dt.date(2026, 5, 11)
+    assert partitions.day_of(dt.datetime(2026, 5, 10, 23, tzinfo=dt.timezone(dt.timedelta(hours=-2)))) == dt.date(2026, 5, 11)
 
 
 def test_a_lease_has_bounds():
@@ -59,11 +59,11 @@ def test_a_poll_gives_what_is_asked_for_within_the_bound(limit, again, unacknowl
 
 
 def test_places_are_read_back_as_they_were_given():
-    receipt = cursor.Receipt(12, uuid.uuid4())
-    moment = cursor.Moment(archive.NOW + dt.timedelta(microseconds=1), 7)
-    assert cursor.Receipt.read(receipt.text()) == receipt
-    assert cursor.Moment.read(moment.text()) == moment
-    assert cursor.position_of(cursor.of_position(cursor.MAX_POSITION)) == cursor.MAX_POSITION
+    receipt = cursor.ReceiptHandle(12, uuid.uuid4())
+    moment = cursor.AttemptPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
+    assert cursor.ReceiptHandle.read(receipt.text()) == receipt
+    assert cursor.AttemptPosition.read(moment.text()) == moment
+    assert cursor.letter_position(cursor.letter_cursor(cursor.MAX_POSITION)) == cursor.MAX_POSITION
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_places_are_read_back_as_they_were_given():
     ],
 )
 def test_a_place_that_was_never_given_is_refused(text):
-    for read in (cursor.position_of, cursor.Moment.read, cursor.Receipt.read):
-        with pytest.raises(errors.RegistrationError, match="hand back one"):
+    for read in (cursor.letter_position, cursor.AttemptPosition.read, cursor.ReceiptHandle.read):
+        with pytest.raises(errors.RegistrationError, match="send one from an answer"):
             read(text)
 
 
 def test_a_moment_beyond_all_time_is_refused():
     with pytest.raises(errors.RegistrationError, match="cursor"):
-        cursor.Moment.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
+        cursor.AttemptPosition.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
     with pytest.raises(errors.RegistrationError, match="receipt"):
-        cursor.Receipt.read(cursor._encoded("r", 1, "no token"))
+        cursor.ReceiptHandle.read(cursor._encoded("r", 1, "no token"))
 
 
 def test_a_letter_is_kept_whole():
@@ -100,7 +100,7 @@ def test_a_letter_is_kept_whole():
     assert (row.event_type, row.reason, row.dead_lettered_at) == ("order.created", "timeout", archive.NOW)
     assert row.payload == archive.PAYLOAD
     assert b"payload_base64" not in row.letter
-    assert orjson.loads(archived_rows.written(row.letter, row.payload)) == orjson.loads(written)
+    assert orjson.loads(archived_rows.topic_record(row.letter, row.payload)) == orjson.loads(written)
 
 
 def test_what_is_asked_for_is_cut_to_what_an_index_takes_and_the_letter_has_it_whole():

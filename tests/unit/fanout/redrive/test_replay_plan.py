@@ -16,7 +16,7 @@ from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending import payload
 from fanout.redrive import redrive_plan, replay_plan
 from subscriptions_db.archive.ingest import archived_rows as archive_rows
-from subscriptions_db.replays.progress import Ended
+from subscriptions_db.replays.progress import ReplayCounts
 from tests.support import archive, batches, builders
 from tests.support.leases import lease, registry, waiting
 from tests.unit.webhooks.lanes.test_retry_lease import Delivered
@@ -88,10 +88,12 @@ def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
         told = Delivered(registry(retrying=Retrying(schedule_s=())), lease(mine), error_class).written()
         [log], dead = told["attempts"], told.get("dead", [])
         assert {one.get("replay") for one in (*log["entries"], *dead)} == {wanted}
-        ended = archive_rows.ended(log_records.decode(orjson.dumps(log))) + [
-            one for row in dead for one in archive_rows.ended_of_letter(dead_letter_records.decode(orjson.dumps(row)))
+        ended = archive_rows.replay_counts(log_records.decode(orjson.dumps(log))) + [
+            one
+            for row in dead
+            for one in archive_rows.replay_counts_of_dead_letter(dead_letter_records.decode(orjson.dumps(row)))
         ]
-        counted = Ended("rpl_1", delivered=1) if error_class is None else Ended("rpl_1", dead_lettered=1)
+        counted = ReplayCounts("rpl_1", delivered=1) if error_class is None else ReplayCounts("rpl_1", dead_lettered=1)
         assert ended == ([] if wanted is None else [counted])
 
 
@@ -99,7 +101,9 @@ def test_what_is_skipped_is_counted():
     told = Delivered(
         dataclasses.replace(registry(), endpoints={}), lease(msgspec.structs.replace(waiting(), replay="rpl_1"))
     ).written()
-    assert archive_rows.ended(log_records.decode(orjson.dumps(told["attempts"][0]))) == [Ended("rpl_1", skipped=1)]
+    assert archive_rows.replay_counts(log_records.decode(orjson.dumps(told["attempts"][0]))) == [
+        ReplayCounts("rpl_1", skipped=1)
+    ]
 
 
 def test_a_dead_letter_of_a_replay_keeps_its_mark_when_it_is_redriven():

@@ -27,8 +27,8 @@ def test_a_filter_on_fields_of_events_is_not_doubtful(pattern):
 @pytest.mark.parametrize(
     ("pattern", "path", "meant"),
     [
-        ({"amount": [{"numeric": [">", 5]}]}, "filter.amount", "attribute amount; or did you mean data.amount?"),
-        ({"customer": {"id": [1]}}, "filter.customer", "is no field of an event"),
+        ({"amount": [{"numeric": [">", 5]}]}, "filter.amount", "attribute amount; did you mean data.amount?"),
+        ({"customer": {"id": [1]}}, "filter.customer", "is not a field of an event"),
         ({"order_id": ["7"]}, "filter.order_id", "did you mean data.order_id?"),
         ({"tenantid": ["7"]}, "filter.tenantid", "did you mean tenant_id?"),
         ({"dat": {"a": [1]}}, "filter.dat", "did you mean data?"),
@@ -52,7 +52,7 @@ def test_an_event_type_that_takes_a_known_one_is_not_doubtful(wanted):
 
 def test_an_event_type_that_nobody_knows_says_which_is_close():
     [one] = said(lint.event_type("order.creatd", KNOWN))
-    assert one.startswith("event_type: order.creatd is neither in the catalogue of event types nor the name of a topic")
+    assert one.startswith("event_type: order.creatd matches no event type of the catalogue and no topic")
     assert one.endswith("; did you mean order.created?")
     assert len(said(lint.event_type("shipment.*", KNOWN))) == 1
 

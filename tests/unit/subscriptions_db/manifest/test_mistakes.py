@@ -27,19 +27,19 @@ subscriptions:
 MISTAKES = [
     (
         "tenants:\n\t- id: a\n",
-        "2: not YAML: has a character that begins nothing in YAML: indent by spaces, not tabs; put @ ` % in quotes",
+        "2: not YAML: a character here begins nothing in YAML: indent with spaces, not tabs; put text that begins with @ ` or % in quotes",
     ),
     (
         "customers:\n  - id: acme\n    name: ACME: Inc\n",
-        "3: not YAML: has a colon where none may be: quote text that has `: `, or mend the indentation",
+        "3: not YAML: a colon is not allowed here: put text that contains `: ` in quotes, or fix the indentation",
     ),
     (
         "customers:\n  - id: acme\n   name: x\n",
-        "3: not YAML: is indented otherwise than the lines that it belongs to, or a bracket or quote is not closed",
+        "3: not YAML: the indentation differs from the lines around it, or a bracket or quote is not closed",
     ),
     (
         "tenants: [{id: a}, {id: b}\ncustomers: []\n",
-        "2: not YAML: a list or mapping in brackets is not closed, or lacks a comma",
+        "2: not YAML: a list or mapping in brackets is not closed, or a comma is missing",
     ),
     (
         'customers:\n  - id: "acme\n',
@@ -47,43 +47,43 @@ MISTAKES = [
     ),
     (
         "tenants: [{id: a}]\ntenants: [{id: b}]\n",
-        "2: not YAML: tenants stands here twice",
+        "2: not YAML: tenants is given twice: keep one",
     ),
     (
         "tenants: []\n---\ntenants: []\n",
-        "2: not YAML: a second document begins here (---): apply each by itself",
+        "2: not YAML: a second document begins here (---): put each document into a file of its own",
     ),
     (
         "tenants: !!python/object:os.system {}\n",
-        "1: not YAML: has a tag (`!…`), which is not taken: put text that begins with ! in quotes",
+        "1: not YAML: tags (`!…`) are not supported: put text that begins with ! in quotes",
     ),
     (
         "subscriptions:\n  - id: s1\n    event_type: *\n",
-        '3: not YAML: has a `*` or `&` that begins no text in YAML: put it in quotes, as event_type: "*"',
+        '3: not YAML: text cannot begin with `*` or `&`: put it in quotes, such as event_type: "*"',
     ),
     (
         "tenants:\n  - id: @a\n",
-        "2: not YAML: has a character that begins nothing in YAML: indent by spaces, not tabs; put @ ` % in quotes",
+        "2: not YAML: a character here begins nothing in YAML: indent with spaces, not tabs; put text that begins with @ ` or % in quotes",
     ),
     (
         b"tenants:\n  - id: a\n    name: caf\xe9\n",
-        "not YAML: it is not UTF-8 text, or has control characters",
+        "not YAML: the text is not UTF-8, or contains control characters",
     ),
     (
         "- id: a\n",
-        "must be a mapping (`name: value`), and is a list",
+        "must be a mapping (`name: value`), but is a list",
     ),
     (
         "tenants\ncustomers: []\n",
-        "2: not YAML: has a colon where none may be: quote text that has `: `, or mend the indentation",
+        "2: not YAML: a colon is not allowed here: put text that contains `: ` in quotes, or fix the indentation",
     ),
     (
         "tenant: []\n",
-        "1: tenant: is not known here; did you mean tenants?",
+        "1: tenant: is not a known field; did you mean tenants?",
     ),
     (
         ENDPOINT + "    urll: x\n",
-        "5: endpoints[0].urll: is not known here; did you mean url?",
+        "5: endpoints[0].urll: is not a known field; did you mean url?",
     ),
     (
         "endpoints:\n  - id: ep1\n    customer: c1\n",
@@ -91,27 +91,27 @@ MISTAKES = [
     ),
     (
         "tenants:\n  - id:\n",
-        "2: tenants[0].id: must be text, and is empty",
+        "2: tenants[0].id: must be text, but is empty",
     ),
     (
         "tenants:\n  - id: no\n",
-        "2: tenants[0].id: must be text, and is true or false, as YAML takes yes, no, on and off, too: put it in quotes",
+        "2: tenants[0].id: must be text, but is true or false (YAML reads yes, no, on and off as these): put it in quotes",
     ),
     (
         "tenants:\n  - id: a b\n",
-        "2: tenants[0].id: is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, and the first a letter or digit",
+        "2: tenants[0].id: is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
     ),
     (
         "tenants:\n  - id: 1.5\n",
-        "2: tenants[0].id: must be text, and is a number: put it in quotes",
+        "2: tenants[0].id: must be text, but is a number: put it in quotes",
     ),
     (
         "tenants: {id: a}\n",
-        "1: tenants: must be a list, and is a mapping",
+        "1: tenants: must be a list, but is a mapping",
     ),
     (
         SUBSCRIPTION.replace("    everything: true\n", "    everything: maybe\n"),
-        "5: subscriptions[0].everything: must be true or false, and is text",
+        "5: subscriptions[0].everything: must be true or false, but is text",
     ),
     (
         ENDPOINT.replace("https://example.com/", "http://example.com/"),
@@ -139,11 +139,11 @@ MISTAKES = [
     ),
     (
         SUBSCRIPTION.replace("order.created", "order*"),
-        "4: subscriptions[0].event_type: is no event type: order.created, all that begin so as order.*, or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
+        "4: subscriptions[0].event_type: is not a valid event type: write one type (order.created), a prefix (order.*), or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
     ),
     (
         SUBSCRIPTION.replace("order.created", "order created"),
-        "4: subscriptions[0].event_type: is no event type: order.created, all that begin so as order.*, or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
+        "4: subscriptions[0].event_type: is not a valid event type: write one type (order.created), a prefix (order.*), or * for all. Parts between dots have letters, digits, `_` `:` `/` `-`",
     ),
     (
         SUBSCRIPTION + "    filter: {data: {amount: [{prefx: a}]}}\n",
@@ -171,7 +171,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    headers: {X-A: 1}\n",
-        "5: endpoints[0].headers.X-A: must be text, and is a number: put it in quotes",
+        "5: endpoints[0].headers.X-A: must be text, but is a number: put it in quotes",
     ),
     (
         ENDPOINT + "    headers: {X-A: 'aé'}\n",
@@ -183,15 +183,15 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    auth: {kind: bearer}\n",
-        "5: endpoints[0].auth: bearer needs secret",
+        "5: endpoints[0].auth: kind bearer requires secret",
     ),
     (
         ENDPOINT + "    auth: {kind: none, secret: x}\n",
-        "5: endpoints[0].auth: none takes no secret",
+        "5: endpoints[0].auth: kind none does not allow secret",
     ),
     (
         ENDPOINT + "    auth: {kind: basic, username: 'a:b', secret: x}\n",
-        "5: endpoints[0].auth.username: must have no colon, which ends a user name in HTTP",
+        "5: endpoints[0].auth.username: must not contain a colon, because HTTP ends the user name there",
     ),
     (
         ENDPOINT + "    signing_secrets: [hunter2]\n",
@@ -211,7 +211,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    status: off\n",
-        "5: endpoints[0].status: must be one of active, paused, disabled, and is true or false, as YAML takes yes, no, on and off, too: put it in quotes",
+        "5: endpoints[0].status: must be one of active, paused, disabled, but is true or false (YAML reads yes, no, on and off as these): put it in quotes",
     ),
     (
         ENDPOINT + "    max_in_flight: 0\n",
@@ -219,7 +219,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    max_per_second: fast\n",
-        "5: endpoints[0].max_per_second: must be a number, and is text",
+        "5: endpoints[0].max_per_second: must be a number, but is text",
     ),
     (
         ENDPOINT + "    mode: batch\n    batch: {max_events: 10001}\n",
@@ -227,7 +227,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    batch: {max_events: 5}\n",
-        "2: endpoints[0]: batch is for mode: batch",
+        "2: endpoints[0]: batch is allowed with mode: batch only",
     ),
     (
         ENDPOINT + "    mode: batch\n    batch: {max_wait_s: 0}\n",
@@ -239,7 +239,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    retry: {schedule_s: 5}\n",
-        "5: endpoints[0].retry.schedule_s: must be a list, and is a number",
+        "5: endpoints[0].retry.schedule_s: must be a list, but is a number",
     ),
     (
         ENDPOINT + "    retry: {timeout_s: 61}\n",
@@ -247,31 +247,31 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    order_by: a..b\n",
-        "5: endpoints[0].order_by: must be the path of a field, such as data.order_id: names with dots between them, without spaces",
+        "5: endpoints[0].order_by: must be the path of a payload field, such as account.number: names joined by dots, without spaces",
     ),
     (
         ENDPOINT + "  - id: ep1\n    customer: c1\n    url: https://example.com/2\n",
-        "5: endpoints[1].id: ep1 stands at endpoints[0] already",
+        "5: endpoints[1].id: ep1 is already used at endpoints[0]: choose another id",
     ),
     (
         SUBSCRIPTION + "    tenants: [a]\n",
-        "2: subscriptions[0]: says either everything: true, or which tenants or sub_tenants",
+        "2: subscriptions[0]: must have either everything: true, or tenants or sub_tenants, and not both",
     ),
     (
         SUBSCRIPTION.replace("    everything: true\n", ""),
-        "2: subscriptions[0]: says either everything: true, or which tenants or sub_tenants",
+        "2: subscriptions[0]: must have either everything: true, or tenants or sub_tenants, and not both",
     ),
     (
         SUBSCRIPTION.replace("    everything: true\n", "    tenants: tenant-1\n"),
-        "5: subscriptions[0].tenants: must be a list, and is text",
+        "5: subscriptions[0].tenants: must be a list, but is text",
     ),
     (
         SUBSCRIPTION.replace("    everything: true\n", "    sub_tenants: [a]\n"),
-        "5: subscriptions[0].sub_tenants: must be a mapping (`name: value`), and is a list",
+        "5: subscriptions[0].sub_tenants: must be a mapping (`name: value`), but is a list",
     ),
     (
         SUBSCRIPTION.replace("    everything: true\n", "    sub_tenants: {a: []}\n"),
-        "5: subscriptions[0].sub_tenants.a: must be a list of at least 1",
+        "5: subscriptions[0].sub_tenants.a: must have at least 1 entries",
     ),
     (
         "event_types:\n  - id: a\n    json_schema: {type: strin}\n",
@@ -283,23 +283,23 @@ MISTAKES = [
     ),
     (
         "event_types:\n  - id: order.*\n",
-        "2: event_types[0].id: is no id: letters, digits, `_` `.` `:` `-`, at most 128 of them, and the first a letter or digit",
+        "2: event_types[0].id: is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
     ),
     (
         ENDPOINT + "    tls: {certificate: x}\n",
-        "5: endpoints[0].tls: certificate and key go together",
+        "5: endpoints[0].tls: certificate and key must be given together",
     ),
     (
         ENDPOINT + "    tls: {authorities: x}\n",
-        "5: endpoints[0].tls.authorities: is no PEM of certificates, in ASCII",
+        "5: endpoints[0].tls.authorities: is not a list of PEM certificates in ASCII",
     ),
     (
         "tenants:\n  - id: fanout\n",
-        "2: tenants[0].id: fanout is the platform's own name: take another",
+        "2: tenants[0].id: fanout is reserved for the platform: choose another id",
     ),
     (
         ENDPOINT + "    auth: {kind: api_key, header: X_Key, secret: x}\n",
-        "5: endpoints[0].auth.header: must be the name of a header: letters, digits and `-`, at most 128 of them",
+        "5: endpoints[0].auth.header: must be a header name: 1 to 128 letters, digits or `-`",
     ),
 ]
 
@@ -341,7 +341,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines():
         (11, "endpoints[2].id"),
     ]
     assert str(refused.value).startswith(
-        "6 mistakes, nothing was changed:\n  f.yaml:2: subscriptions[0].event_type: is no event type"
+        "6 mistakes, nothing was changed:\n  f.yaml:2: subscriptions[0].event_type: is not a valid event type"
     )
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 

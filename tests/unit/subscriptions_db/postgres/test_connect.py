@@ -33,14 +33,14 @@ from subscriptions_db.postgres import connect
     ],
 )
 def test_each_foreign_error_has_one_of_ours(raised, becomes):
-    with pytest.raises(becomes) as translated, connect.translating():
+    with pytest.raises(becomes) as translated, connect.translated_errors():
         raise raised("in the way")
     assert "\n" not in str(translated.value)
 
 
 def test_an_error_of_ours_passes_as_it_is():
     refused = errors.SealError("in the way")
-    with pytest.raises(errors.SealError) as passed, connect.translating():
+    with pytest.raises(errors.SealError) as passed, connect.translated_errors():
         raise refused
     assert passed.value is refused
 
@@ -82,7 +82,7 @@ def test_a_url_that_is_none_is_refused_without_quoting_it(url):
     ],
 )
 def test_a_server_that_is_not_reached_is_named_with_the_reason(said, told):
-    with pytest.raises(errors.RegistryUnavailable) as translated, connect.translating():
+    with pytest.raises(errors.RegistryUnavailable) as translated, connect.translated_errors():
         raise psycopg.OperationalError(said)
     assert told in str(translated.value)
     assert "\n" not in str(translated.value)
@@ -110,9 +110,9 @@ def test_a_server_that_is_starting_is_waited_for():
         return answer
 
     slept = []
-    assert connect.for_at_most(60).copy(sleep=slept.append)(ask) == "there"
+    assert connect.retry_for(60).copy(sleep=slept.append)(ask) == "there"
     assert slept == [1, 1]
 
     answers[:] = [errors.RegistryUnavailable("away 1")]
     with pytest.raises(errors.RegistryUnavailable, match="away 1"):
-        connect.for_at_most(0)(ask)
+        connect.retry_for(0)(ask)

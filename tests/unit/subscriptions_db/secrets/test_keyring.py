@@ -12,7 +12,7 @@ from subscriptions_db.secrets import keyring
 
 KEY = base64.b64encode(b"k" * 32).decode()
 OTHER_KEY = base64.b64encode(b"o" * 32).decode()
-PLACE = keyring.Place(customer_id="c1", endpoint_id="ep1", purpose="signing", secret_id="8a1f")
+PLACE = keyring.SecretRow(customer_id="c1", endpoint_id="ep1", purpose="signing", secret_id="8a1f")
 SECRET = Secret(b"hunter2")
 
 
@@ -47,7 +47,7 @@ def test_no_nonce_is_used_twice():
     ],
 )
 def test_it_opens_nowhere_else(elsewhere):
-    with pytest.raises(errors.SealError, match="does not open with key k1"):
+    with pytest.raises(errors.SealError, match="cannot be opened with key k1"):
         ring().open("k1", ring().seal(SECRET, PLACE), elsewhere)
 
 
@@ -72,7 +72,7 @@ def test_the_key_that_is_missing_is_named():
 
 
 def test_another_key_of_the_same_id_does_not_open_it():
-    with pytest.raises(errors.SealError, match="another key of that id"):
+    with pytest.raises(errors.SealError, match="the key differs"):
         ring(k1=OTHER_KEY).open("k1", ring().seal(SECRET, PLACE), PLACE)
 
 

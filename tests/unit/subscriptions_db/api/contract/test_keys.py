@@ -38,12 +38,12 @@ WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
 )
 def test_a_key_is_recognised_while_it_holds(row, text, is_known):
     wanted = Principal("fk_abcdefghijkl", "acme", Scope.READ_ONLY) if is_known else None
-    assert keys.recognise(row, text, NOW) == wanted
+    assert keys.authenticate(row, text, NOW) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "x", TEXT[:-1], TEXT + "x", TEXT.upper(), TEXT.replace("fk", "pk"), TEXT + "\n"])
 def test_what_does_not_look_like_a_key_is_none(text):
-    assert keys.id_of(text) is None
+    assert keys.key_id_of(text) is None
 
 
 def test_keys_are_compared_in_constant_time_only():
@@ -135,7 +135,7 @@ def test_made_up_keys_are_looked_up_so_often_and_keep_no_known_one_out():
 
     answers = made_up(1000)
     assert answers.keys() == {401, 429}
-    assert registry.asked == 1 + answers[401] < admission.MAX_STRANGERS_PER_S
-    clock.now += admission.KNOWN_FOR_S  # it has to be looked up again
+    assert registry.asked == 1 + answers[401] < admission.MAX_UNKNOWN_KEYS_PER_S
+    clock.now += admission.CACHE_S  # it has to be looked up again
     made_up(1000)
     assert admit(admitted).key_id == "fk_abcdefghijkl"

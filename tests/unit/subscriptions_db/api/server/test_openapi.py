@@ -1,5 +1,7 @@
 """The OpenAPI document is valid, and says of each route what the route says of itself."""
 
+import re
+
 import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -33,7 +35,7 @@ def test_a_change_is_for_admins_alone_and_takes_an_idempotency_key(route):
     assert not (route.is_change and route.is_poll)
 
 
-@pytest.mark.parametrize("kind", [schemas.Endpoint, schemas.MadeEndpoint, schemas.Endpoints, schemas.Subscription])
+@pytest.mark.parametrize("kind", [schemas.Endpoint, schemas.CreatedEndpoint, schemas.Endpoints, schemas.Subscription])
 def test_no_answer_has_a_place_for_a_secret_that_was_given(kind):
     text = orjson.dumps(kind.model_json_schema(mode="serialization"))
     assert b'"secret"' not in text
@@ -42,5 +44,12 @@ def test_no_answer_has_a_place_for_a_secret_that_was_given(kind):
 
 def test_a_change_takes_the_fields_that_the_manifest_has():
     assert schemas.EndpointChanges.model_fields.keys() == manifest.EndpointFields.model_fields.keys()
-    assert schemas.NewEndpoint.model_fields.keys() <= manifest.Endpoint.model_fields.keys()
-    assert schemas.NewSubscription.model_fields.keys() <= manifest.Subscription.model_fields.keys()
+    assert schemas.NewEndpoint.model_fields.keys() <= manifest.ManifestEndpoint.model_fields.keys()
+    assert schemas.NewSubscription.model_fields.keys() <= manifest.ManifestSubscription.model_fields.keys()
+
+
+def test_the_document_shows_no_names_of_python_modules():
+    """Two classes of one name in two modules appeared in the document with the names of their modules."""
+    text = orjson.dumps(DOCUMENT).decode()
+    assert not re.search(r"subscriptions_db|delivery\.webhooks|__", text)
+    assert all(name.isalnum() for name in DOCUMENT["components"]["schemas"])

@@ -13,7 +13,7 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload
 from fanout.archiver import notify_step, process
 from subscriptions_db.archive.notifications import endpoint_health, outbox
-from subscriptions_db.archive.notifications.endpoint_health import Condition, Kind, Policy, Seen, Sign
+from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
 
 TEXT = (Path(__file__).parents[5] / "docs" / "operational-events.md").read_text()
 EXAMPLES = [orjson.loads(example) for example in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
@@ -25,30 +25,30 @@ def signs(kind, since, at, data):
     """What has to be seen for it."""
 
     def seen(sign, moment, times=1):
-        return Seen("acme-orders", "acme", sign, moment, times, data.get("reason") or data.get("error_class"))
+        return Signal("acme-orders", "acme", sign, moment, times, data.get("reason") or data.get("error_class"))
 
-    failed = [seen(Sign.FAILED, since, data.get("failures", 12) - 1)]
+    failed = [seen(SignalKind.FAILED, since, data.get("failures", 12) - 1)]
     match kind:
-        case Kind.FAILING:
-            return [*failed, seen(Sign.FAILED, at)]
-        case Kind.RECOVERED:
-            return [*failed, seen(Sign.FAILED, since + dt.timedelta(seconds=300)), seen(Sign.ACCEPTED, at)]
-        case Kind.DISABLED:
-            return [seen(Sign.DISABLED, at)._replace(since=since)]
-        case Kind.BACKLOG_GROWING:
-            return [seen(Sign.POSTPONED, since, data["events"] - 1), seen(Sign.POSTPONED, at)]
-        case Kind.DEAD_LETTERS_WAITING:
-            earlier = seen(Sign.DEAD_LETTER, at - dt.timedelta(seconds=3600))
-            return [earlier, seen(Sign.DEAD_LETTER, since, data["letters"]), seen(Sign.WOKEN, at)]
+        case EventKind.FAILING:
+            return [*failed, seen(SignalKind.FAILED, at)]
+        case EventKind.RECOVERED:
+            return [*failed, seen(SignalKind.FAILED, since + dt.timedelta(seconds=300)), seen(SignalKind.ACCEPTED, at)]
+        case EventKind.DISABLED:
+            return [seen(SignalKind.DISABLED, at)._replace(since=since)]
+        case EventKind.BACKLOG_GROWING:
+            return [seen(SignalKind.POSTPONED, since, data["events"] - 1), seen(SignalKind.POSTPONED, at)]
+        case EventKind.DEAD_LETTERS_WAITING:
+            earlier = seen(SignalKind.DEAD_LETTER, at - dt.timedelta(seconds=3600))
+            return [earlier, seen(SignalKind.DEAD_LETTER, since, data["letters"]), seen(SignalKind.WOKEN, at)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["type"])
 def test_an_example_is_what_is_sent(example):
     at, since = (dt.datetime.fromisoformat(moment) for moment in (example["timestamp"], example["data"]["since"]))
-    known, told = Condition(), None
-    for one in signs(Kind(example["type"]), since, at, example["data"]):
-        known, told = endpoint_health.take(known, one, POLICY)
-    waiting = outbox.Waiting(told.event_id, told.kind.value, told.endpoint_id, told.customer_id, told.at, told.data)
+    known, told = EndpointHealth(), None
+    for one in signs(EventKind(example["type"]), since, at, example["data"]):
+        known, told = endpoint_health.apply(known, one, POLICY)
+    waiting = outbox.OutboxEvent(told.event_id, told.kind.value, told.endpoint_id, told.customer_id, told.at, told.data)
     made = notify_step.message(waiting, TOPIC)
     record = Record(TOPIC, 0, 0, 0, made.value, made.headers)
     event = parsing.parse(record, parsing.Layout(tenant_path=("elsewhere",), operational_topic=TOPIC))
@@ -57,7 +57,7 @@ def test_an_example_is_what_is_sent(example):
 
 def test_every_type_has_its_example_and_its_row():
     rows = re.findall(r"^\| `(fanout\.[a-z.-]+)`", TEXT, re.MULTILINE)
-    assert [example["type"] for example in EXAMPLES] == list(Kind) == rows
+    assert [example["type"] for example in EXAMPLES] == list(EventKind) == rows
 
 
 def test_the_defaults_are_those_of_the_document():
