@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 
+from delivery import errors
 from load_tests.harness import flood, stage, stopping
 from load_tests.scaling import plots
 from load_tests.scaling import scenario as scaling_scenario
@@ -24,6 +25,7 @@ from load_tests.scenarios import mission as mission_scenario
 from load_tests.scenarios import overload as overload_scenario
 from load_tests.scenarios import pending as pending_scenario
 from load_tests.scenarios import retries as retries_scenario
+from load_tests.scenarios.at_scale import command as at_scale_command
 
 S = TypeVar("S")
 WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
@@ -278,6 +280,35 @@ def scaling(
         json_file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     del figures["shown"]
     sys.stdout.write(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+@app.command(name="run")
+def run_at_scale(
+    scenario: Annotated[str, typer.Argument(help=f"One of: {', '.join(at_scale_command.NAMES)}.")],
+    json_file: JsonFile = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots to this file.")] = None,
+    share: Annotated[float, typer.Option(min=1e-6, help="Share of the full rate; where it is searched, the first.")] = 1.0,
+    seconds: Annotated[int | None, typer.Option(min=3, help="Seconds of each phase, or of each size.")] = None,
+    topics: Annotated[int | None, typer.Option(min=2, help="Event types, each with a topic.")] = None,
+    tenants: Annotated[int | None, typer.Option(min=10, help="Tenants.")] = None,
+    endpoints: Annotated[int | None, typer.Option(min=100, help="Endpoints; three of ten take batches.")] = None,
+    warm_up: Annotated[int | None, typer.Option(min=1, help="Events before all phases.")] = None,
+    bound: Annotated[list[str] | None, typer.Option(help="Another limit, as figure=limit.")] = None,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Run a scenario at the mission's scale. The status is 1 when one of its bounds does not hold."""
+    stopping.install()
+    size = at_scale_command.Size(
+        share=share, seconds=seconds, topics=topics, tenants=tenants, endpoints=endpoints, warm_up=warm_up
+    )
+    try:
+        chosen = at_scale_command.chosen(scenario, size, bound or ())
+    except errors.RegistrationError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    terms = stage.Terms(say=_say, folder=folder, overrides=dict(pair.split("=", 1) for pair in replaced or ()))
+    if not at_scale_command.run(chosen, terms, json_file=json_file, html_file=html_file):
+        raise typer.Exit(1)
 
 
 def _run(

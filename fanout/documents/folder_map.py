@@ -91,7 +91,12 @@ AREAS = (
     Area(
         "load_tests",
         "The load tests. They run the whole platform.",
-        ("load_tests.scaling load_tests.harness", "load_tests.scenarios", "load_tests.__main__"),
+        (
+            "load_tests.scaling load_tests.harness",
+            "load_tests.scenarios",
+            "load_tests.scenarios.at_scale",
+            "load_tests.__main__",
+        ),
     ),
 )
 FLOORS = tuple(floor for area in AREAS for floor in area.floors)

@@ -154,6 +154,16 @@ class Command:
         samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
+    def metric_by(self, name: str, label: str) -> dict[str, float]:
+        """Return the sums of a metric by the values of one label."""
+        _, text = self._got("/metrics")
+        sums: dict[str, float] = {}
+        for family in parser.text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and label in sample.labels:
+                    sums[sample.labels[label]] = sums.get(sample.labels[label], 0.0) + sample.value
+        return sums
+
     def condition(self) -> str:
         """Return what the process says of itself, for the message when a wait has failed."""
         try:

@@ -19,15 +19,18 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import uvloop
+
+from load_tests.harness import behaviour
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
 """What the endpoints are registered with."""
 START_TIMEOUT_S = 20
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
 """In the payload of each event: the number that ends its id, and when it was sent."""
 _NONE = -1
@@ -50,13 +53,21 @@ class Report:
     cpu_s: float = 0.0
 
 
-class _Protocol(asyncio.Protocol):
-    """Answer 200 to each request of a keep-alive connection."""
+class _Shared(NamedTuple):
+    """Values in memory that the receiver's process and the scenario's share."""
 
-    def __init__(self, seen: Report, known: set[int], count: Any, hanging: Any) -> None:
+    count: Any
+    hanging: Any
+    is_disturbed: Any
+
+
+class _Protocol(asyncio.Protocol):
+    """Answer each request of a keep-alive connection: 200, or as the disturbed endpoint's behaviour says."""
+
+    def __init__(self, seen: Report, known: set[int], shared: _Shared, disturbed: behaviour.Behaviour) -> None:
         self._seen = seen
-        self._count = count
-        self._hanging = hanging
+        self._shared = shared
+        self._disturbed = disturbed
         self._known = known
         self._unread = b""
         self._transport: Any = None
@@ -74,12 +85,30 @@ class _Protocol(asyncio.Protocol):
             if len(data) < body_end:
                 break
             endpoint = int(request.split(b" ")[1].removeprefix(b"/ep"))
-            if endpoint == self._hanging.value:
+            if endpoint == self._shared.hanging.value:
                 return  # no answer, to this one and to what else comes by this connection
-            self._take(endpoint, headers, data[end + 4 : body_end])
-            self._transport.write(_ANSWER)
+            if self._shared.is_disturbed.value:
+                self._answer_disturbed(endpoint, headers, data[end + 4 : body_end])
+            else:
+                self._take(endpoint, headers, data[end + 4 : body_end])
+                self._transport.write(_ANSWER)
             data = data[body_end:]
         self._unread = data
+
+    def _answer_disturbed(self, endpoint: int, headers: dict[bytes, bytes], body: bytes) -> None:
+        answer = self._disturbed.answer(endpoint)
+
+        def respond() -> None:
+            if self._transport.is_closing():
+                return  # the sender gave up: the events were not accepted
+            if answer.is_accepted:
+                self._take(endpoint, headers, body)
+            self._transport.write(_ANSWER if answer.is_accepted else _REFUSAL)
+
+        if answer.after_s:
+            asyncio.get_running_loop().call_later(answer.after_s, respond)
+        else:
+            respond()
 
     def _take(self, endpoint: int, headers: dict[bytes, bytes], body: bytes) -> None:
         seen = self._seen
@@ -94,17 +123,17 @@ class _Protocol(asyncio.Protocol):
         seen.endpoints.extend(itertools.repeat(endpoint, len(found)))
         seen.requests.append(len(found))
         self._known.update(seen.numbers[-len(found) :] if found else ())
-        self._count.value = len(self._known)
+        self._shared.count.value = len(self._known)
 
 
-def _serve(pipe: Connection, count: Any, hanging: Any) -> None:
+def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) -> None:
     # The customers are on other machines in reality: here they are not to interrupt the sender for each request that arrives.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         seen, known = Report(), set[int]()
-        server = await loop.create_server(lambda: _Protocol(seen, known, count, hanging), "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(lambda: _Protocol(seen, known, shared, disturbed), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -117,12 +146,11 @@ def _serve(pipe: Connection, count: Any, hanging: Any) -> None:
 class Receiver:
     """A context: the server runs inside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, disturbed: behaviour.Behaviour = behaviour.HEALTHY) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._count = context.RawValue("q", 0)
-        self._hanging = context.RawValue("q", _NONE)
-        self._process = context.Process(target=_serve, args=(theirs, self._count, self._hanging), daemon=True)
+        self._shared = _Shared(context.RawValue("q", 0), context.RawValue("q", _NONE), context.RawValue("q", 0))
+        self._process = context.Process(target=_serve, args=(theirs, self._shared, disturbed), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -138,11 +166,15 @@ class Receiver:
     @property
     def count(self) -> int:
         """Return how many events have come so far; what comes again is not counted again."""
-        return int(self._count.value)
+        return int(self._shared.count.value)
 
     def hang(self, endpoint: int | None) -> None:
         """Let one endpoint take requests and never answer them, from now on; None: all of them answer."""
-        self._hanging.value = _NONE if endpoint is None else endpoint
+        self._shared.hanging.value = _NONE if endpoint is None else endpoint
+
+    def disturb(self, *, is_disturbed: bool) -> None:
+        """Let endpoints answer as the behaviour says from now on, or let all of them accept at once."""
+        self._shared.is_disturbed.value = is_disturbed
 
     def report(self) -> Report:
         """Return what came in. Once, at the end: the server stops."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from load_tests.harness import platform, receiver, traffic
+from load_tests.harness import behaviour, platform, receiver, traffic
 
 
 class Stage(NamedTuple):
@@ -29,9 +29,16 @@ class Terms:
     """Settings of the job (`area.field`) in place of the scenario's own."""
 
     @contextlib.contextmanager
-    def stage(self, registered: traffic.Population, *, seed: int, topics: traffic.Topics = traffic.TOPICS) -> Iterator[Stage]:
-        """Start the servers, register the endpoints and make the topics."""
+    def stage(
+        self,
+        registered: traffic.Population,
+        *,
+        seed: int,
+        topics: traffic.Topics = traffic.TOPICS,
+        disturbed: behaviour.Behaviour = behaviour.HEALTHY,
+    ) -> Iterator[Stage]:
+        """Start the servers, register the endpoints and make the topics. `disturbed` is for `Receiver.disturb`."""
         self.say("starting Kafka, Postgres and the receiver …")
-        with platform.started(self.folder) as servers, receiver.Receiver() as customers:
+        with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:
             servers.register(registered.registry(customers.url))
             yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed, topics))

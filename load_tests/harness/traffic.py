@@ -173,12 +173,16 @@ class Traffic:
         topics.ensure(config.kafka, [self._prefix + name for name in names], wanted.partitions)
         self._publisher = publishing.Publisher(config.kafka)
 
-    def publish(self, count: int, *, types: Sequence[int] | None = None) -> range:
-        """Publish so many events of some types, by default of all; return their numbers."""
+    def publish(self, count: int, *, types: Sequence[int] | None = None, hot: float = 0.0, is_flushed: bool = True) -> range:
+        """Publish so many events of some types, by default of all; return their numbers.
+
+        Without `is_flushed`, the client sends them later: the caller calls `flush` at its end.
+        """
         first = len(self.due)
         for _ in range(count):
-            self._publisher.publish(self._event(types or self._all_types))
-        self._publisher.flush()
+            self._publisher.publish(self._event(types or self._all_types, hot))
+        if is_flushed:
+            self.flush()
         return range(first, len(self.due))
 
     def publish_steadily(
@@ -207,6 +211,10 @@ class Traffic:
             self._publisher.publish(self._event(types))
         self._publisher.flush()
         return range(first, len(self.due)), at
+
+    def flush(self) -> None:
+        """Wait until Kafka has all events."""
+        self._publisher.flush()
 
     def publish_until(self, enough: threading.Event, per_s: int) -> None:
         """Publish at a steady pace until `enough` is set. For a thread: nobody else may publish meanwhile."""

@@ -1,0 +1,76 @@
+"""What passes: bounds of figures, by the figure's path, and whether they hold. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from delivery import errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The largest or the smallest value that a figure may have."""
+
+    figure: str
+    """Path of the figure in the JSON document, such as `phases.spike.direct_latency_ms.p99`."""
+    at_most: float = math.inf
+    at_least: float = -math.inf
+
+    def __str__(self) -> str:
+        """Return the bound as the report shows it."""
+        limits = [f"≥ {self.at_least:g}"] if self.at_least > -math.inf else []
+        limits += [f"≤ {self.at_most:g}"] if self.at_most < math.inf else []
+        return f"{self.figure} {' and '.join(limits)}"
+
+
+class Verdict(NamedTuple):
+    """Whether a bound holds."""
+
+    bound: Bound
+    value: float | None
+    """None if the figures have no such number: the bound does not hold then."""
+
+    @property
+    def holds(self) -> bool:
+        """Return True if the figure is there and within the bound."""
+        return self.value is not None and self.bound.at_least <= self.value <= self.bound.at_most
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict for machines."""
+        return {"bound": str(self.bound), "value": self.value, "holds": self.holds}
+
+
+def check(wanted: Iterable[Bound], figures: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdict of each bound."""
+    return [Verdict(bound, _number(figures, bound.figure)) for bound in wanted]
+
+
+def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]:
+    """Return the bounds with other limits, each pair as `figure=limit`. The kind of the bound stays.
+
+    Raises RegistrationError for a figure without a bound and for a limit that is no number.
+    """
+    by_figure = {bound.figure: bound for bound in wanted}
+    for pair in pairs:
+        figure, _, limit = pair.partition("=")
+        if figure not in by_figure:
+            raise errors.RegistrationError(figure, f"has no bound here; these have one: {', '.join(by_figure)}")
+        try:
+            value = float(limit)
+        except ValueError:
+            raise errors.RegistrationError(figure, f"its limit is no number: {limit!r}") from None
+        is_upper = by_figure[figure].at_most < math.inf
+        by_figure[figure] = Bound(figure=figure, **({"at_most": value} if is_upper else {"at_least": value}))
+    return tuple(by_figure.values())
+
+
+def _number(figures: Mapping[str, Any], path: str) -> float | None:
+    found: Any = figures
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return None
+        found = found[name]
+    return float(found) if isinstance(found, int | float) else None

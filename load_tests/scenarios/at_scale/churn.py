@@ -1,0 +1,93 @@
+"""Change the registry at a steady pace: spare endpoints are disabled and enabled, spare subscriptions paused and resumed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from delivery.config import settings, worker_plans
+from load_tests.scenarios.at_scale import population
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres import connect
+from subscriptions_db.registration import apply, endpoint_status
+from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
+
+KINDS = 4
+"""Disable an endpoint, pause its subscription, enable the endpoint, resume the subscription."""
+
+
+class Change(NamedTuple):
+    """One committed change."""
+
+    at_s: float
+    """On the clock of the sampler."""
+    revision: int
+    """The newest one right after the commit."""
+
+
+@dataclass(kw_only=True)
+class Churn:
+    """A context. Inside it, a thread changes the registry `per_s` times a second. Its end raises what a change has raised."""
+
+    config: settings.Settings
+    per_s: int
+    spare: int
+    """Endpoints and subscriptions that are changed."""
+    now_s: Callable[[], float]
+    """The clock of the sampler."""
+    changes: list[Change] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._failure: Exception | None = None
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="churn", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+        if kind is None and self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            changer = _Changer(self.config, self.spare)
+            with connect.connect(self.config.database) as connection:
+                began = time.monotonic()
+                while not self._enough.wait(max(0.0, began + len(self.changes) / self.per_s - time.monotonic())):
+                    changer.change(connection, len(self.changes))
+                    self.changes.append(Change(self.now_s(), registry_reader.revisions(connection).newest))
+        except Exception as exc:  # noqa: BLE001  `__exit__` raises it in the scenario's thread
+            self._failure = exc
+
+
+class _Changer:
+    """Make one change after the other. Whole rounds leave the registry as it was."""
+
+    def __init__(self, config: settings.Settings, spare: int) -> None:
+        self._guard = worker_plans.guard_of(config.delivery)
+        self._ring = keyring.KeyRing.from_settings(config.keys)
+        self._spare = spare
+
+    def change(self, connection: connect.Connection, count: int) -> None:
+        """Make the change that comes after `count` others."""
+        round_, number = divmod(count, self._spare)
+        kind = round_ % KINDS
+        if kind == 0:
+            endpoint_status.disable(connection, population.spare_id(number), "load_test")
+        elif kind == 1:
+            self._put(connection, number, "paused")
+        elif kind == 2:
+            endpoint_status.enable(connection, population.spare_id(number))
+        else:
+            self._put(connection, number, "active")
+
+    def _put(self, connection: connect.Connection, number: int, status: str) -> None:
+        document = {"subscriptions": [population.spare_subscription(number, status)]}
+        with connection.transaction():
+            apply.apply_rows(connection, manifest.check(document, self._guard), self._ring)

@@ -1,0 +1,69 @@
+"""What `python -m load_tests run` does: choose a scenario and its size, run it, print and write what was found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from delivery import errors
+from load_tests.harness import stage
+from load_tests.scenarios.at_scale import bounds, html_report, plan, running, table
+
+NAMES = tuple(table.SCENARIOS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What replaces the size of a scenario; None leaves the scenario's own."""
+
+    share: float = 1.0
+    seconds: int | None = None
+    topics: int | None = None
+    tenants: int | None = None
+    endpoints: int | None = None
+    warm_up: int | None = None
+
+
+def chosen(name: str, size: Size, limits: Iterable[str]) -> plan.Scenario:
+    """Return a scenario of the table at another size and with other limits.
+
+    Raises RegistrationError for a name that is not in the table, and for a limit that cannot be used.
+    """
+    if name not in table.SCENARIOS:
+        raise errors.RegistrationError(name, f"is no scenario; these are: {', '.join(NAMES)}")
+    scenario = table.SCENARIOS[name]
+    shape = {field: value for field in ("topics", "tenants", "endpoints") if (value := getattr(size, field)) is not None}
+    scenario = replace(scenario, shape=replace(scenario.shape, **shape), bounds=bounds.replaced(scenario.bounds, limits))
+    if size.warm_up is not None:
+        scenario = replace(scenario, warm_up=size.warm_up)
+    if scenario.capacity is not None:
+        scenario = replace(scenario, capacity=replace(scenario.capacity, first_share=size.share))
+    else:
+        scenario = replace(scenario, per_s=scenario.per_s * size.share)
+    if size.seconds is not None:
+        phases = tuple(replace(phase, seconds=size.seconds) for phase in scenario.phases)
+        scenario = replace(scenario, seconds=size.seconds, phases=phases)
+    return scenario
+
+
+def run(scenario: plan.Scenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
+    """Run the scenario, print its figures and verdicts, and return True if all bounds hold."""
+    figures = running.run(scenario, terms)
+    if json_file is not None:
+        json_file.write_bytes(_json(figures))
+    if html_file is not None:
+        html_report.write(figures, html_file)
+    sys.stdout.write(_json({name: value for name, value in figures.items() if name != "series"}).decode() + "\n")
+    for verdict in figures["verdicts"]:
+        value = "missing" if verdict["value"] is None else f"{verdict['value']:g}"
+        terms.say(f"{'holds ' if verdict['holds'] else 'BROKEN'} {verdict['bound']}, measured {value}")
+    return all(verdict["holds"] for verdict in figures["verdicts"])
+
+
+def _json(document: Any) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)

@@ -1,0 +1,76 @@
+"""The mission's population with a hot tenant, patient retries, and spare rows that the registry churn changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.harness import behaviour, receiver, traffic
+from load_tests.scenarios import mission
+
+HOT_TENANT = 0
+"""The tenant with most events by Zipf's law. All of its events are due to `traffic.HOT_ENDPOINT`."""
+SPARE_TENANT = "spare"
+"""A tenant without events. Subscriptions to it can change and no delivery depends on them."""
+SPARE_TYPE = "load.0"
+RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
+"""Of endpoints that fail or are slow: the default schedule would wait for 5 minutes before its second retry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population(mission.Population):
+    """The mission's population, for the scenarios at its scale."""
+
+    behaviour: behaviour.Behaviour = behaviour.HEALTHY
+    spare: int = 0
+    """Endpoints and subscriptions for the registry churn."""
+
+    def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
+        """Draw an event by Zipf's law; a share of `hot` is the hot tenant's."""
+        drawn = super().draw(rng, types, 0.0)
+        if hot and rng.random() < hot:
+            return drawn._replace(tenant=HOT_TENANT, endpoint=self.endpoint_of(drawn.type_number, HOT_TENANT))
+        return drawn
+
+    def is_other(self, endpoint: int) -> bool:
+        """Return True for a direct endpoint that is neither the hot one nor ever disturbed."""
+        return endpoint != traffic.HOT_ENDPOINT and not self.is_batch(endpoint) and self.behaviour.is_healthy(endpoint)
+
+    def registry(self, url: str) -> dict[str, Any]:
+        """Return the manifest."""
+        manifest = super().registry(url)
+        for number, endpoint in enumerate(manifest["endpoints"]):
+            if not self.behaviour.is_healthy(number):
+                endpoint["retry"] = RETRY
+        if self.spare:
+            manifest["tenants"].append({"id": SPARE_TENANT, "sub_tenants": []})
+            manifest["customers"].append({"id": SPARE_TENANT})
+            manifest["endpoints"] += [self._spare_endpoint(number, url) for number in range(self.spare)]
+            manifest["subscriptions"] += [spare_subscription(number, "active") for number in range(self.spare)]
+        return manifest
+
+    def _spare_endpoint(self, number: int, url: str) -> dict[str, Any]:
+        return {
+            "id": spare_id(number),
+            "customer": SPARE_TENANT,
+            "url": f"{url}/ep{self.endpoints + number}",
+            "signing_secrets": [receiver.SECRET],
+        }
+
+
+def spare_id(number: int) -> str:
+    """Return the id of a spare endpoint and of its subscription."""
+    return f"spare{number}"
+
+
+def spare_subscription(number: int, status: str) -> dict[str, Any]:
+    """Return a spare subscription as the manifest has it."""
+    return {
+        "id": spare_id(number),
+        "endpoint": spare_id(number),
+        "event_type": SPARE_TYPE,
+        "tenants": [SPARE_TENANT],
+        "status": status,
+    }

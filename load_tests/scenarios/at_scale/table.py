@@ -1,0 +1,151 @@
+"""The scenarios at the mission's scale. Each one is data: its phases, and what passes."""
+
+from __future__ import annotations
+
+from load_tests.harness.behaviour import Behaviour
+from load_tests.scenarios.at_scale.bounds import Bound
+from load_tests.scenarios.at_scale.plan import Capacity, Phase, Scenario
+
+ALWAYS = (
+    Bound(figure="lost", at_most=0),
+    Bound(figure="unexpected", at_most=0),
+    Bound(figure="unverified", at_most=0),
+    Bound(figure="duplicates_share", at_most=0.01),
+    Bound(figure="reconciled.holds", at_least=1),
+)
+"""Bounds of every scenario. `reconciled.holds` is 1 when the topics and the receiver agree about every delivery."""
+
+CAPACITY = (
+    *ALWAYS,
+    Bound(figure="sizes_carried", at_least=3),
+    Bound(figure="worst.direct_p99_ms", at_most=5_000),
+    Bound(figure="cost_model.total.worst_error", at_most=0.15),
+)
+"""Bounds of a search for the largest share. The latency is the slowest size's. The error is a share of the measured cores."""
+
+SPIKE_FACTOR = 10
+FLAT = 1.1
+"""Largest growth from the second quarter of a soak to its last quarter, for memory, files and threads."""
+
+
+def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
+    path = f"phases.{phase}.others_latency_ms"
+    return Bound(figure=f"{path}.p50", at_most=p50_ms), Bound(figure=f"{path}.p99", at_most=p99_ms)
+
+
+def _published(*phases: str) -> tuple[Bound, ...]:
+    """Return the bounds that the load was as wanted. A slower load would make other bounds hold for nothing."""
+    return tuple(Bound(figure=f"phases.{phase}.published_share", at_least=0.95) for phase in phases)
+
+
+def _flat(group: str, roles: tuple[str, ...]) -> tuple[Bound, ...]:
+    return tuple(Bound(figure=f"growth.{group}.{role}", at_most=FLAT) for role in roles)
+
+
+_ROLES = ("jvm", "driver", "worker")
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            name="average_5k",
+            question="Which share of the mission's average load does this machine carry? How many cores does all of it need?",
+            per_s=5_000,
+            capacity=Capacity(),
+            bounds=CAPACITY,
+        ),
+        Scenario(
+            name="peak_50k",
+            question="Which share of the mission's peak load does this machine carry? How many cores does all of it need?",
+            per_s=50_000,
+            capacity=Capacity(),
+            bounds=CAPACITY,
+        ),
+        Scenario(
+            name="spike",
+            question="How late are events when the load grows ten-fold within a second, and how soon is the lag gone?",
+            per_s=300,
+            phases=(
+                Phase(name="before", seconds=60),
+                Phase(name="spike", seconds=60, factor=SPIKE_FACTOR, ramp_s=1),
+                Phase(name="after", seconds=60, ramp_s=2),
+            ),
+            bounds=(
+                *ALWAYS,
+                *_published("before", "spike", "after"),
+                *_latency("before", 1_000, 2_000),
+                *_latency("spike", 5_000, 15_000),
+                Bound(figure="phases.after.recovered_s", at_most=30),
+            ),
+        ),
+        Scenario(
+            name="hot_tenant",
+            question="How much longer do the other tenants wait when half of all events are one tenant's?",
+            per_s=600,
+            phases=(Phase(name="even", seconds=60), Phase(name="hot", seconds=60, hot=0.5)),
+            bounds=(
+                *ALWAYS,
+                *_published("even", "hot"),
+                *_latency("hot", 1_000, 2_000),
+                Bound(figure="phases.hot.others_p99_ratio", at_most=1.25),
+            ),
+        ),
+        Scenario(
+            name="slow_endpoints",
+            question="How much longer do the others wait when 5 % of the endpoints take 1 to 10 s?",
+            per_s=600,
+            behaviour=Behaviour(slow_of_100=5),
+            phases=(Phase(name="healthy", seconds=60), Phase(name="slow", seconds=120, is_disturbed=True)),
+            bounds=(
+                *ALWAYS,
+                *_published("healthy", "slow"),
+                *_latency("slow", 1_000, 2_000),
+                Bound(figure="phases.slow.others_p99_ratio", at_most=1.25),
+            ),
+        ),
+        Scenario(
+            name="failing_10pct",
+            question="How much longer do the others wait when 10 % of the endpoints answer 503, and does all arrive later?",
+            per_s=600,
+            behaviour=Behaviour(failing_of_100=10),
+            phases=(Phase(name="healthy", seconds=60), Phase(name="failing", seconds=120, is_disturbed=True)),
+            bounds=(
+                *ALWAYS,
+                *_published("healthy", "failing"),
+                *_latency("failing", 1_000, 2_000),
+                Bound(figure="phases.failing.others_p99_ratio", at_most=1.25),
+            ),
+        ),
+        Scenario(
+            name="churn",
+            question="How much longer do events wait at 100 registry changes a second, and how late is a change in effect?",
+            per_s=600,
+            phases=(Phase(name="still", seconds=60), Phase(name="churn", seconds=120, changes_per_s=100)),
+            bounds=(
+                *ALWAYS,
+                *_published("still", "churn"),
+                *_latency("churn", 1_000, 2_000),
+                Bound(figure="phases.churn.others_p99_ratio", at_most=1.5),
+                Bound(figure="phases.churn.changes_per_s", at_least=95),
+                Bound(figure="phases.churn.registry_behind_s.max", at_most=5),
+            ),
+        ),
+        Scenario(
+            name="soak",
+            question="Do memory, open files, threads and latency stay flat for an hour?",
+            per_s=300,
+            phases=(Phase(name="soak", seconds=3600),),
+            bounds=(
+                *ALWAYS,
+                *_published("soak"),
+                *_latency("soak", 1_000, 2_000),
+                *_flat("memory_mb", _ROLES),
+                *_flat("files", _ROLES),
+                *_flat("threads", _ROLES),
+                Bound(figure="growth.latency_ms.p50", at_most=1.25),
+                Bound(figure="growth.latency_ms.p99", at_most=1.5),
+            ),
+        ),
+    )
+}
+"""The scenarios by name. The bounds are first guesses for two quiet cores until a run at full size confirms them."""

@@ -1,0 +1,115 @@
+"""Figures over time, from what was published, what arrived, and the samples. Pure."""
+
+from __future__ import annotations
+
+import array
+import bisect
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from load_tests.harness import figures, receiver
+from load_tests.scenarios.at_scale.churn import Change
+from load_tests.scenarios.at_scale.sampling import Sample
+
+BUCKETS = 240
+"""Points of a plot, at most."""
+
+
+class Mark(NamedTuple):
+    """The number of the first event that was published after a moment."""
+
+    at_s: float
+    number: int
+
+
+def first_ages_ms(report: receiver.Report, count: int) -> array.array[float]:
+    """Return how old each event was when it first arrived, by its number; NaN for an event that did not arrive."""
+    ages = array.array("d", [math.nan]) * count
+    for number, age_ms in zip(report.numbers, report.ages_ms, strict=True):
+        if number < count and math.isnan(ages[number]):
+            ages[number] = age_ms
+    return ages
+
+
+def percentiles_ms(ages: Sequence[float], numbers: Iterable[int], is_counted: Callable[[int], bool]) -> dict[str, int]:
+    """Return how old the counted events with these numbers were when they arrived: p50, p90, p99 and max, milliseconds."""
+    return figures.percentiles(ages[number] for number in numbers if is_counted(number) and not math.isnan(ages[number]))
+
+
+def latency(
+    marks: Sequence[Mark], ages: Sequence[float], due: Sequence[int], is_counted: Callable[[int], bool], bucket_s: float
+) -> list[dict[str, float]]:
+    """Return the percentiles of the latency by the time of publishing, over the events of counted endpoints."""
+    starts = [mark.number for mark in marks]
+    buckets: dict[int, list[float]] = {}
+    for number, age_ms in enumerate(ages):
+        if not math.isnan(age_ms) and starts and number >= starts[0] and is_counted(due[number]):
+            at_s = marks[bisect.bisect_right(starts, number) - 1].at_s
+            buckets.setdefault(int(at_s / bucket_s), []).append(age_ms)
+    return [
+        {"at_s": round(bucket * bucket_s, 1), "count": len(found), **figures.percentiles(found)}
+        for bucket, found in sorted(buckets.items())
+    ]
+
+
+def bucket_s(samples: Sequence[Sample]) -> float:
+    """Return the seconds of one point of a plot, at least 1."""
+    return max(1.0, (samples[-1].at_s - samples[0].at_s) / BUCKETS) if samples else 1.0
+
+
+def cores(samples: Sequence[Sample], every_s: float) -> list[dict[str, Any]]:
+    """Return the CPU seconds a second by process, between samples that are at least `every_s` apart."""
+    rows, before = [], samples[0] if samples else None
+    for sample in samples:
+        if before is not None and (took_s := sample.at_s - before.at_s) >= every_s:
+            used = {role: round((sample.cpu_s[role] - before.cpu_s[role]) / took_s, 3) for role in sample.cpu_s}
+            rows.append({"at_s": round(sample.at_s, 1), **used})
+            before = sample
+    return rows
+
+
+def recovered_s(samples: Sequence[Sample], from_s: float, threshold: float) -> float:
+    """Return the seconds after `from_s` until no later sample has more than `threshold` undelivered events."""
+    late = [sample.at_s for sample in samples if sample.at_s >= from_s and sample.undelivered > threshold]
+    return round(late[-1] - from_s, 1) if late else 0.0
+
+
+def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, float]:
+    """Return how old the oldest change was that the job did not route by, over the samples: p50, p90, p99 and max."""
+    revisions = [change.revision for change in changes]
+    found = []
+    for sample in samples:
+        first = bisect.bisect_right(revisions, sample.revision)
+        if changes and changes[0].at_s <= sample.at_s <= changes[-1].at_s:
+            found.append(max(0.0, sample.at_s - changes[first].at_s) if first < len(changes) else 0.0)
+    return {name: round(value, 2) for name, value in figures.cuts(found).items()}
+
+
+def growth(samples: Sequence[Sample], latency_rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the mean of the last quarter as a multiple of the mean of the second quarter, by figure.
+
+    The first quarter is left out: caches fill and the JVM's heap grows to its size.
+    """
+    return {
+        **{
+            group: {
+                role: _grown([float(getattr(sample, group).get(role, 0)) for sample in samples]) for role in _roles(samples)
+            }
+            for group in ("memory_mb", "files", "threads")
+        },
+        "latency_ms": {name: _grown([row[name] for row in latency_rows]) for name in ("p50", "p99")},
+    }
+
+
+def _roles(samples: Sequence[Sample]) -> list[str]:
+    return sorted({role for sample in samples for role in sample.memory_mb})
+
+
+def _grown(values: Sequence[float]) -> float:
+    quarter = len(values) // 4
+    if not quarter:
+        return math.nan
+    before = statistics.fmean(values[quarter : 2 * quarter])
+    return round(statistics.fmean(values[-quarter:]) / before, 3) if before else math.nan
