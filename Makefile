@@ -93,7 +93,7 @@ lock:
 	$(MAKE) setup
 	$(BIN)/python -m fanout.jvm.jars
 
-# Write the documents that are generated from the code.
+# Write the documents that are generated from the code, and name the links that lead nowhere.
 docs: setup
 	$(BIN)/python -m fanout.documents.generate docs
 

@@ -1,37 +1,37 @@
 """Every error of the platform, in one tree.
 
-Runs on the driver and in the executors. Imports the standard library only; all classes survive pickling.
+Runs on the driver and in the executors. Imports the standard library only. All classes can be pickled.
 
     FanoutError
     ├── SettingsError            before the start: a setting is unknown or wrong
     ├── LocalStackError          the embedded Postgres or Kafka cannot run here
-    ├── KafkaUnavailable         Kafka does not answer the command or the starting job
-    ├── RegistryUnavailable      Postgres cannot be reached now; worth asking again
-    ├── RegistryOutdated         the schema is not the one that this version works with
+    ├── KafkaUnavailable         Kafka does not respond to the command or the starting job
+    ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
+    ├── RegistryOutdated         the schema in Postgres is of another version
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
-    ├── LaneFailed               a streaming query ended by itself; what it committed is kept
-    ├── RegistrationError        a document or row is refused, with the path of what is wrong
-    │   ├── ManifestRefused      … a whole document, with all that is wrong in it
-    │   ├── FilterError          … in a filter pattern
-    │   └── TargetRefused        … in an endpoint's URL, headers, authentication or TLS
+    ├── LaneFailed               a streaming query ended by itself; its committed micro-batches are kept
+    ├── RegistrationError        a document or row is refused, with the path of the mistake
+    │   ├── ManifestRefused      … a whole document, with all its mistakes
+    │   ├── FilterError          … because of a filter pattern
+    │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
-    ├── StateUnreadable          what a lane keeps was written by another version; nothing of it is touched
-    ├── RecordUnreadable         a record in a topic of the job's is not what the job writes there
-    ├── Orphaned                 the JVM of a worker is gone; what its task was given runs again elsewhere
+    ├── StateUnreadable          a lane's state was written by another version; it is left unchanged
+    ├── RecordUnreadable         a record in a topic of the job cannot have been written by the job
+    ├── Orphaned                 the JVM of a worker is gone; Spark runs the task again elsewhere
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
-        ├── LocalFailure             before: our own exhaustion (sockets, memory); never the endpoint's fault
+        ├── LocalFailure             before: our sockets or memory are exhausted; never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address
         ├── TokenRefused             before: the endpoint's token server gave no access token
         ├── DnsFailed                before: the host name did not resolve
         ├── ConnectFailed            before: refused or unreachable; nothing was sent
         ├── TlsFailed                before: no trustworthy connection; nothing was sent
-        ├── AttemptTimedOut          during: no answer in time; the endpoint may have processed it
-        ├── ConnectionLost           during: reset or closed; the endpoint may have processed it
-        └── ResponseInvalid          during: an answer that is not HTTP
+        ├── AttemptTimedOut          during: no response in time; the endpoint may have processed the event
+        ├── ConnectionLost           during: reset or closed; the endpoint may have processed the event
+        └── ResponseInvalid          during: the response is not HTTP
 
-The branch below `AttemptFailed` tells when it broke, and so whether the endpoint can have seen the event.
+The word below `AttemptFailed` says when the attempt failed, and so whether the endpoint may have seen the event.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import ClassVar
 
 
 class FanoutError(Exception):
-    """Root of the tree. The message names the fix."""
+    """Root of the tree. The message says what to do."""
 
 
 class SettingsError(FanoutError):
@@ -53,7 +53,7 @@ class LocalStackError(FanoutError):
 
 
 class KafkaUnavailable(FanoutError):
-    """Kafka cannot be reached, or does not let us in."""
+    """Kafka cannot be reached, or refuses our credentials."""
 
 
 class RegistryUnavailable(FanoutError):
@@ -61,7 +61,7 @@ class RegistryUnavailable(FanoutError):
 
 
 class RegistryOutdated(FanoutError):
-    """The schema in Postgres is not at the version that this code works with."""
+    """The schema in Postgres is not at the version that this code needs."""
 
 
 class CheckpointInUse(FanoutError):
@@ -73,11 +73,11 @@ class LeaseRefused(FanoutError):
 
 
 class LaneFailed(FanoutError):
-    """A lane's streaming query ended by itself. What it had committed is kept; the next start goes on from there."""
+    """A lane's streaming query ended by itself. The next start continues after its last committed micro-batch."""
 
 
 class RegistrationError(FanoutError):
-    """A registration is refused. `path` is where in the document, such as `endpoints[3].url`; `file` and `line`, if known."""
+    """A registration is refused. `path` is the place in the document, such as `endpoints[3].url`."""
 
     def __init__(self, path: str, problem: str, file: str = "", line: int | None = None) -> None:
         super().__init__(path, problem, file, line)
@@ -87,13 +87,13 @@ class RegistrationError(FanoutError):
         self.line = line
 
     def __str__(self) -> str:
-        said = f"{self.path}: {self.problem}" if self.path else self.problem
+        text = f"{self.path}: {self.problem}" if self.path else self.problem
         if self.file:
-            return f"{self.file}:{self.line}: {said}" if self.line else f"{self.file}: {said}"
-        return f"line {self.line}: {said}" if self.line else said
+            return f"{self.file}:{self.line}: {text}" if self.line else f"{self.file}: {text}"
+        return f"line {self.line}: {text}" if self.line else text
 
     def at(self, file: str, line: int | None) -> RegistrationError:
-        """Return the same refusal with where it stands."""
+        """Return the same refusal with its file and line."""
         return RegistrationError(self.path, self.problem, file, line)
 
     def within(self, parent: str) -> RegistrationError:
@@ -103,10 +103,10 @@ class RegistrationError(FanoutError):
 
 
 class ManifestRefused(RegistrationError):
-    """A document is refused, for all that is wrong in it. Its path and problem are those of the first mistake."""
+    """A document is refused, with all its mistakes. `path` and `problem` are those of the first one."""
 
     SHOWN = 100
-    """Of a document made by a program, each row may have the same mistake."""
+    """Mistakes in the message. In a generated document each row may have the same mistake."""
 
     def __init__(self, found: Sequence[RegistrationError]) -> None:
         first = found[0]
@@ -117,13 +117,13 @@ class ManifestRefused(RegistrationError):
     def __str__(self) -> str:
         if len(self.found) == 1:
             return str(self.found[0])
-        shown = [f"  {one}" for one in self.found[: self.SHOWN]]
+        shown = [f"  {mistake}" for mistake in self.found[: self.SHOWN]]
         more = [f"  … and {len(self.found) - self.SHOWN} more"] if len(self.found) > self.SHOWN else []
         return "\n".join([f"{len(self.found)} mistakes, nothing was changed:", *shown, *more])
 
     def within(self, parent: str) -> ManifestRefused:
         """Return the same refusals with their paths below `parent`."""
-        return ManifestRefused([one.within(parent) for one in self.found])
+        return ManifestRefused([mistake.within(parent) for mistake in self.found])
 
 
 class FilterError(RegistrationError):
@@ -131,30 +131,30 @@ class FilterError(RegistrationError):
 
 
 class TargetRefused(RegistrationError):
-    """An endpoint's URL, headers, authentication or TLS make no request that is allowed.
+    """An endpoint's URL, headers, authentication or TLS make no permitted request.
 
-    One text for all address reasons: no port-scan oracle.
+    All address reasons have one text, so that the text does not help a port scan.
     """
 
 
 class SealError(FanoutError):
-    """A sealed secret cannot be opened. Says which key id is missing, or that the data belongs to another row."""
+    """A sealed secret cannot be opened. The message names the missing key id, or says that the data belongs to another row."""
 
 
 class StateUnreadable(FanoutError):
-    """What a lane keeps between micro-batches was written by another version. Start that one again."""
+    """The state of a lane was written by another version of fanout. The message says what to do."""
 
 
 class RecordUnreadable(FanoutError):
-    """A record in one of the job's own topics is not what the job writes there. Names its place."""
+    """A record in one of the job's own topics cannot have been written by the job. The message names its position."""
 
 
 class Orphaned(FanoutError):
-    """The JVM that a worker works for is gone, and nobody will commit its task: it runs again elsewhere."""
+    """The JVM of a worker is gone, and its task cannot be committed. Spark runs the task again in another worker."""
 
 
 class EventRejected(FanoutError):
-    """A Kafka record is not an event. `reason` is one of a closed set, `detail` is for a person."""
+    """A Kafka record is not an event. `reason` is a word of a closed set. `detail` is for a person."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -169,25 +169,25 @@ class AttemptFailed(FanoutError):
 
 
 class LocalFailure(AttemptFailed):
-    """We ran out of something (file descriptors, ports, memory)."""
+    """Our file descriptors, ports or memory are exhausted."""
 
     error_class = "local"
 
 
 class AddressBlocked(AttemptFailed):
-    """The guard refused the address that the host name stands for."""
+    """The guard refused the address of the host name."""
 
     error_class = "address_blocked"
 
 
 class TokenRefused(AttemptFailed):
-    """The endpoint's token server gave no access token: it refused, or could not be asked. Holds neither secret nor token."""
+    """The endpoint's token server refused an access token, or could not be reached. The text has neither secret nor token."""
 
     error_class = "token_refused"
 
 
 class DnsFailed(AttemptFailed):
-    """The host name did not resolve. Its text is that of AddressBlocked: no oracle for the names inside."""
+    """The host name did not resolve. The text equals that of AddressBlocked, so that it does not disclose internal names."""
 
     error_class = "dns"
 
@@ -217,6 +217,6 @@ class ConnectionLost(AttemptFailed):
 
 
 class ResponseInvalid(AttemptFailed):
-    """What came back is not HTTP, or its head is beyond the bounds."""
+    """The response is not HTTP, or its head exceeds the bounds."""
 
     error_class = "response_invalid"

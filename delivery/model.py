@@ -335,7 +335,7 @@ class Attempt(NamedTuple):
     status: int | None
     """HTTP status of the response. None: no response came."""
     error_class: str | None
-    """Error class of the failure, from the closed set in `policy.retry_decision`. None: the endpoint accepted it."""
+    """Error class of the failure (`policy.error_classes`, `delivery.errors`). None: the endpoint accepted the request."""
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     response: bytes = b""
@@ -369,7 +369,7 @@ class Outcome(NamedTuple, Generic[Sent]):
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None
     """Skipped: a SkipReason. Dead-lettered or postponed: the error class of the last attempt, or why there was none (a word of
-    delivery.webhooks.policy.retry_decision). Else None."""
+    delivery.webhooks.policy.retry_reasons). Else None."""
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()

@@ -13,7 +13,7 @@ from delivery.config import settings
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import worker_plan
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.retries import health_hints, window
 from delivery.webhooks.scheduling import limits
@@ -43,7 +43,7 @@ def of(config: settings.Settings) -> worker_plan.Plan:
             max_per_second_per_host=lane.max_per_second_per_host,
             unlimited_hosts=tuple(name.lower().rstrip(".") for name in lane.unlimited_hosts),
         ),
-        quick_retry=retry_decision.QuickRetry(
+        quick_retry=backoff.QuickRetry(
             max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s
         ),
         attempt_timeout_s=lane.attempt_timeout_s,

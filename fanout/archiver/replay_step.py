@@ -18,7 +18,7 @@ from delivery.config import settings, worker_plans
 from delivery.model import EndpointId, EndpointStatus, Record, SubscriptionId
 from delivery.observability import metrics
 from delivery.webhooks.events import parsing
-from delivery.webhooks.results import topic_rows
+from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
 from fanout.kafka.places import Place
@@ -177,8 +177,8 @@ class Replayer:
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
         for written in replay_plan.records(due, routes, replay.replay_id, now_ms=_ms(_now())):
-            for row in topic_rows.for_retries(topic, to.endpoint_id.encode(), written):
-                self._publisher.publish(publishing.Message(topic=row.topic, key=row.key, value=row.value))
+            for record in retry_records.records(to.endpoint_id.encode(), written):
+                self._publisher.publish(publishing.Message(topic=topic, key=record.key, value=record.value))
         self._publisher.flush()
         metrics.ARCHIVE_REPLAYED.inc(len(due))
         return len(due)

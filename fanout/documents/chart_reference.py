@@ -1,6 +1,6 @@
-"""Generate what the chart says of the settings and of its values: a part of values.schema.json, and the table of README.md.
+"""Generate two parts of the chart: the settings in values.schema.json, and the table of values in README.md.
 
-Run with the other documents (fanout/documents/generate.py). A test fails when a file and its source differ.
+Runs in `python -m fanout.documents.generate`. A test fails when a file and its source differ.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ OF_THE_CHART = frozenset(
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )
-"""Settings that the chart makes itself: `config` has none of them."""
+"""Settings that the chart sets itself. `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
-"""Settings with options of others, by names that are not ours."""
+"""Settings that pass options to Spark and librdkafka. Their keys are not checked here."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
-"""An option of such a name holds a secret, and a ConfigMap is not the place for it."""
+"""Names of options that hold a secret. The schema refuses them, because `config` becomes a ConfigMap."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 
 
 def schema(chart: Path) -> str:
-    """Return values.schema.json with the settings of today in `config`."""
+    """Return values.schema.json with the present settings in `config`."""
     document = json.loads((chart / "values.schema.json").read_text())
     document["properties"]["config"] = {"type": "object", "additionalProperties": False, "properties": _areas()}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -49,7 +49,7 @@ def _areas() -> dict[str, Any]:
 
 
 def _plain(field: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a setting without what values have no use for."""
+    """Return the schema of a setting without the keywords that a chart's values do not need."""
     return {name: value for name, value in field.items() if name not in {"title", "default", "pattern", "format"}}
 
 
@@ -62,7 +62,7 @@ class Value(NamedTuple):
 
 
 def readme(chart: Path) -> str:
-    """Return README.md with the values of today in its table."""
+    """Return README.md with the present values in its table."""
     head, _, rest = (chart / "README.md").read_text().partition(BEGIN)
     rows = [f"| `{one.path}` | {one.default} | {one.meaning} |" for one in values((chart / "values.yaml").read_text())]
     table = "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])
@@ -70,7 +70,7 @@ def readme(chart: Path) -> str:
 
 
 def values(text: str) -> list[Value]:
-    """Return each value with the comment above it, in order. A mapping in block style is a heading of those below it."""
+    """Return each value with the comment above it, in order. A mapping in block style is a heading for its values."""
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode), "values.yaml is a mapping"  # noqa: S101
     return list(_values(document, "", text, text.splitlines()))

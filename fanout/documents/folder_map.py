@@ -139,7 +139,7 @@ def folder_imports(root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, imported in module_imports(root).items():
         folder = folder_of(module)
-        found.setdefault(folder, set()).update({folder_of(one) for one in imported} - {folder})
+        found.setdefault(folder, set()).update({folder_of(target) for target in imported} - {folder})
     return found
 
 
@@ -216,7 +216,7 @@ def _path(root: Path, folder: str) -> str:
 
 
 def _purpose(root: Path, folder: str) -> str:
-    """Return the first sentence of the folder's docstring."""
+    """Return the first paragraph of the folder's docstring."""
     path = root / folder.replace(".", "/")
     text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     return " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split()).replace("|", "\\|")

@@ -17,15 +17,15 @@ HEAD = """\
 
 <!-- Generated from delivery/config/settings.py by `make docs`. -->
 
-Settings come from, highest first:
+The first of these sources that has a setting wins:
 
-1. environment variables `FANOUT_<AREA>_<FIELD>`;
-2. the TOML file that `--config` or `FANOUT_CONFIG` names. Where none is named: `./fanout.toml`, then `./.fanout/local.toml`,
+1. the environment variable `FANOUT_<AREA>_<FIELD>`;
+2. the TOML file that `--config` or `FANOUT_CONFIG` names. If none is named, `./fanout.toml`, then `./.fanout/local.toml`,
    which `fanout up` writes;
-3. the defaults below.
+3. the default below.
 
-They are read once, at the start; an unknown or wrong one is an error that names the right one. `fanout config` shows what is in
-force, `fanout doctor` whether it works.
+Each process reads its settings once, at its start. An unknown or wrong setting is an error that names the right one.
+`fanout config` shows the settings in effect, and `fanout doctor` checks them.
 
 ```toml
 [kafka]
@@ -38,9 +38,9 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) come from a secret store: by
-the environment, or by a file that it mounts, whose path the variable's name with `_FILE` gives
-(`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). `kubectl describe` and `docker inspect` show variables, and no files.
+Take secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) from a secret store, in the environment
+or in a mounted file. The variable's name with `_FILE` names the file (`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`).
+Prefer files: `kubectl describe` and `docker inspect` show variables.
 """
 
 METRICS_HEAD = """\
@@ -48,11 +48,14 @@ METRICS_HEAD = """\
 
 <!-- Generated from delivery/observability/metrics.py by `make docs`. -->
 
-What `/metrics` serves of the driver and of all workers, of `fanout archive` and of `fanout serve`. [Operations](operations.md)
-says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows it. Labels are of closed sets, and of the operator's
-topics; never a tenant, endpoint or URL of a customer. What workers do is counted when their task has finished and
-the micro-batch's results are written: what a failed task had sent is not, and its second run is.
-Counters begin at zero with each start of the process.
+The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`. The job's driver serves those of all workers
+too.
+[Operations](operations.md) says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows every metric.
+
+* Labels come from closed sets and from the operator's topics. They never name a tenant, an endpoint or a URL of a customer.
+* A worker's counters count when its task has finished and the micro-batch's results are written. Requests of a failed task do
+  not count; those of its second run do.
+* Counters begin at zero with each start of the process.
 
 | metric | meaning |
 |---|---|

@@ -29,7 +29,8 @@ HEAD = """\
 delivery/webhooks/batching/segment.py by `make docs`. -->
 
 The job writes its results to four topics of its own. This page describes their records field by field. One module for each
-kind of record both writes and reads it, and this page is made from the types in these modules.
+kind of record both writes and reads it. This page is generated from the types in these modules.
+[Storage formats](storage-formats.md) describes the state and the checkpoint.
 
 | topic (setting) | key | value |
 |---|---|---|
@@ -39,16 +40,15 @@ kind of record both writes and reads it, and this page is made from the types in
 | `delivery.rejected_topic` | the name of the record's topic | [RejectedRecord](#rejectedrecord), JSON |
 | `delivery.retries_topic` | the endpoint's id | [Postponed](#postponed) or [Report](#report): a byte 1, then msgpack |
 
-A record of the retries topic without a value says nothing. It counts for 4 KiB of the record before it, because Spark bounds a
-micro-batch in records. The header `redriven` of a Postponed record holds a LogRecord, with a RedrivenEntry for each dead letter
-that the record enqueues.
+A record of the retries topic without a value is padding. It stands for 4 KiB of the record before it, because Spark limits a
+micro-batch by its number of records. The header `redriven` of a Postponed record holds a LogRecord, with a RedrivenEntry for
+each dead letter that the record enqueues.
 
 How formats change:
 
-* A reader passes over fields that it does not know. In the attempts topic it also passes over records and entries of unknown
-  kinds.
-* The column *written* says `always` where every version wrote the field. After a date, records have the field; of a record from
-  before it, readers take the default. `where set`: the field is left out when there is nothing to say.
+* A reader ignores fields that it does not know. In the attempts topic it also ignores records and entries of unknown kinds.
+* The column *written* says `always` where every version wrote the field. With a date, records since that date have the field,
+  and readers use its default for older records. `where set`: the field is left out when it has no value.
 * Fields are written in the order of their tables. A new field comes at the end and has a default.
 * In JSON, a number has its shortest form. A value in base64 is standard base64 with padding.
 * A record of the retries topic is an array, so the order of its elements is its format. A new element comes at the end and has

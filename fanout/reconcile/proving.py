@@ -21,7 +21,7 @@ from delivery.config import settings, worker_plans
 from delivery.model import Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_records
 from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
 from fanout.reconcile import accounting, evidence
@@ -130,9 +130,8 @@ class _Reading:
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 
     def _add_retries(self, message: confluent_kafka.Message) -> None:
-        if (written := message.value()) is None:
-            return  # without a message: it counts towards the size of a micro-batch (topic_rows.for_retries)
-        self.evidence.add_retry_message(retry_messages.message(written))
+        for retry_message in retry_records.messages(message.value()):
+            self.evidence.add_retry_message(retry_message)
         for name, value in topic_scanner.headers(message):
             if name == redrive_plan.NOTE:
                 self.evidence.add_log_record(log_records.decode(value), message.timestamp()[1])

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.config import settings
-from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.dead_letter_records import DeadLetter
+from delivery.webhooks.retries import retry_records
 from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
@@ -91,8 +91,8 @@ class Enqueuer:
     def _publish(self, record: redrive_plan.Record) -> None:
         if self._publisher is None:
             return
-        for topic, key, value in topic_rows.for_retries(self._topics.retries_topic, record.key, record.postponed):
-            headers = () if value is None else ((redrive_plan.NOTE, record.note),)
+        topic, note = self._topics.retries_topic, (redrive_plan.NOTE, record.note)
+        for key, value, headers in retry_records.records(record.key, record.postponed, (note,)):
             self._publisher.publish(publishing.Message(topic=topic, key=key, value=value, headers=headers))
         self._notes.append(publishing.Message(topic=self._topics.attempts_topic, key=record.key, value=record.note))
         if len(self._notes) >= NOTES_PER_FLUSH:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from delivery.model import DeliveryMode, LeaveReason, Retrying
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import RedrivenEntry
@@ -120,7 +120,7 @@ def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.
         again_at_ms=now_ms,
         since_ms=now_ms,
         expires_ms=now_ms + round(Retrying().max_age_s * 1000),
-        reason=retry_decision.REDRIVEN,
+        reason=retry_reasons.REDRIVEN,
         retries=0,
         attempts=max(letter.last_attempt for letter in together),
         history=first.history()[-retry_messages.MAX_HISTORY :],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from delivery.model import Endpoint, Event, LeaveReason, Record, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key, parsing
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake, matching, registries
@@ -79,7 +79,7 @@ def parcel_of(
         again_at_ms=now_ms,
         since_ms=now_ms,
         expires_ms=now_ms + round(endpoint.retrying.max_age_s * 1000),
-        reason=retry_decision.REPLAYED,
+        reason=retry_reasons.REPLAYED,
         order_key=None if order_by is None else ordering_key.key_of(first.content, order_by),
         replay=replay_id,
         revision=revision,

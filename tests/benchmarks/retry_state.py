@@ -15,7 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, shard_scheduler
 from tests.support import retries
 from tests.support.retries import NOW
@@ -35,7 +35,7 @@ def fill(shard: retries.Shard, parcels: int, endpoints: int, event: bytes) -> in
         for number in range(begun, min(begun + FILLED_AT_ONCE, parcels), PARCELS_EACH):
             is_held = number // PARCELS_EACH % 2 == 0
             wait_ms = 0 if is_held else rng.randrange(300_000, TEN_HOURS_MS)
-            reason = retry_decision.CIRCUIT_OPEN if is_held else retry_decision.SERVER_ERROR
+            reason = retry_reasons.CIRCUIT_OPEN if is_held else error_classes.SERVER_ERROR
             made = [
                 retries.entry(since_ms=now_ms, again_at_ms=now_ms + wait_ms, reason=reason, packed=[event], history=STORY)
                 for _ in range(PARCELS_EACH)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from delivery.stages.kafka import topics
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_records
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
@@ -84,8 +84,7 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     assert sorted(platform.accepted()) == sorted(ids)
     assert not platform.ledger().dead_letters
     waits = collections.defaultdict(collections.Counter)
-    for value in platform.read(platform.config.delivery.retries_topic):
-        told = retry_messages.message(value)
+    for told in retry_records.messages(*platform.read(platform.config.delivery.retries_topic)):
         waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.entries)
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})

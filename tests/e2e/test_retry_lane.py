@@ -17,9 +17,8 @@ from delivery.config import kafka_clients
 from delivery.model import CustomerId, EndpointId
 from delivery.stages.kafka import topics
 from delivery.webhooks.http import exchange_deadlines
-from delivery.webhooks.policy import retry_decision
-from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.policy import retry_reasons
+from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.sending import payload
 from fanout.local import kafka as local_kafka
 from subscriptions_db.postgres import connect
@@ -52,8 +51,8 @@ def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
     topics.ensure_all(config)
     producer = Producer(kafka_clients.for_librdkafka(config.kafka))
     written = retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId("c1"), parcels))
-    for topic, key, value in topic_rows.for_retries(config.delivery.retries_topic, endpoint.encode(), written):
-        producer.produce(topic, key=key, value=value)
+    for key, value, _ in retry_records.records(endpoint.encode(), written):
+        producer.produce(config.delivery.retries_topic, key=key, value=value)
     assert producer.flush(10) == 0
     return events
 
@@ -166,7 +165,7 @@ def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch
     assert (sorted(platform.accepted()), sorted(customers.came)) == (sorted(ids), sorted(ids))
     platform.assert_adds_up()
     reasons = {entry["reason"] for entry in log(platform) if entry["kind"] == "postponed"}
-    assert retry_decision.UNDER_WAY in reasons <= {retry_decision.UNDER_WAY, retry_decision.SLOW}
+    assert retry_reasons.UNDER_WAY in reasons <= {retry_reasons.UNDER_WAY, retry_reasons.SLOW}
 
 
 def test_a_job_that_is_to_stop_ends_the_attempts_of_the_retry_lane_and_hands_back_the_rest(platform):
@@ -190,14 +189,14 @@ def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_men
     platform.migrate()
     platform.register([{}], max_in_flight=1)  # so that the order in which they leave is that in which they come
     update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")
-    events = postpone(platform, 20, reason=retry_decision.ENDPOINT_PAUSED, attempts=0)
+    events = postpone(platform, 20, reason=retry_reasons.ENDPOINT_PAUSED, attempts=0)
     first = Job(platform)
     assert_eventually(first.pending, lambda waits: waits == 20, within_s=START_S)
     platform.kill(first.process)
     update(platform, "create table kept as select * from secrets")
     update(platform, "delete from secrets")
     update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
-    events += postpone(platform, 5, reason=retry_decision.ENDPOINT_QUARANTINED, attempts=0)
+    events += postpone(platform, 5, reason=retry_reasons.ENDPOINT_QUARANTINED, attempts=0)
 
     second = Job(platform)
     assert_eventually(second.pending, lambda waits: waits == 25, within_s=START_S)
@@ -310,10 +309,10 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
     assert platform.accepted() == [event_id]
 
     def came_back():
-        told = (retry_messages.message(value) for value in platform.read(platform.config.delivery.retries_topic) if value)
+        told = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
         return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.requeued]
 
-    assert_eventually(came_back, lambda reasons: retry_decision.REGISTRY_BEHIND in reasons, within_s=60)
+    assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()
 
     platform.statuses["ep2"] = 200

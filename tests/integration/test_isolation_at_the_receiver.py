@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import deferral
 from tests.integration.customers import Customers, Source, working
 from tests.support import builders
@@ -76,14 +76,14 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
     others = {(name, "delivered", None): EVENTS for name in ENDPOINTS if name != "ep7"}
 
     took_s, kinds = micro_batch(here, source)
-    assert kinds == others | {("ep7", "postponed", retry_decision.UNDER_WAY): EVENTS}
+    assert kinds == others | {("ep7", "postponed", retry_reasons.UNDER_WAY): EVENTS}
     assert PATIENCE_S <= took_s < TIMEOUT_S / 2
     # The others were not kept waiting for it.
     first, last = (pick(at for name in ENDPOINTS if name != "ep7" for at in customers.arrivals[name]) for pick in (min, max))
     assert last - first < TIMEOUT_S / 2
 
     took_s, kinds = micro_batch(here, source)
-    assert kinds == others | {("ep7", "postponed", retry_decision.SLOW): EVENTS}
+    assert kinds == others | {("ep7", "postponed", retry_reasons.SLOW): EVENTS}
     assert took_s < PATIENCE_S
 
     # The attempts had their time all the same, and what came of them is told without any task, as if it had been waited for.
@@ -94,15 +94,15 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
         ended += some
     assert len({name for name, _ in ended}) == EVENTS
     _, kinds = micro_batch(here, source)
-    assert kinds == others | {("ep7", "postponed", retry_decision.CIRCUIT_OPEN): EVENTS}
+    assert kinds == others | {("ep7", "postponed", retry_reasons.CIRCUIT_OPEN): EVENTS}
     assert len(customers.arrivals["ep7"]) == EVENTS
     assert sum(len(results.outcomes) for results in here.written_background_results()) == EVENTS
 
 
 def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):
     customers, here, source = platform
-    took_s, kinds = micro_batch(here, source, dict.fromkeys(("ep7", "somebody-else"), retry_decision.CIRCUIT_OPEN))
-    assert (kinds["ep7", "postponed", retry_decision.CIRCUIT_OPEN], customers.arrivals["ep7"]) == (EVENTS, [])
+    took_s, kinds = micro_batch(here, source, dict.fromkeys(("ep7", "somebody-else"), retry_reasons.CIRCUIT_OPEN))
+    assert (kinds["ep7", "postponed", retry_reasons.CIRCUIT_OPEN], customers.arrivals["ep7"]) == (EVENTS, [])
     assert took_s < TIMEOUT_S / 2
 
 

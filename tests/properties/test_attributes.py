@@ -103,7 +103,7 @@ def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
 
 
 @given(typed)
-def test_through_the_retry_lane_and_back_into_it_as_a_turn(found):
+def test_through_the_retry_lane_and_a_lease(found):
     event = structured(found)
     postponed = Outcome(builders.delivery(event=event), OutcomeKind.POSTPONED, (), "slow", NextAttempt(NOW_MS, 0))
     [row, *_] = topic_rows.deferral_rows(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)

@@ -1,4 +1,4 @@
-"""Whatever arrives when: nothing is lost, repeated, reordered, mixed, late or out of bounds, and a restart changes nothing."""
+"""In any history, no event is lost, repeated, reordered, mixed, late or out of bounds, and a restart changes nothing."""
 
 import collections
 
@@ -33,7 +33,7 @@ steps = st.lists(st.tuples(st.integers(0, LOOK_AHEAD_MS), st.lists(arrivals, max
 
 
 class Run:
-    """Feed a shard, and hold every batch that leaves against what arrived."""
+    """Feed a shard, and compare each batch that it sends with the events that arrived."""
 
     def __init__(self):
         self.shard = Shard(LOOK_AHEAD_MS)
@@ -44,23 +44,23 @@ class Run:
         self.bounds = {}
         self.number = 0
 
-    def step(self, after_ms, given_lots):
+    def step(self, after_ms, given_batches):
         self.now_ms += after_ms
-        lots = [self.pending_batch(**one) for one in given_lots]
-        taken = [self.take(batch) for batch in self.shard.step(lots, now_ms=self.now_ms)]
+        pending = [self.pending_batch(**one) for one in given_batches]
+        taken = [self.take(batch) for batch in self.shard.step(pending, now_ms=self.now_ms)]
         waiting = self.shard.index.endpoints
         for key, one in waiting.items():
             assert (one.events, one.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
         late = [key for key, one in waiting.items() if self.is_late(key, one)]
         if late:
             first = min(late, key=lambda key: waiting[key].oldest_ms)
-            # Who leaves is counted with all that it has, also with what then fills no batch and stays.
+            # A sending endpoint counts with all its events, also with those that fill no batch and stay.
             stayed = sum(waiting[key].size for key in {key for key, _ in taken} & waiting.keys())
             size = sum(size for _, size in taken) + stayed
             assert taken
             assert size + waiting[first].size > batcher.MAX_SENT_BYTES, "there was room for it"
             assert batcher.backlog_of(self.shard.last).due_ms <= self.now_ms + LOOK_AHEAD_MS, "nothing will wake it"
-        if not lots and len({key for key, _ in taken}) > 1:
+        if not pending and len({key for key, _ in taken}) > 1:
             assert sum(size for _, size in taken) <= batcher.MAX_SENT_BYTES
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
 
@@ -76,7 +76,7 @@ class Run:
             record = builders.record(offset=self.number, appended_at_ms=self.now_ms - age_ms)
             events.append(builders.event(event_id=f"{self.number:06}", data=b"1" * size, record=record))
         made = pending_batch(*events, **fields)
-        # Two lots of an endpoint in one step would come in either order; one task's come in one.
+        # Two pending batches of an endpoint in one step would come in either order; those of one task keep their order.
         self.arrived[made.key] += [(event.event_id, event.record.appended_at_ms, fields["subscription"]) for event in events]
         self.bounds[made.key] = made.bounds
         return made
@@ -97,35 +97,35 @@ class Run:
 
     def drain(self):
         self.step(120_000, [])
-        for _ in list(self.shard.index.endpoints):  # each decision lets one of them leave at least
+        for _ in list(self.shard.index.endpoints):  # each decision sends the events of at least one endpoint
             self.step(0, [])
         assert self.left == self.arrived
         assert self.shard.is_empty()
 
 
-def one_a_key(lots):
-    """Of each step one lot an endpoint: two of them, from two tasks, arrive in no order."""
-    return list({(each["customer"], each["endpoint"]): each for each in lots}.values())
+def one_a_key(pending):
+    """Return one pending batch for each endpoint: two of them, from two tasks, would arrive in no order."""
+    return list({(each["customer"], each["endpoint"]): each for each in pending}.values())
 
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
 def test_every_history_keeps_every_promise(history):
     run = Run()
-    for after_ms, lots in history:
-        run.step(after_ms, one_a_key(lots))
+    for after_ms, pending in history:
+        run.step(after_ms, one_a_key(pending))
     run.drain()
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
-def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
+def test_frequent_merges_lose_nothing(history, runs, size):
     before = compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
     compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = runs, 1, size
     try:
         run = Run()
-        for after_ms, lots in history:
-            run.step(after_ms, one_a_key(lots))
+        for after_ms, pending in history:
+            run.step(after_ms, one_a_key(pending))
         run.drain()
     finally:
         compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
@@ -133,13 +133,13 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
-def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
+def test_a_backlog_beyond_one_decision_leaves_by_the_next_ones(history, size):
     before = batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
     batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
     try:
         run = Run()
-        for after_ms, lots in history:
-            run.step(after_ms, one_a_key(lots))
+        for after_ms, pending in history:
+            run.step(after_ms, one_a_key(pending))
         run.drain()
     finally:
         batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
@@ -147,9 +147,9 @@ def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(arrivals, max_size=6), st.randoms(use_true_random=False))
-def test_the_order_in_which_segments_arrive_changes_no_batch(lots, rng):
+def test_the_order_of_arriving_segments_changes_no_batch(pending, rng):
     run = Run()
-    written = [one for each in lots for one, _ in segment.encoded([run.pending_batch(**each)])]
+    written = [one for each in pending for one, _ in segment.encoded([run.pending_batch(**each)])]
     shuffled = rng.sample(written, len(written))
     first, second = (
         batcher.decide(batcher.Index(), some, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches

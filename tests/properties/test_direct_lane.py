@@ -1,4 +1,4 @@
-"""Whatever a record holds, it ends as a rejection or in outcomes, and as rows that Kafka takes; nothing is raised."""
+"""Any record ends as a rejection or in outcomes, and as rows that Kafka accepts. Nothing is raised."""
 
 import asyncio
 import base64
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_records
 from delivery.webhooks.routing import intake, registries
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
@@ -81,10 +81,10 @@ records = st.builds(
 
 def deliver(batch, layout):
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda *_: retry_decision.REFUSED, clock)
+    sender = fakes.FakeSender(lambda *_: error_classes.REFUSED, clock)
 
     async def main():
-        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(sender, clock, quick_retry=backoff.QuickRetry())
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, deferrals, layout)
         first, rest = await begun.submit(batch), await begun.finish()
         return Results(
@@ -151,7 +151,7 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
     events=st.lists(st.integers(0, 30), min_size=1, max_size=2),
 )
 def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
-    """In micro-batches one after the other, whatever the endpoints are and answer. What is postponed stands in parcels."""
+    """Micro-batches one after the other, with any endpoints and answers. Postponed deliveries become retry entries."""
     clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
@@ -159,9 +159,7 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, deferrals = fast_lane(
-            sender, clock, suppressed=held, breakers=breakers, quick_retry=retry_decision.QuickRetry()
-        )
+        dispatcher, deferrals = fast_lane(sender, clock, suppressed=held, breakers=breakers, quick_retry=backoff.QuickRetry())
         begun = direct_lane.DirectLane(registry, dispatcher, deferrals, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)
@@ -179,11 +177,8 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         for outcome in results.outcomes:
             assert ENDINGS[outcome.kind](outcome), outcome
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
-        read = [
-            retry_messages.message(row.value)
-            for row in topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
-            if row.value
-        ]
+        rows = topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
+        read = list(retry_records.messages(*(row.value for row in rows)))
         waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.entries]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed

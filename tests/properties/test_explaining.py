@@ -1,4 +1,4 @@
-"""What is explained is what would be done."""
+"""An explanation equals the routing."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

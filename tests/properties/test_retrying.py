@@ -1,4 +1,4 @@
-"""Whatever arrives, fails, is lost or repeated: each parcel ends once, in order, in time, and never twice away at once."""
+"""In any history, each entry ends once, in order and in time, and never has two leases at the same time."""
 
 import collections
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import fifo, shard_scheduler, timer_wheel
 from delivery.webhooks.state import compaction, segment_store
 from tests.support import retries
@@ -15,11 +15,11 @@ from tests.support.retries import NOW
 
 reasons = st.sampled_from(
     [
-        retry_decision.SERVER_ERROR,
-        retry_decision.SERVER_ERROR,
-        retry_decision.CIRCUIT_OPEN,
-        retry_decision.ENDPOINT_PAUSED,
-        retry_decision.ORDERED,
+        error_classes.SERVER_ERROR,
+        error_classes.SERVER_ERROR,
+        retry_reasons.CIRCUIT_OPEN,
+        retry_reasons.ENDPOINT_PAUSED,
+        retry_reasons.ORDERED,
     ]
 )
 arrivals = st.fixed_dictionaries(
@@ -50,15 +50,15 @@ steps = st.lists(
 
 
 class Run:
-    """Feed a shard, answer its turns, and hold everything that leaves against what arrived."""
+    """Feed a shard, report its leases, and compare each lease with the entries that arrived."""
 
     def __init__(self, **policy):
         self.shard = retries.Shard(**policy)
         self.now_ms = NOW
         self.waiting = collections.defaultdict(dict)
-        """By flow, the ids of what has not ended, each with its parcel as it was last, in order."""
-        self.away = {}
-        """By flow, the turn that is away, and when it left."""
+        """By FIFO, the entries that have not ended, by id and in order."""
+        self.leased = {}
+        """By FIFO, its lease and when the lease began."""
         self.ended = collections.Counter()
         self.came = 0
         self.past = []
@@ -67,21 +67,21 @@ class Run:
         self.now_ms += after_ms
         records = [self.arrives(**one) for one in arrived]
         records += [answer for one in given for answer in self.answered(**one)]
-        for key, (_, left_ms) in list(self.away.items()):
+        for key, (_, left_ms) in list(self.leased.items()):
             if left_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
-                del self.away[key]
+                del self.leased[key]
         again = self.shard.decided(records, now_ms=self.now_ms)
-        turns = self.shard.step(*records, now_ms=self.now_ms)
+        leases = self.shard.step(*records, now_ms=self.now_ms)
         assert shard_scheduler.encoded(again.index) == shard_scheduler.encoded(self.shard.last.index), "it would not replay"
         assert (again.leases, again.append, again.drop) == (
             self.shard.last.leases,
             self.shard.last.append,
             self.shard.last.drop,
         )
-        for turn in turns:
-            self.leaves(turn)
-        sizes = [sum(each.size for each in turn.entries) for turn in turns if turn.given_up != retry_decision.NO_ROOM]
-        # The last one always may, and what expires is taken by the segment.
+        for lease in leases:
+            self.leaves(lease)
+        sizes = [sum(each.size for each in lease.entries) for lease in leases if lease.given_up != retry_reasons.NO_ROOM]
+        # The last lease always fits, and expired entries are removed by the segment.
         assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEASED_BYTES + segment_store.MAX_SEGMENT_BYTES
         self.check()
 
@@ -92,7 +92,7 @@ class Run:
         assert (told.due_ms is None) == (told.events == 0), "nothing would wake it"
         kept = sum(one.live for one in index.segments.segments.values())
         assert kept or not told.events
-        if self.away:
+        if self.leased:
             assert told.due_ms - self.shard.look_ahead_ms <= self.now_ms + shard_scheduler.LEASED_POLL_MS
 
     def arrives(self, endpoint, customer, count, **fields):
@@ -113,74 +113,74 @@ class Run:
         )
 
     def answered(self, kind, wait_ms, retry_after_s, *, is_used_up):
-        """Return the report of the turn that has been away longest, and repeat old ones."""
-        if not self.away or kind == "lost":
+        """Return the report of the oldest lease, and repeat earlier reports."""
+        if not self.leased or kind == "lost":
             return []
-        key = min(self.away, key=lambda each: self.away[each][1])
-        turn, _ = self.away.pop(key)
+        key = min(self.leased, key=lambda each: self.leased[each][1])
+        lease, _ = self.leased.pop(key)
         if kind == "held":
-            return [retries.blocked(turn)]
+            return [retries.blocked(lease)]
         returned = {}
-        for place, each in enumerate(turn.entries):
-            is_stopped = turn.order_key is not None and returned
+        for place, each in enumerate(lease.entries):
+            is_stopped = lease.order_key is not None and returned
             if is_stopped:
                 returned[place] = retries.requeue(place, self.now_ms, retries=each.retries, reason=each.reason)
             elif (kind in {"failed", "local"} or (kind == "mixed" and place % 2)) and not (is_used_up and place == 0):
                 attempts = () if kind == "local" else (retries.failed_attempt(each.attempts + 1),)
                 returned[place] = retries.requeue(place, self.now_ms + wait_ms, *attempts)
         failed = {"failed": 0} if kind == "local" else {}
-        report = retries.reported(turn, *returned.values(), retry_after_s=retry_after_s, **failed)
-        self.settled(key, turn, returned)
+        report = retries.reported(lease, *returned.values(), retry_after_s=retry_after_s, **failed)
+        self.settled(key, lease, returned)
         self.past.append(report)
         return [report, *self.past[-3:]] if kind == "repeated" else [report]
 
-    def settled(self, key, turn, returned):
-        for place, each in enumerate(turn.entries):
+    def settled(self, key, lease, returned):
+        for place, each in enumerate(lease.entries):
             if place in returned:
                 self.waiting[key][name(each)] = each.requeued(returned[place])
             else:
                 del self.waiting[key][name(each)]
                 self.ended[name(each)] += 1
 
-    def leaves(self, turn):
-        key = turn.endpoint_id, turn.customer_id, turn.order_key
-        if turn.given_up:
-            self.given_up(turn)
+    def leaves(self, lease):
+        key = lease.endpoint_id, lease.customer_id, lease.order_key
+        if lease.given_up:
+            self.given_up(lease)
             return
-        assert key not in self.away, "one turn at a time"
+        assert key not in self.leased, "one lease at a time"
         known = self.waiting[key]
-        for each in turn.entries:
+        for each in lease.entries:
             assert known[name(each)] == each, "as it was"
             assert each.again_at_ms <= self.now_ms, "too early"
             assert each.expires_ms > self.now_ms, "it has expired"
-        assert len(turn.entries) <= self.shard.policy.max_lease_entries
-        assert len(turn.entries) == 1 or sum(each.size for each in turn.entries) <= fifo.MAX_LEASE_BYTES
-        if turn.order_key is not None:
-            first = list(known)[: len(turn.entries)]
-            assert [name(each) for each in turn.entries] == first, "a later one before an earlier one"
-        self.away[key] = turn, self.now_ms
+        assert len(lease.entries) <= self.shard.policy.max_lease_entries
+        assert len(lease.entries) == 1 or sum(each.size for each in lease.entries) <= fifo.MAX_LEASE_BYTES
+        if lease.order_key is not None:
+            first = list(known)[: len(lease.entries)]
+            assert [name(each) for each in lease.entries] == first, "a later one before an earlier one"
+        self.leased[key] = lease, self.now_ms
 
-    def given_up(self, turn):
-        assert turn.number == 0
-        for each in turn.entries:
+    def given_up(self, lease):
+        assert lease.number == 0
+        for each in lease.entries:
             [key] = [key for key, some in self.waiting.items() if name(each) in some]
-            assert key[:2] == (turn.endpoint_id, turn.customer_id)
-            if turn.given_up == retry_decision.EXPIRED:
+            assert key[:2] == (lease.endpoint_id, lease.customer_id)
+            if lease.given_up == retry_reasons.EXPIRED:
                 assert each.expires_ms <= self.now_ms
-                assert key not in self.away, "it may yet be delivered"
+                assert key not in self.leased, "it may yet be delivered"
             else:
-                assert turn.given_up == retry_decision.NO_ROOM
+                assert lease.given_up == retry_reasons.NO_ROOM
             del self.waiting[key][name(each)]
             self.ended[name(each)] += 1
 
     def drain(self):
-        """Accept everything, at the times for which the shard asks: it must end."""
+        """Accept everything, at the times at which the shard wants to be woken, until nothing is left."""
         for _ in range(3000):
             if self.shard.backlog.due_ms is None:
                 break
-            if self.away:
+            if self.leased:
                 self.step(
-                    1, given=[{"kind": "accepted", "wait_ms": 0, "retry_after_s": None, "is_used_up": False}] * len(self.away)
+                    1, given=[{"kind": "accepted", "wait_ms": 0, "retry_after_s": None, "is_used_up": False}] * len(self.leased)
                 )
             else:
                 self.step(max(0, self.shard.backlog.due_ms - self.now_ms))
@@ -209,13 +209,13 @@ def test_every_history_keeps_every_promise(history):
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(1, 8), st.sampled_from([3, 20]), st.sampled_from([0, 500]))
-def test_every_setting_keeps_them_too(history, max_lease_entries, max_pending, look_ahead_ms):
+def test_every_setting_keeps_every_promise(history, max_lease_entries, max_pending, look_ahead_ms):
     run_through(history, max_lease_entries=max_lease_entries, max_pending=max_pending, look_ahead_ms=look_ahead_ms)
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
-def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, size):
+def test_frequent_merges_lose_nothing(history, runs, size):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compaction, "MAX_RUNS", runs)
         patched.setattr(compaction, "MIN_MERGED_SIZE", 1)
@@ -225,7 +225,7 @@ def test_segments_that_are_merged_at_every_chance_lose_nothing(history, runs, si
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
-def test_more_than_one_decision_may_take_leaves_by_the_next_ones(history, size):
+def test_a_backlog_beyond_one_decision_leaves_by_the_next_ones(history, size):
     with pytest.MonkeyPatch.context() as patched:
         for module, bound in (
             (shard_scheduler, "MAX_LEASED_BYTES"),

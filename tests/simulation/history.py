@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable
 
 from delivery.model import Batching, DeliveryMode, Endpoint, EndpointId, EndpointStatus, Record, Retrying, Subscription
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from tests.simulation import platform, shards, virtual, worker, world
 from tests.support import builders
@@ -130,7 +130,7 @@ class History:
             self.disabled.append((now, name, reason))
             self._change(name, EndpointStatus.DISABLED)
             customer = self.world.customers[name]
-            if reason == retry_decision.GONE and customer.gone_at < now - UNDER_WAY_S:
+            if reason == error_classes.GONE and customer.gone_at < now - UNDER_WAY_S:
                 raise Violated(f"{name} was disabled as gone, and has not said so")
             since = now - shards.POLICY.disable_after_s
             has_accepted = any(since < at <= now - UNDER_WAY_S for at, _ in customer.accepted)

@@ -20,7 +20,7 @@ from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -258,7 +258,7 @@ class Platform:
         if not self.network_health.is_broken:
             self._suppressed.add_unresponsive(last.unresponsive)
         if last.gone:
-            self._disable(last.gone, retry_decision.GONE)
+            self._disable(last.gone, error_classes.GONE)
 
     def _ended_since(self, begun: dict[str, int], found: completed_work.CompletedWorkLog) -> completed_work.CompletedKeys:
         """Return the completed-work log of a micro-batch."""
@@ -275,7 +275,7 @@ class Platform:
             await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
             yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:
-                self._disable(ended.results.gone, retry_decision.GONE)
+                self._disable(ended.results.gone, error_classes.GONE)
 
     async def _lives(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> bool:
         """Write what `work` yields; return True if the process lived to commit it."""

@@ -12,7 +12,7 @@ from delivery.webhooks.clocks import driver_clock
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results, background_results
 from delivery.webhooks.retries import health_hints
@@ -94,7 +94,7 @@ class Worker:
         return dispatch.Dispatcher(
             self.sender,
             LIMITS,
-            retry_decision.QuickRetry(),
+            backoff.QuickRetry(),
             deferrals,
             self.late,
             memory=self.memory,

@@ -7,8 +7,7 @@ import pytest
 from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt
 from delivery.stages.checkpoint import shards
 from delivery.stages.tasks import observer, retry_shard, shard_state
-from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages, window
+from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.state.backlog import Pending
 from tests.support import builders
 from tests.support.leases import waiting
@@ -55,9 +54,8 @@ class Lane:
         """Write records, the last one first, as a shuffle may bring them."""
         written = []
         for message in messages:
-            for _, key, value in topic_rows.for_retries(
-                "retries", message.endpoint_id.encode(), retry_messages.encoded(message)
-            ):
+            encoded = retry_messages.encoded(message)
+            for key, value, _ in retry_records.records(message.endpoint_id.encode(), encoded):
                 written.append((0, self._offset, key, value))
                 self._offset += 1
         schema = "partition int, offset long, key binary, value binary"
@@ -135,7 +133,7 @@ def test_what_waits_outlasts_a_restart_and_a_report_ends_it(spark, tmp_path):
 
 def test_a_large_record_that_counts_as_many_is_taken_once(spark, tmp_path):
     lane = Lane(spark, tmp_path)
-    large = postponed("a", data=b'"%s"' % (b"x" * 3 * topic_rows.COUNTED_BYTES))
+    large = postponed("a", data=b'"%s"' % (b"x" * 3 * retry_records.PADDED_BYTES))
     lane.write(large, postponed("b"))
     [left], waits = lane.run()
     assert ids(retry_messages.lease(left))[0] == large.entries[0].packed[0]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delivery.model import Delivery, Outcome
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.scheduling import (
     background_attempts,
     circuit_breaker,
@@ -37,7 +37,7 @@ def fast_lane(
     breakers: circuit_breaker.CircuitBreakers | None = None,
     background: background_attempts.BackgroundAttempts | None = None,
     response_times: response_times.ResponseTimes | None = None,
-    quick_retry: retry_decision.QuickRetry | None = None,
+    quick_retry: backoff.QuickRetry | None = None,
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
@@ -47,7 +47,7 @@ def fast_lane(
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
-        quick_retry or retry_decision.QuickRetry(first_wait_s=0.001),
+        quick_retry or backoff.QuickRetry(first_wait_s=0.001),
         deferrals,
         background,
         memory=endpoint_queue.EndpointMemory(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from delivery.model import Attempt, Delivery, EndpointId
 from delivery.webhooks.http import origin, transport
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, deferral
 
 
@@ -88,7 +88,7 @@ def deferrals(
 ) -> deferral.Deferrals:
     """Deferrals of a micro-batch, with `clock` for both of their clocks."""
     known = {} if breakers is None else breakers
-    reasons = dict.fromkeys(map(EndpointId, suppressed), retry_decision.CIRCUIT_OPEN)
+    reasons = dict.fromkeys(map(EndpointId, suppressed), retry_reasons.CIRCUIT_OPEN)
     return deferral.Deferrals(reasons, known, background or unreported_background(), clock=clock, now_s=clock, rng=Middle())
 
 

@@ -1,4 +1,4 @@
-"""Results of a lane, drawn by a seed, whose records tests hold against those that were written before.
+"""Results of a lane, drawn by a seed. Tests compare their records with records of an earlier version.
 
 `records.json.gz` of tests/unit/webhooks/results/data has the records that the code of 308613d wrote of `results(seed)`, each
 seed of SEEDS: the topic, the key and the value of each. The bytes in topics are not to change, so this file is never made
@@ -30,7 +30,7 @@ from tests.support import builders
 
 SEEDS = range(60)
 NOW_S = 1_800_000_000.5
-"""The clock by which letters are dated."""
+"""Time of the dead letters."""
 TEXTS = ("", "plain", "é\u2028\U0001f600", 'quote " and \\ back', "\0\t\n\x1f\x7f", "</script>", "a" * 300)
 FLOATS = (0.0, 0.04, 0.06, 1.0, 12.345, 99_999.95, 1e9, 123456789.123)
 BYTES = (b"", b"\xff\0", b"{}", "é".encode(), bytes(range(256)) * 5)

@@ -8,7 +8,7 @@ from typing import Any
 
 from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt, SubscriptionId
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, shard_scheduler, window
 from delivery.webhooks.state import backlog
 from tests.support import builders
@@ -35,7 +35,7 @@ def entry(events: int = 1, *, payload: bytes = b"{}", **fields: Any) -> retry_me
         "again_at_ms": since_ms,
         "since_ms": since_ms,
         "expires_ms": since_ms + 3 * DAY_MS,
-        "reason": retry_decision.SERVER_ERROR,
+        "reason": error_classes.SERVER_ERROR,
     }
     return retry_messages.RetryEntry(**defaults | fields)
 
@@ -61,7 +61,7 @@ def failed_attempt(number: int = 1, **fields: Any) -> Attempt:
 
 
 def requeue(
-    place: int, at_ms: int, *attempts: Attempt, retries: int = 1, reason: str = retry_decision.SERVER_ERROR
+    place: int, at_ms: int, *attempts: Attempt, retries: int = 1, reason: str = error_classes.SERVER_ERROR
 ) -> retry_messages.Requeue:
     return retry_messages.Requeue(place, NextAttempt(at_ms, retries), reason, attempts)
 
@@ -99,7 +99,7 @@ def refused(lease: retry_messages.Lease, at_ms: int, **fields: Any) -> bytes:
     return reported(lease, *requeued, **fields)
 
 
-def blocked(lease: retry_messages.Lease, why: str = retry_decision.ENDPOINT_PAUSED) -> bytes:
+def blocked(lease: retry_messages.Lease, why: str = retry_reasons.ENDPOINT_PAUSED) -> bytes:
     """Return the report of a lease of which nothing was attempted."""
     return reported(lease, delivered=0, blocked=why)
 

@@ -23,7 +23,6 @@ MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path
 CORE = [path for path in (ROOT / "delivery" / "webhooks").rglob("*.py") if path.name != "__init__.py"]
 ALLOWED_IN_CORE = {
     *sys.stdlib_module_names, "aiohttp", "cachetools", "cryptography", "httptools", "msgspec", "orjson", "prometheus_client",
-    "tenacity",
     "uvloop", "yarl",
 }  # fmt: skip
 ALLOWED_OF_OURS = {"delivery.errors", "delivery.model", "delivery.secret", "delivery.webhooks"}

@@ -4,7 +4,9 @@ import ast
 import importlib
 import re
 import time
+import typing
 
+import msgspec
 import orjson
 import pytest
 import yaml
@@ -13,8 +15,10 @@ from typer.testing import CliRunner
 from delivery import errors
 from delivery.config import loader, settings
 from delivery.model import ContentMode
+from delivery.webhooks.batching import batcher
 from delivery.webhooks.http import guard
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
+from delivery.webhooks.retries import shard_scheduler
 from delivery.webhooks.sending import batch_payload, payload, signing
 from fanout.cli import main
 from fanout.demo import expected_account
@@ -58,6 +62,25 @@ def test_the_versions_of_stored_bytes_are_those_of_the_code():
     writers = [path for path in (ROOT / "delivery").rglob("*.py") if re.search(r"^VERSION = ", path.read_text(), re.MULTILINE)]
     assert described.keys() == {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in writers}
     assert {name: importlib.import_module(name).VERSION for name in described} == described
+
+
+def test_the_described_elements_of_state_are_those_of_the_code():
+    """The first table of each lane is its index; the second of the retry lane is an endpoint in it."""
+    _, batch, retry, *_ = re.split("^### ", (ROOT / "docs" / "storage-formats.md").read_text(), flags=re.MULTILINE)
+    indexes = type(batcher.decoded(None)), type(shard_scheduler.decoded(None))
+    _, entry = typing.get_args(typing.get_type_hints(indexes[1])["endpoints"])
+    described = [elements(batch)[0], *elements(retry)[:2]]
+    assert described == [list(range(len(msgspec.structs.fields(layout)))) for layout in (*indexes, entry)]
+
+
+def elements(section):
+    """Return for each table of elements their numbers. `1 to 4` are four of them, `5, 6` two."""
+    tables = []
+    for table in section.split("| element | content |")[1:]:
+        named = re.findall(r"^\| ([\d, to]+) \|", table.partition("\n\n")[0], re.MULTILINE)
+        spans = [[int(number) for number in re.findall(r"\d+", name)] for name in named]
+        tables.append([number for span in spans for number in range(span[0], span[-1] + 1)])
+    return tables
 
 
 def test_every_field_of_a_record_is_described():
@@ -124,9 +147,9 @@ def test_the_contracts_example_of_an_answer_rejects_what_it_names():
 
 def test_the_contract_names_the_class_of_every_failure():
     text = (ROOT / "docs" / "delivery-contract.md").read_text()
-    by_status = {retry_decision.error_class_of(status) for status in range(700)} - {None}
+    by_status = {error_classes.error_class_of(status) for status in range(700)} - {None}
     classes = by_status | {disclosure.word(failure.error_class) for failure in errors.AttemptFailed.__subclasses__()}
-    for error_class in classes | {retry_decision.CONFIGURATION, retry_decision.LANE_DEADLINE}:
+    for error_class in classes | {retry_reasons.CONFIGURATION, retry_reasons.LANE_DEADLINE}:
         assert f"`{error_class}`" in text, error_class
 
 
@@ -145,6 +168,15 @@ def test_the_contracts_way_to_verify_verifies():
 def test_the_contracts_webhook_id_is_the_platforms():
     event = builders.event()
     assert expected_account.webhook_id(event.source, event.event_id, "s1") == payload.webhook_id(event, "s1")
+
+
+def test_every_file_in_a_picture_of_the_architecture_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    pictures = " ".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
+    named = re.findall(r"(?<![\w/])\w+/[\w/]+(?:\.py)?", pictures)
+    roots = [ROOT, ROOT / "delivery", ROOT / "delivery" / "webhooks", ROOT / "subscriptions_db"]
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+    assert len(named) > 40
 
 
 def plain(text):

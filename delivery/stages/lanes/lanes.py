@@ -40,7 +40,7 @@ from delivery.stages.tasks import (
     route,
     task_context,
 )
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog, RetryLaneLog
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state.backlog import Pending
@@ -84,7 +84,7 @@ class LaneContext:
         if not self.network.is_broken:
             self.suppressed.add_unresponsive(report.unresponsive)
         if report.gone:
-            self.disable(report.gone, retry_decision.GONE)
+            self.disable(report.gone, error_classes.GONE)
 
 
 def context(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:

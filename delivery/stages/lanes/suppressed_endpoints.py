@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from delivery.model import EndpointId
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import deferral
 
 
@@ -46,5 +46,5 @@ class SuppressedEndpoints:
         now = self._clock()
         with self._lock:
             self._unresponsive_until = {one: until for one, until in self._unresponsive_until.items() if until > now}
-            unresponsive = dict.fromkeys(self._unresponsive_until, retry_decision.SLOW)
-        return unresponsive | dict.fromkeys(self._failing, retry_decision.CIRCUIT_OPEN)
+            unresponsive = dict.fromkeys(self._unresponsive_until, retry_reasons.SLOW)
+        return unresponsive | dict.fromkeys(self._failing, retry_reasons.CIRCUIT_OPEN)

@@ -27,7 +27,7 @@ from subscriptions_db.registration import endpoint_status
 log = logging.getLogger(__name__)
 
 FAILING = "failing"
-"""Reason, beside retry_decision.GONE: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time."""
+"""Reason, beside error_classes.GONE: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from delivery.model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import shard_scheduler, window
+from delivery.webhooks.retries import retry_records, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
@@ -39,7 +39,7 @@ def take_leases(
     """Return the leases to deliver now."""
     spread = (
         records.select(*COLUMNS)
-        .where("value IS NOT NULL")  # the others are padding: topic_rows.for_retries
+        .where(retry_records.HAS_MESSAGE)
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )

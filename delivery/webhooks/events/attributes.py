@@ -1,9 +1,9 @@
 """Read the CloudEvents attributes of an event that have no field of their own: `subject`, `dataschema` and all extensions.
 
-Runs in the executors, and wherever an event is explained. Must not import pyspark or psycopg. Pure.
+Runs in the executors, and in the API and the command that explain an event. Pure.
 
 Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
-A producer chooses names and values. A name becomes part of a header at the receiver: a name that is no attribute's is refused.
+A producer chooses names and values. A name becomes part of a header at the receiver, so an invalid name is refused.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from delivery import errors
 from delivery.model import Attribute, Attributes
 
 MAX_ATTRIBUTES = 32
-"""Attributes of one event beside those of NAMED: as many as an endpoint may ask for headers."""
+"""Further attributes of one event; as many as an endpoint may have headers."""
 MAX_BYTES = 8 * 1024
-"""Of their names and values together, in UTF-8. They travel with the event through state and topics."""
+"""Bytes of their names and values, in UTF-8. They travel with the event through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Attributes with a field of their own in an event. `datacontenttype` is always JSON's at the receiver."""
+"""Attributes with a field of their own in an event. The receiver's `datacontenttype` is always JSON."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
-"""Members of a structured event that are no further attributes."""
+"""Members of a structured event that are not further attributes."""
 
 _NAME = re.compile(r"[a-z0-9]+")
 _NONCHARACTERS = "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
 _NOT_IN_TEXT = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
-"""What the type String excludes: control characters, surrogates and noncharacters. CR and LF are among them."""
+"""Characters that the type String excludes: control characters (CR and LF too), surrogates and noncharacters."""
 _NEVER_EMPTY = frozenset({"subject", "dataschema"})
-"""An empty one counts as missing, as it does for the attributes of NAMED."""
+"""Attributes that count as missing when empty, like those of NAMED."""
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
 
 
 def beside(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
-    """Return the attributes that are not in `named`, in their order; raise EventRejected when one of them is none.
+    """Return the attributes that are not in `named`, in their order. Raise EventRejected for an invalid one.
 
-    Most events have none: called for each CloudEvent, this is one comparison then.
+    Called for each CloudEvent. Most have no further attributes, and cost one comparison.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 
 
 def is_name(name: str) -> bool:
-    """Tell whether this can be the name of a further attribute: it has a header of its own and takes nobody else's."""
+    """Return True if this can be the name of a further attribute, whose header no other attribute has."""
     return _NAME.fullmatch(name) is not None and name not in JSON_MEMBERS
 
 
 def as_text(value: Attribute) -> str:
-    """Return the canonical string of a value, as it stands in a header."""
+    """Return the canonical string of a value, for a header."""
     if isinstance(value, str):
         return value
     return str(value).lower()  # true, false; digits

@@ -1,7 +1,4 @@
-"""Say what an event must stay in order with: the value of a field of its payload, as text.
-
-Runs in the executors. Must not import pyspark or psycopg. Pure.
-"""
+"""Compute the order key of an event: the value of a field of its payload, as text. Pure. Runs in the executors."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from typing import Any
 import orjson
 
 MISSING = ""
-"""The key of events that lack the field: they stay in order with each other. No value is written as this."""
+"""Key of events without the field, which stay in order with each other. No value has this key."""
 MAX_CHARS = 128
-"""Keys stand in the retry lane's state, each as long as anything waits under it; of a longer one a digest does."""
+"""Characters of a key. Keys are in the retry lane's state. A longer value is replaced by its digest."""
 
 
 def key_of(content: Any, order_by: str) -> str:
@@ -24,6 +21,6 @@ def key_of(content: Any, order_by: str) -> str:
         content = content[name]
     try:
         key = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # nested deeper than it writes, though it has read it
+    except orjson.JSONEncodeError:  # nested deeper than orjson can write, though it could read it
         return MISSING
     return key.decode() if len(key) <= MAX_CHARS else hashlib.blake2b(key, digest_size=16).hexdigest()

@@ -1,6 +1,6 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors. Must not import pyspark or psycopg. Each record is parsed once; the payload stays the bytes that came.
+Runs in the executors. Each record is parsed once. The payload keeps its bytes.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -25,7 +25,7 @@ from delivery.webhooks.events import attributes as further
 
 STRUCTURED = "application/cloudevents"
 MAX_ATTRIBUTE_CHARS = 1024
-"""Attributes become parts of bodies, keys and log lines; the specification suggests no bound, so this is ours."""
+"""Characters of an attribute, which becomes part of bodies, keys and log lines. The specification has no bound."""
 HEADER_OVERHEAD_BYTES = 24
 
 _RFC_3339 = re.compile(
@@ -33,7 +33,7 @@ _RFC_3339 = re.compile(
     r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
     re.ASCII,
 )
-"""RFC 3339, section 5.6, with the `T` that CloudEvents asks for."""
+"""RFC 3339, section 5.6, with the `T` that CloudEvents requires."""
 _JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
@@ -41,7 +41,7 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a plain JSON event keeps its attributes: the keys that lead to each, from the top of the document."""
+    """Places of the attributes in a plain JSON event: for each the keys from the top of the document."""
 
     id_path: tuple[str, ...] = ("id",)
     type_path: tuple[str, ...] = ("type",)
@@ -49,17 +49,17 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     topic_prefix: str = "events."
-    """Cut from the topic's name to make the type of an event that names none."""
+    """Prefix of topic names. The rest of the name is the type of an event without a type."""
     max_bytes: int = 262_144
     """A larger record is rejected."""
     tenant_of_topic: str = ""
-    """Regular expression whose one group is the tenant that a topic belongs to; empty, or not matched: to nobody."""
+    """Regular expression whose one group is the tenant that owns a topic. Empty, or no match: the topic has no owner."""
     operational_topic: str = ""
-    """The only topic in which the platform itself may be the tenant; empty: in none."""
+    """The only topic with events of the platform itself. Empty: there is none."""
 
 
 def parse(record: Record, layout: Layout) -> Event:
-    """Return the event in `record`; raise EventRejected with a reason of the closed set when there is none.
+    """Return the event in `record`. Raise EventRejected, with a reason of the closed set, if there is none.
 
     Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported, tenant_mismatch.
     """
@@ -70,15 +70,15 @@ def parse(record: Record, layout: Layout) -> Event:
         return event
     owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
     if owner is not None and owner != event.tenant_id:
-        # Who may write to a topic is known to Kafka; what an event says of itself is its writer's word.
+        # Kafka controls who may write to a topic. The tenant in an event is only a claim of its writer.
         raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
     return event
 
 
 def header_bytes(name: str, content: bytes) -> int:
-    """Return what a header adds to a record's size: no less than three quarters of what it takes in a dead letter.
+    """Return the size of a header, which is at least three quarters of its bytes in a dead letter.
 
-    Kafka stores an empty header in two bytes; in JSON it takes thirty, and a control character in a name takes six.
+    Kafka stores an empty header in two bytes. In JSON it takes thirty, and a control character in a name takes six.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -90,18 +90,18 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 
 
 def _read(record: Record, layout: Layout) -> Event:
-    """Read the record in the mode in which it was written.
+    """Parse the record in the mode in which it was written.
 
     1. `content-type: application/cloudevents+json` is structured mode.
     2. A `ce_specversion` header is binary mode.
-    3. Anything else is plain JSON.
+    3. Any other record is plain JSON.
     """
     value = record.value
     if value is None:
         raise errors.EventRejected("tombstone", "the record has no value")
     if not value.strip():
         raise errors.EventRejected("empty", "the record's value is empty")
-    # Headers count: they stand in the dead letter too, and what does not fit into Kafka would hold up everybody.
+    # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
     size = len(value) + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
@@ -170,7 +170,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         raise errors.EventRejected("not_json", "a plain event is a JSON object")
     event_id = _optional(_at(document, layout.id_path), "id")
     return Event(
-        # Stable over re-reads, and unique: this is where the record will always be.
+        # Unique, and the same after a re-read: the position of the record never changes.
         event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
         event_type=_optional(_at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
         source=record.topic,
@@ -187,7 +187,7 @@ def _loads(value: bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
-        # Not the document itself: the text reaches logs. UTF-8, NaN and nesting beyond 1024 levels end here too.
+        # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
         raise errors.EventRejected("not_json", str(exc)[:200]) from exc
 
 
@@ -200,7 +200,7 @@ def _at(document: Any, path: tuple[str, ...]) -> Any:
 
 
 def _optional(value: Any, name: str) -> str | None:
-    """Return an attribute as text; ids are often numbers in JSON, so whole numbers count as text."""
+    """Return an attribute as text. Whole numbers are accepted, because ids are often numbers in JSON."""
     if value is None or value == "":
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -211,7 +211,7 @@ def _optional(value: Any, name: str) -> str | None:
 
 
 def _time(value: Any) -> str | None:
-    """Return the time of a CloudEvent: receivers' libraries refuse the whole event for another form of it."""
+    """Return the time of a CloudEvent. Other forms are refused, as receivers' libraries would refuse the event."""
     text = _optional(value, "time")
     if text is not None and not _RFC_3339.fullmatch(text):
         raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
@@ -219,7 +219,7 @@ def _time(value: Any) -> str | None:
 
 
 def _time_in(value: Any) -> str | None:
-    """Return the time that plain JSON says; None for other text or a number, which stays in the payload."""
+    """Return the time in plain JSON. None: other text, or a number, which stays in the payload only."""
     text = _optional(value, "time")
     return text if text is not None and _RFC_3339.fullmatch(text) else None
 
@@ -243,18 +243,18 @@ def _rfc3339(epoch_ms: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _second(epoch_s: int) -> str:
-    """Return one second; thousands of events share it, and to write it takes as long as to parse one."""
+    """Return the text of one second. Thousands of events share it, and formatting takes as long as parsing an event."""
     try:
         return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
     except (ValueError, OverflowError, OSError) as exc:
-        # Producers set a record's time as they like: in microseconds, say, which is in the year 55,000.
+        # Producers may set any record time, for example in microseconds, which is in the year 55,000.
         raise errors.EventRejected("bad_attribute", "the event has no time, and its record's is beyond the year 9999") from exc
 
 
 def _raw_member(value: bytes, name: str) -> bytes:
-    """Return the bytes of a top-level member of a JSON object that has been checked, exactly as they stand there.
+    """Return the bytes of a top-level member of a valid JSON object, unchanged.
 
-    No JSON library here gives the place of a value, and writing the parsed value again would change its bytes.
+    The JSON libraries in use do not return the place of a value. Writing the parsed value again would change its bytes.
     """
     text = value.decode()
     try:
@@ -266,7 +266,7 @@ def _raw_member(value: bytes, name: str) -> bytes:
             start = position
             _, position = _SCAN_VALUE(text, start)
             if key == name:
-                found = text[start:position]  # the last of duplicate keys, as the parser takes it
+                found = text[start:position]  # the last of duplicate keys, like the parser
             position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
             if text[position] == ",":
                 position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]

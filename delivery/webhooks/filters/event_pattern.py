@@ -1,25 +1,28 @@
-"""Match events by their content: compile an event pattern once, then ask it about each event.
+"""Match events by their content: compile an event pattern once, then evaluate it for each event.
 
-Runs in the executors, and wherever a registration is checked. Must not import pyspark or psycopg. Pure.
+Runs in the executors, and in the API and the commands that check registrations. Pure.
 
 Patterns have the syntax of Amazon EventBridge:
 
     {"data": {"status": ["paid", "sent"], "amount": [{"numeric": [">=", 100]}], "test": [{"exists": false}]}}
 
-Every field that the pattern names must match, and a field matches when one alternative of its list does. `$or` holds two or
-more objects of which one must match, beside the other fields of its object. What an alternative accepts is said in
-delivery.webhooks.filters.operators. The rest is about what is missing, and about arrays:
+Every field that the pattern names must match. A field matches when one alternative of its list does. `$or` has two or more
+objects, of which one must match, in addition to the other fields of its object. `delivery.webhooks.filters.operators` defines
+the alternatives. These rules are about missing values and arrays:
 
-* A field has a value when a string, number, boolean or null stands there. An object is no value, nor is an empty array. Only
-  `{"exists": false}` matches a field without a value; `anything-but` needs one.
-* Arrays do not show in a pattern. A field that is an array matches when one of its elements does, at any depth of nesting.
-* Fields named together are looked for in one and the same object of an array: "Ann Lee" is not found in Ann Ray and Bo Lee.
+* A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
+  `{"exists": false}` matches a field without a value. `anything-but` needs a value.
+* A pattern has no arrays. A field that is an array matches when one of its elements does, at any depth of nesting.
+* Fields of one pattern object must match in the same object of an array: "Ann Lee" does not match Ann Ray and Bo Lee.
 * One object of an array is enough for a match by a value. A match by missing values alone needs all of them: where two
   items are listed and one has a `discount`, `discount` is not missing.
 
-EventBridge differs in corners: it takes a dot in a field name for a step into an object, here a name is a name; it compares
-strings that look like addresses as addresses, here equality is of text; of a field named both beside and inside `$or` it keeps
-one, here both must match. And what is named beside `$or` may be found in another object of an array than what is inside.
+EventBridge differs in four details:
+
+1. A dot in a field name is a step into an object there. Here it is part of the name.
+2. Strings that look like addresses are compared as addresses there. Here they are compared as text.
+3. Of a field named both beside and inside `$or`, EventBridge keeps one. Here both must match.
+4. Fields beside `$or` and fields inside it may match in different objects of an array here.
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ from delivery.webhooks.filters import operators
 
 MAX_PATTERN_BYTES = 16 * 1024
 MAX_DEPTH = 16
-"""Objects within objects, those of `$or` included."""
+"""Levels of nested objects, those of `$or` included."""
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects"
 MAX_OPERANDS = 300
-"""Strings, numbers and other literals in a pattern; each `*` counts as one more, because it is one more text to search for.
-This bounds the work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
+"""Literals in a pattern. Each `*` counts as one more, because it is one more text to search. This bounds the work for one value
+of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
 
 _Judge = Callable[[Any], int]
 _NO, _BY_ABSENCE, _BY_VALUE = range(3)
-"""What a judge says. The order matters: the best of alternatives and the strongest sign of a conjunction are the maximum."""
+"""Results of a judge. Their order matters: alternatives, and the fields of an object, combine by the maximum."""
 _MISSING: dict[str, Any] = {}
-"""Stands for a missing field: like an empty object it is no value and has no fields."""
+"""A missing field. Like an empty object it is not a value and has no fields."""
 
 
 class Filter:
@@ -56,12 +59,12 @@ class Filter:
         self._judge = judge
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a JSON object, as a parser gave it, matches. Called for each event in scope; never raises."""
+        """Return True if a parsed JSON object matches. Called for each event in scope. Never raises."""
         return self._judge(document) != _NO
 
 
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
-    """Return the filter for a pattern; raise FilterError, which says where in the pattern and what to write instead."""
+    """Return the filter of a pattern. Raise FilterError with the place in the pattern and what to write instead."""
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
@@ -78,7 +81,7 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
 
 
 def _object(pattern: Any, path: str, depth: int) -> _Judge:
-    """Return the judge of one object: each field matches, and so does a branch of `$or`."""
+    """Return the judge of one object. Each field must match, and one branch of `$or`."""
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
@@ -159,7 +162,7 @@ def _values(alternatives: list[Any], path: str) -> _Judge:
 
 
 def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.Test]]:
-    """Group the tests of all alternatives by the type of value that they are for."""
+    """Group the tests of all alternatives by the type of the value."""
     literals = [alternative for alternative in alternatives if isinstance(alternative, operators.SCALARS)]
     compiled = [operators.equality(literals)]
     for index, alternative in enumerate(alternatives):
@@ -175,7 +178,7 @@ def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.T
 
 
 def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
-    """Match when one element does by a value, or all do by absence; an empty array is a missing field."""
+    """Match when one element matches by a value, or all match by absence. An empty array is a missing field."""
     weakest = when_missing
     for element in flattened(array):
         verdict = judge(element)
@@ -186,7 +189,7 @@ def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
 
 
 def flattened(array: list[Any]) -> Iterator[Any]:
-    """Yield what stands in an array and the arrays in it, in any order; without recursion, since events nest as they like."""
+    """Yield the elements of an array and of its arrays, in any order. Without recursion, because events may nest deeply."""
     pending = list(array)
     while pending:
         element = pending.pop()

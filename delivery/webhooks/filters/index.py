@@ -1,20 +1,20 @@
-"""Find, among many filters, those that a document can match, without asking each.
+"""Find, among many filters, those that a document may match, without evaluating each.
 
-Runs in the executors. Imports the standard library and `delivery.webhooks` only. Pure.
+Runs in the executors. Pure.
 
-A filter for `{"status": ["paid", "sent"]}` matches no document that has neither text there. So the filter is kept under two
-keys, and a document looks up the keys that it has: the cost follows the document, not the number of filters. A key is one of
+The filter `{"status": ["paid", "sent"]}` matches no document with another status. So the index has the filter under two keys,
+and a document looks up its own keys. The cost depends on the document, not on the number of filters. A key is one of
 
-* a part of a text: all of it, a start or an end of some length, with case or without;
+* a part of a text: the whole, or a start or an end of some length, with or without case;
 * a number, a boolean or null;
 * a range of numbers, for `numeric`;
-* that any value stands there, for what needs one and tells no more of it: `anything-but`, `cidr`, `{"wildcard": "*x*"}`.
+* the presence of any value, for `anything-but`, `cidr` and `{"wildcard": "*x*"}`.
 
-A pattern with several fields can be kept under the keys of any of them; it is, where the fewest filters compete. Each branch of
-`$or` has keys of its own. A filter that matches by what is missing alone has none, and is always a candidate.
+A pattern with several fields is kept under the keys of one of them: the one with the fewest other filters. Each branch of `$or`
+has its own keys. A filter that matches by missing fields only has no key, and is always a candidate.
 
-The index only prunes: a document without the keys cannot match, one with a key may, and the compiled filter decides. This is
-the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems" (SIGMOD 2001).
+The index only prunes. A document without the keys cannot match. For one with a key the compiled filter decides. This is the
+access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems" (SIGMOD 2001).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Item = TypeVar("Item")
 
 
 class FilterIndex(Generic[Item]):
-    """Items by the filter pattern that each has; a pattern is one that compiles. A change means another index."""
+    """Items by their filter patterns, which must compile. Immutable."""
 
     __slots__ = ("_always", "_root")
 
     def __init__(self, patterns: Iterable[tuple[Mapping[str, Any], Item]]) -> None:
         self._always: list[Item] = []
-        self._root: _Place[Item] = _Place()
+        self._root: _PathNode[Item] = _PathNode()
         required = [(_conditions(pattern, ()), item) for pattern, item in patterns]
         weigh = _scales(key for conditions, _ in required for key in _keys(conditions))
         ranges: defaultdict[Path, list[tuple[Range, Item]]] = defaultdict(list)
@@ -57,17 +57,17 @@ class FilterIndex(Generic[Item]):
             self._root.at(path).ranges = Ranges(items)
 
     def candidates(self, document: Mapping[str, Any]) -> set[Item]:
-        """Return the items of every pattern that `document` matches, and of few that it does not."""
+        """Return the items of every pattern that `document` matches, and of a few that it does not match."""
         found = set(self._always)
         self._root.find(document, found)
         return found
 
 
-# --- what a pattern requires ----------------------------------------------------------------------------------------------
+# --- keys of a pattern ----------------------------------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
-    """All of a text, its start or its end; with upper and lower case alike when `is_folded`."""
+    """A whole text, its start or its end. `is_folded`: case is ignored."""
 
     path: Path
     is_folded: bool
@@ -77,7 +77,7 @@ class _Part(NamedTuple):
 
 
 class _Literal(NamedTuple):
-    """A value that is no text. The kind tells true from 1; an integer is of the kind of its equal, a float."""
+    """A value other than a text. The kind distinguishes true from 1. An integer has the kind of the equal float."""
 
     path: Path
     kind: type
@@ -90,14 +90,14 @@ class _InRange(NamedTuple):
 
 
 class _Present(NamedTuple):
-    """A value, whatever it is."""
+    """The presence of any value."""
 
     path: Path
 
 
 _Key: TypeAlias = _Part | _Literal | _InRange | _Present
 _Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
-"""All of which a matching document fulfils, and of each of them at least one alternative."""
+"""Conditions of a pattern. A matching document fulfils all of them, each by at least one of its alternatives."""
 
 
 def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:
@@ -159,7 +159,7 @@ def _range(comparisons: list[Any]) -> Range:
     return Range(lower, upper, has_lower, has_upper)
 
 
-# --- which of its keys a filter is kept under -----------------------------------------------------------------------------
+# --- choice of the keys of a filter ---------------------------------------------------------------------------------------
 
 
 def _keys(conditions: _Conditions) -> Iterator[_Key]:
@@ -172,16 +172,16 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
 
 
 def _scales(keys: Iterable[_Key]) -> Callable[[_Key], float]:
-    """Return how many filters a document with a key could find by it, were all filters kept under all their keys.
+    """Return the weight of a key: the number of filters with this key, if all filters were kept under all their keys.
 
-    A number is taken to be in half of the ranges at its place.
+    A number is assumed to be in half of the ranges of its field.
     """
     uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
     return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]
 
 
 def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
-    """Return the keys of one condition, and their weight; it is infinite when there is no condition."""
+    """Return the keys of the lightest condition, and their weight. Without a condition the weight is infinite."""
     return min(
         (_together(alternatives, weigh) for alternatives in conditions), key=operator.itemgetter(0), default=(math.inf, [])
     )
@@ -200,29 +200,29 @@ def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], fl
     return total, keys
 
 
-# --- where the keys are looked up -----------------------------------------------------------------------------------------
+# --- look-up of the keys --------------------------------------------------------------------------------------------------
 
 
 _ByPart: TypeAlias = defaultdict[tuple[int | None, int | None], dict[str, list[Item]]]
 
 
-class _Place(Generic[Item]):
-    """The items with a key at one path of a document, and the places below it."""
+class _PathNode(Generic[Item]):
+    """The items with a key at one path of a document, and the nodes below it."""
 
     __slots__ = ("_below", "_literals", "_parts", "_present", "ranges")
 
     def __init__(self) -> None:
-        self._below: defaultdict[str, _Place[Item]] = defaultdict(_Place)
+        self._below: defaultdict[str, _PathNode[Item]] = defaultdict(_PathNode)
         self._present: list[Item] = []
         self._literals: defaultdict[tuple[type, Any], list[Item]] = defaultdict(list)
         self._parts: defaultdict[bool, _ByPart[Item]] = defaultdict(lambda: defaultdict(dict))
         self.ranges: Ranges[Item] = Ranges(())
 
-    def at(self, path: Path) -> _Place[Item]:
-        place = self
+    def at(self, path: Path) -> _PathNode[Item]:
+        node = self
         for name in path:
-            place = place._below[name]
-        return place
+            node = node._below[name]
+        return node
 
     def add(self, key: _Part | _Literal | _Present, item: Item) -> None:
         if isinstance(key, _Part):
@@ -233,9 +233,9 @@ class _Place(Generic[Item]):
             self._present.append(item)
 
     def find(self, value: Any, found: set[Item]) -> None:
-        """Add to `found` the items of which `value`, or an element or field of it, has a key."""
+        """Add to `found` the items with a key in `value`, or in an element or field of it."""
         if isinstance(value, dict):
-            for name in self._below.keys() & value.keys():  # Python walks through the smaller of both
+            for name in self._below.keys() & value.keys():  # Python iterates over the smaller one
                 self._below[name].find(value[name], found)
         elif isinstance(value, list):
             for element in event_pattern.flattened(value):
@@ -253,7 +253,7 @@ class _Place(Generic[Item]):
                     found.update(by_text.get(text[start:end], ()))
             return
         if kind is int or kind is float:
-            for holding in self.ranges.holding(value):
-                found.update(holding)
+            for items in self.ranges.containing(value):
+                found.update(items)
             kind = float
         found.update(self._literals.get((kind, value), ()))

@@ -1,10 +1,10 @@
-"""Find which of many ranges of numbers hold a number, without asking each.
+"""Find which of many ranges contain a number, without testing each.
 
 Runs in the executors. Imports the standard library only. Pure.
 
-The bounds of all ranges, sorted, part the line of numbers into slots: each bound is one, and each gap beside it. A range is a
-run of slots, kept at the fewest nodes of a segment tree that make it up; a number is in one slot, and the ranges that hold it
-are at the nodes above that slot: as many steps as the logarithm of the number of bounds.
+The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range is a run of
+slots, stored at the fewest nodes of a segment tree that cover it. A number is in one slot. The ranges that contain it are at
+the nodes above this slot. So a look-up takes as many steps as the logarithm of the number of bounds.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Item = TypeVar("Item")
 
 
 class Range(NamedTuple):
-    """From one number to another; None is no bound on that side."""
+    """A range of numbers. None: no bound on that side."""
 
     lower: float | None
     upper: float | None
     has_lower: bool = False
-    """Whether the lower bound itself is within."""
+    """Whether the range includes its lower bound."""
     has_upper: bool = False
 
 
 class Ranges(Generic[Item]):
-    """Items by the range that each is for."""
+    """Items, each with a range."""
 
     __slots__ = ("_at_node", "_bounds", "_slots")
 
@@ -41,8 +41,8 @@ class Ranges(Generic[Item]):
             for node in self._nodes(range_):
                 self._at_node[node].append(item)
 
-    def holding(self, number: float) -> Iterator[list[Item]]:
-        """Yield the items whose range holds `number`, in lists as they are kept."""
+    def containing(self, number: float) -> Iterator[list[Item]]:
+        """Yield the items whose range contains `number`, in lists."""
         slot = bisect.bisect_left(self._bounds, number) + bisect.bisect_right(self._bounds, number)
         node = slot + self._slots
         while node:

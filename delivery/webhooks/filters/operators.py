@@ -2,8 +2,8 @@
 
 Runs wherever `delivery.webhooks.filters.event_pattern` runs. Imports the standard library and `delivery.errors` only. Pure.
 
-An alternative becomes a mapping from the type of a JSON value to the test for values of that type. So no value meets a test
-that is not made for it: prefixes see strings only, bounds see numbers only, and `true` is never taken for 1.
+An alternative becomes a mapping from the type of a JSON value to the test for this type. So prefixes test strings only, bounds
+test numbers only, and `true` never equals 1.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Tests = Mapping[type, Test]
 
 
 class Absent:
-    """Stands among the types of values for no value at all."""
+    """The type of a missing value."""
 
 
 SCALARS = (str, int, float, bool, NoneType)
-"""What a JSON parser gives beside objects and arrays; exactly these types, no subclasses."""
+"""Types of JSON values other than objects and arrays. Exactly these types, no subclasses."""
 _NUMBERS = (int, float)
 _OPERATORS = ("prefix", "suffix", "equals-ignore-case", "wildcard", "anything-but", "numeric", "cidr", "exists")
 
 
 def equality(literals: Iterable[Any]) -> Tests:
-    """Accept what equals one of `literals`: one set look-up, however many they are. 300 and 3.0e2 are equal."""
+    """Accept a value that equals one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
     by_type: dict[type, set[Any]] = {}
     for literal in literals:
         for kind in _NUMBERS if type(literal) in _NUMBERS else (type(literal),):
@@ -42,7 +42,7 @@ def equality(literals: Iterable[Any]) -> Tests:
 
 
 def comparison(rule: Mapping[str, Any], path: str) -> Tests:
-    """Accept what an object of one operator and its operand accepts; raise FilterError when it is not such an object."""
+    """Return the tests of an object with one operator. Raise FilterError for any other object."""
     if len(rule) != 1:
         raise errors.FilterError(path, "must hold exactly one operator; alternatives are objects of their own")
     ((name, operand),) = rule.items()
@@ -92,7 +92,7 @@ def _ends_with(text: str) -> Test:
 
 
 def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
-    """Compare case-folded texts, by which `STRASSE` equals `straße`."""
+    """Compare case-folded texts, so that `STRASSE` equals `straße`."""
 
     def build_folded(text: str) -> Test:
         test = build(text.casefold())
@@ -102,7 +102,7 @@ def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
 
 
 def _fits(wildcard: str) -> Test:
-    """Find the texts between the asterisks from left to right, each at its first place: none needs a second try."""
+    """Find the texts between the asterisks from left to right, each at its first place. No backtracking is needed."""
     first, *rest = pieces(wildcard)
     if not rest:
         return _equals(first)
@@ -141,7 +141,7 @@ def pieces(wildcard: str) -> list[str]:
 
 def _in_network(text: str) -> Test:
     try:
-        # Parsed in two parts: whole, it could also be an address without a mask, or with one written as an address.
+        # Parsed in two parts: the whole text could also be an address without a mask, or with a mask written as an address.
         address, bits = text.split("/")
         network = ipaddress.ip_network((address, int(bits)), strict=False)
     except ValueError:
@@ -159,7 +159,7 @@ def _in_network(text: str) -> Test:
 
 
 def _numeric(operand: Any, path: str) -> Test:
-    """Compare with one bound, or with a lower and an upper one."""
+    """Compare with one bound, or with a lower and an upper bound."""
     if not isinstance(operand, list) or len(operand) not in (2, 4):
         raise errors.FilterError(path, 'must be a comparison, ["<", 10], or a range, [">", 0, "<=", 5]')
     symbols, bounds = operand[::2], operand[1::2]
@@ -184,7 +184,7 @@ def _exists(operand: Any, path: str) -> Tests:
 
 
 def _anything_but(operand: Any, path: str) -> Tests:
-    """Accept each value that is not excluded, of whatever type, null included. A missing field is not a value."""
+    """Accept each value of any type that is not excluded, null included. A missing field is not a value."""
     if isinstance(operand, dict):
         excluded: Tests = {str: _excluded_texts(operand, path)}
     else:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from delivery.model import Attempt, CustomerId, Endpoint, EndpointId, Sendable
 from delivery.webhooks.lanes.retry_lease import LeaseInFlight
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -331,7 +331,7 @@ class RetryLane:
         lanes.
         """
         name, error_class = one.lease.endpoint_id, attempt.error_class
-        if error_class == retry_decision.GONE:
+        if error_class == error_classes.GONE:
             self._gone.add(name)
         if error_class is None or attempt.status is not None:
             self._responded[name] = one.endpoint, True

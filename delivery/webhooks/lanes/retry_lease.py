@@ -36,7 +36,7 @@ from delivery.model import (
     Subscription,
 )
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -53,8 +53,8 @@ NO_TOPIC = "(retry lane)"
 """Topic of quarantined records, which come from no topic. Kafka allows no topic of this name."""
 _MISSING = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
 _PAUSE_REASONS = {
-    EndpointStatus.PAUSED: retry_decision.ENDPOINT_PAUSED,
-    EndpointStatus.DISABLED: retry_decision.ENDPOINT_DISABLED,
+    EndpointStatus.PAUSED: retry_reasons.ENDPOINT_PAUSED,
+    EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
 }
 
 
@@ -134,7 +134,7 @@ class LeaseInFlight:
 
     def refuse(self, now_ms: int) -> None:
         """Requeue all entries unattempted: this worker has no memory for them."""
-        at_ms = now_ms + round(retry_decision.LOCAL_WAIT_S * 1000)
+        at_ms = now_ms + round(backoff.LOCAL_WAIT_S * 1000)
         for place, entry in enumerate(self.lease.entries):
             self._requeue(place, NextAttempt(at_ms, entry.retries))
 
@@ -165,8 +165,8 @@ class LeaseInFlight:
     def _wait_for_registry(self, place: int, now_ms: int) -> None:
         """Requeue an entry. Its wait is the time since it entered the lane, within bounds."""
         entry = self.lease.entries[place]
-        wait_s = min(max((now_ms - entry.since_ms) / 1000, retry_decision.LOCAL_WAIT_S), retry_decision.MAX_BEHIND_S)
-        self._requeue(place, NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_decision.REGISTRY_BEHIND)
+        wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
+        self._requeue(place, NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
         self._stop_if_ordered()
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ class LeaseInFlight:
         entry, error_class = self.lease.entries[prepared.place], attempt.error_class
         kind, again = OutcomeKind.DELIVERED, None
         if error_class is not None:
-            again = retry_decision.again(
+            again = backoff.next_attempt(
                 self.endpoint.retrying,
                 error_class,
                 entry.retries,
@@ -366,4 +366,4 @@ def _with_content(unsent: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
 
 def _pause_reason(endpoint: Endpoint) -> str | None:
     """Return the reason for which nothing is attempted to this endpoint, or None."""
-    return retry_decision.ENDPOINT_QUARANTINED if endpoint.fault else _PAUSE_REASONS.get(endpoint.status)
+    return retry_reasons.ENDPOINT_QUARANTINED if endpoint.fault else _PAUSE_REASONS.get(endpoint.status)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, retry_after
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.scheduling import limits
 
@@ -19,9 +19,9 @@ class Plan:
     guard: guard.Guard = field(default_factory=guard.Guard)
     layout: parsing.Layout = field(default_factory=parsing.Layout)
     limits: limits.Limits = field(default_factory=limits.Limits)
-    quick_retry: retry_decision.QuickRetry = field(default_factory=retry_decision.QuickRetry)
+    quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0
-    max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S
+    max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
     max_connections: int = 0
     """Connections of one worker. 0: half of the files that the process may open."""
     report_accepting_every_s: float = 0.0

@@ -1,4 +1,5 @@
 """The retry policy.
 
-In: the status or the error of an attempt. Out: an error class, whether to try again, and when. Pure. Runs in the executors.
+In: the status or the error of an attempt. Out: an error class, whether there is a next attempt, and when. Pure. Runs in the
+executors.
 """

@@ -25,7 +25,7 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_entries, log_records, topic_rows
 from delivery.webhooks.results.log_entries import Due
 from delivery.webhooks.results.log_records import LogRecord
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_messages, retry_records
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class FastLaneLog(CompletedWorkLog):
             self.completed.add(_key_of_due(letter.due()))
 
     def _deferred(self, value: bytes) -> None:
-        message = retry_messages.message(value)
-        if isinstance(message, retry_messages.Postponed):
-            for entry in (entry for entry in message.entries if entry.replay is None):
+        for message in retry_records.messages(value):
+            entries = message.entries if isinstance(message, retry_messages.Postponed) else []
+            for entry in (entry for entry in entries if entry.replay is None):
                 places = entry.subscription_places or [0] * len(entry.packed)
                 for packed, place in zip(entry.packed, places, strict=True):
                     self.completed.add(key_of_packed(segment.unpacked(packed), entry.subscriptions[place]))
@@ -128,9 +128,9 @@ class RetryLaneLog(CompletedWorkLog):
         return {topics.retries: self._reported, topics.attempts: self._accepted}
 
     def _reported(self, value: bytes) -> None:
-        message = retry_messages.message(value)
-        if isinstance(message, retry_messages.Report):
-            self.completed.add(key_of_lease(message.endpoint_id, message.lease, message.entries))
+        for message in retry_records.messages(value):
+            if isinstance(message, retry_messages.Report):
+                self.completed.add(key_of_lease(message.endpoint_id, message.lease, message.entries))
 
 
 def _key_of_due(due: Due) -> Key:

@@ -94,14 +94,14 @@ class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="post
     """A delivery that was deferred to the retry lane before its first attempt."""
 
     reason: str | None
-    """Reason: a word of `delivery.webhooks.policy.retry_decision`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""
 
 
 class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="dead_lettered"):
     """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the history."""
 
     reason: str | None
-    """Reason: a word of `delivery.webhooks.policy.retry_decision`, such as `expired`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_reasons`, such as `expired`."""
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
@@ -175,14 +175,14 @@ class BatchPostponedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="
     """A batch that was deferred to the retry lane before its first attempt."""
 
     reason: str | None
-    """Reason: a word of `delivery.webhooks.policy.retry_decision`."""
+    """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""
 
 
 class BatchDeadLetteredEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_dead_lettered"):
     """A batch that was given up without an attempt in this lane or lease. Each of its events has a dead letter."""
 
     reason: str | None
-    """The reason: a word of `policy.retry_decision`, or `unforeseen` for a fault of the platform in making the batch."""
+    """The reason: a word of `policy.retry_reasons`, or `unforeseen` for a fault of the platform in making the batch."""
 
 
 Attempted: TypeAlias = AttemptEntry | BatchAttemptEntry

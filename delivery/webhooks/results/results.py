@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.model import Delivery, Endpoint, EndpointId, Outcome
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import intake
 from delivery.webhooks.scheduling import background_attempts, dispatch, outage
 from delivery.webhooks.sending import batch_payload
@@ -61,7 +61,7 @@ def background_results(ended: Iterable[background_attempts.BackgroundResult]) ->
             results.batches.append(batch_payload.batch_outcome(outcome))
         else:
             results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
-        if outcome.attempts[-1].error_class == retry_decision.GONE:
+        if outcome.attempts[-1].error_class == error_classes.GONE:
             gone.add(outcome.delivery.endpoint.endpoint_id)
     results.gone = frozenset(gone)
     return results

@@ -21,10 +21,16 @@ from delivery.model import (
     Revision,
 )
 from delivery.webhooks.batching import segment
-from delivery.webhooks.results import dead_letter_records, dead_letter_rows, log_records, log_rows, rejected_records
+from delivery.webhooks.results import (
+    dead_letter_records,
+    dead_letter_rows,
+    log_records,
+    log_rows,
+    rejected_records,
+)
 from delivery.webhooks.results.rejected_records import RejectedRecord
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.retries import retry_messages, window
+from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.routing.intake import Rejection
 from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.state import chunking
@@ -37,9 +43,6 @@ MAX_ROW_BYTES = 256 * 1024
 
 MAX_POSTPONED_BYTES = 64 * 1024
 """Bytes of retry entries in a row. A larger entry has a row of its own."""
-
-COUNTED_BYTES = 4 * 1024
-"""A record of the retries topic counts as one for each so many bytes: see `for_retries`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Row(NamedTuple):
     topic: str
     key: bytes
     value: bytes | None
-    """None: it only counts; see `for_retries`."""
+    """None: padding of the retries topic (`retries.retry_records`)."""
 
 
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
@@ -89,7 +92,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
     """Yield the rows with the reports of ended leases, for their shards."""
     for report in reports:
-        yield from for_retries(topics.retries, report.endpoint_id.encode(), retry_messages.encoded(report))
+        yield from _retry_rows(report.endpoint_id, retry_messages.encoded(report), topics)
 
 
 def deferral_rows(
@@ -114,7 +117,7 @@ def deferral_rows(
     for endpoint_id, (customer_id, of_endpoint) in entries.items():
         for chunk in chunking.chunks(of_endpoint, lambda entry: entry.written_bytes, MAX_POSTPONED_BYTES):
             written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, chunk))
-            yield from for_retries(topics.retries, endpoint_id.encode(), written)
+            yield from _retry_rows(endpoint_id, written, topics)
 
 
 def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
@@ -127,7 +130,7 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
     for endpoint_id, (customer_id, of_endpoint) in names.items():
         accepts = True if endpoint_id in accepting else None
         written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, [], of_endpoint, accepts))
-        yield from for_retries(topics.retries, endpoint_id.encode(), written)
+        yield from _retry_rows(endpoint_id, written, topics)
 
 
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
@@ -144,17 +147,12 @@ def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterat
     for endpoint_id, (customer_id, is_accepting) in accepts.items():
         hint = retry_messages.Postponed(endpoint_id, customer_id, [], accepts=is_accepting, at_ms=now_ms)
         written = retry_messages.encoded(hint)
-        yield from for_retries(topics.retries, endpoint_id.encode(), written)
+        yield from _retry_rows(endpoint_id, written, topics)
 
 
-def for_retries(topic: str, key: bytes, written: bytes) -> Iterator[Row]:
-    """Yield a record of the retries topic, and behind it an empty one for each COUNTED_BYTES of it.
-
-    Spark bounds a micro-batch in records, of which one may be a report of 100 bytes and another a batch of 10 MiB. So a large
-    one counts as many, and as many bytes come in a micro-batch whatever they are of. Who reads the topic leaves out the rest.
-    """
-    yield Row(topic, key, written)
-    yield from itertools.repeat(Row(topic, key, None), len(written) // COUNTED_BYTES)
+def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iterator[Row]:
+    for record in retry_records.records(endpoint_id.encode(), written):
+        yield Row(topics.retries, record.key, record.value)
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:

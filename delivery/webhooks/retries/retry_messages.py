@@ -54,7 +54,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expires_ms: int
     """When it is given up, whatever it waits for."""
     reason: str
-    """Why it waits: a word of `delivery.webhooks.policy.retry_decision`, or an error class."""
+    """Why it waits: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     retries: int = 0
     """Waits of the endpoint's schedule that are used up."""
     attempts: int = 0
@@ -116,7 +116,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     next_attempt: NextAttempt
     """When its next attempt is."""
     reason: str
-    """Why it waits again: a word of `delivery.webhooks.policy.retry_decision`, or an error class."""
+    """Why it waits again: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     attempts: tuple[Attempt, ...] = ()
     """Its attempts in this lease."""
 

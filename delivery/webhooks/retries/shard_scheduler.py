@@ -18,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import endpoint_state, fifo, retry_messages, timer_wheel
 from delivery.webhooks.retries.endpoint_state import EndpointState
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.retries.window import ShardPolicy
 from delivery.webhooks.state import backlog, chunking, segment_store, versioning
+
+Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 
 VERSION = 2
 """Version 1 had no background attempts. Its code fails on entries of the timer wheel that have one."""
@@ -140,25 +142,22 @@ class _Scheduler:
         """The decoded endpoints, by key."""
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
-        for key, entry in self._index.endpoints.items():
-            if entry.due_ms <= self._now_ms:
-                self._open[key] = endpoint_state.decoded(entry, self._now_ms)
+        """Run the steps of a decision in their order."""
         messages = [retry_messages.message(written) for written in arrived]
-        # Before the timer wheel: an attempt may complete in the moment in which its entry is due.
-        for message in messages:
-            if isinstance(message, retry_messages.Postponed):
-                self._complete(message)
-        self._wake()
-        for message in messages:
-            if isinstance(message, retry_messages.Report):
-                self._apply_report(message)
-            elif not self._is_known(message):
-                self._admit(message)
-        for key, endpoint in self._open.items():
-            self._expire(key, endpoint)
+        self._open_due()
+        self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
+        self._wake_due()
+        self._apply_and_admit(messages)
+        self._expire()
         self._lease()
         self._write()
         return self._decision
+
+    def _open_due(self) -> None:
+        """Decode the endpoints that are due."""
+        for key, entry in self._index.endpoints.items():
+            if entry.due_ms <= self._now_ms:
+                self._open[key] = endpoint_state.decoded(entry, self._now_ms)
 
     def _opened(self, key: str) -> EndpointState:
         """Return the state of an endpoint, to be changed."""
@@ -166,21 +165,15 @@ class _Scheduler:
             self._open[key] = endpoint_state.decoded(self._index.endpoints.get(key), self._now_ms)
         return self._open[key]
 
-    def _is_known(self, postponed: retry_messages.Postponed) -> bool:
-        """Return True for a message that changes nothing: an acceptance of an endpoint without any failure."""
-        key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
-        is_hint = bool(postponed.accepts) and not postponed.entries and not postponed.settled
-        return is_hint and key not in self._open and key not in self._index.endpoints
-
-    def _complete(self, postponed: retry_messages.Postponed) -> None:
+    def _apply_settled(self, messages: list[Message]) -> None:
         """Count out the entries whose background attempts have completed."""
-        if not postponed.settled:
-            return
-        endpoint = self._opened(endpoint_state.key(postponed.customer_id, postponed.endpoint_id))
-        for name in postponed.settled:
-            endpoint.complete(name, self._now_ms)
+        for message in messages:
+            if isinstance(message, retry_messages.Postponed) and message.settled:
+                endpoint = self._opened(endpoint_state.key(message.customer_id, message.endpoint_id))
+                for name in message.settled:
+                    endpoint.complete(name, self._now_ms)
 
-    def _wake(self) -> None:
+    def _wake_due(self) -> None:
         """Move entries that are due from the timer wheel to their FIFO."""
         for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms):
             self._decision.changed = True
@@ -188,6 +181,20 @@ class _Scheduler:
             if not endpoint.has_completed(entry):
                 item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
                 self._store.append(endpoint.fifos[None].slices, item)
+
+    def _apply_and_admit(self, messages: list[Message]) -> None:
+        """Apply the results of leases and admit new entries, in the order of the topic."""
+        for message in messages:
+            if isinstance(message, retry_messages.Report):
+                self._apply_result(message)
+            elif not self._is_known(message):
+                self._admit(message)
+
+    def _is_known(self, postponed: retry_messages.Postponed) -> bool:
+        """Return True for a message that changes nothing: an acceptance of an endpoint without any failure."""
+        key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
+        is_hint = bool(postponed.accepts) and not postponed.entries and not postponed.settled
+        return is_hint and key not in self._open and key not in self._index.endpoints
 
     def _admit(self, postponed: retry_messages.Postponed) -> None:
         """Add the entries of a message, up to `max_pending`, and apply its health hint."""
@@ -210,7 +217,7 @@ class _Scheduler:
             else:
                 endpoint.count_in(entry, self._index.last_lease)
                 self._put(key, endpoint, entry)
-        self._give_up(key, None, excess, retry_decision.NO_ROOM)
+        self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry into the timer wheel. If it has an order key or is due now: at the end of its FIFO."""
@@ -222,7 +229,7 @@ class _Scheduler:
             timer_entry = timer_wheel.TimerEntry(key, at_ms, entry.since_ms, item.data)
             timer_wheel.add(self._index.buckets, self._store, timer_entry, self._now_ms)
 
-    def _apply_report(self, report: retry_messages.Report) -> None:
+    def _apply_result(self, report: retry_messages.Report) -> None:
         """Apply the result of a lease. A report for an expired lease, or a repeated report, is ignored.
 
         1. The endpoint's row blocks requests: all entries stay where they are.
@@ -246,16 +253,20 @@ class _Scheduler:
             if place not in requeued:
                 endpoint.count_out(entry)
             elif report.order_key is not None or not (
-                requeued[place].attempts or requeued[place].reason == retry_decision.REGISTRY_BEHIND
+                requeued[place].attempts or requeued[place].reason == retry_reasons.REGISTRY_BEHIND
             ):
                 in_front.append(entry.requeued(requeued[place]))
             else:
                 self._put(key, endpoint, entry.requeued(requeued[place]))
         line.requeue_in_front(self._store, in_front)
 
-    def _expire(self, key: str, endpoint: EndpointState) -> None:
+    def _expire(self) -> None:
         """End expired leases, and give up expired entries as far as there is room."""
         expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
+        for key, endpoint in self._open.items():
+            self._expire_endpoint(key, endpoint, expired_ms)
+
+    def _expire_endpoint(self, key: str, endpoint: EndpointState, expired_ms: int) -> None:
         for order_key, line in endpoint.fifos.items():
             if line.leased and line.leased_at_ms <= expired_ms:
                 line.leased = 0
@@ -265,7 +276,7 @@ class _Scheduler:
                 for entry in expired:
                     self._room -= entry.size
                     endpoint.count_out(entry)
-                self._give_up(key, order_key, expired, retry_decision.EXPIRED)
+                self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
     def _lease(self) -> None:
         """Lease ready entries. The FIFO whose last lease is the oldest comes first."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import health_hints, retry_messages
 from delivery.webhooks.scheduling import circuit_breaker
 
@@ -26,9 +26,9 @@ KNOWLEDGE_MS = 60_000
 recovery. Until then the window of an endpoint without entries is kept."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after its last failure in which an endpoint may be reported as failing."""
-BLOCKED = frozenset({retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DISABLED, retry_decision.ENDPOINT_QUARANTINED})
+BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons in the endpoint's row for which no lane sends requests. They say nothing of the endpoint's health."""
-BACKOFF_REASONS = frozenset({retry_decision.CIRCUIT_OPEN, retry_decision.LANE_DEADLINE, retry_decision.GONE}) | BLOCKED
+BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
 """Reasons of another lane for which the retry lane backs off too."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""

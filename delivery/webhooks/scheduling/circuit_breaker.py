@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 
 from delivery import errors
 from delivery.model import EndpointId
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 
 OPENS_AFTER = 5
 TIMEOUT_WEIGHT = 3
@@ -26,10 +26,10 @@ OPEN_S = 30.0
 
 UNHEALTHY = frozenset(
     {
-        retry_decision.SERVER_ERROR,
-        retry_decision.UNAVAILABLE,
-        retry_decision.THROTTLED,
-        retry_decision.GONE,
+        error_classes.SERVER_ERROR,
+        error_classes.UNAVAILABLE,
+        error_classes.THROTTLED,
+        error_classes.GONE,
         errors.AttemptTimedOut.error_class,
         errors.ConnectFailed.error_class,
         errors.ConnectionLost.error_class,
@@ -41,9 +41,9 @@ UNHEALTHY = frozenset(
     }
 )
 """Error classes that show an unhealthy endpoint."""
-REFUSED = frozenset({retry_decision.REFUSED, retry_decision.REDIRECT})
+REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
 """Error classes about one event or one setting: a 3xx, or a 4xx that is in no other set."""
-_NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_decision.CONFIGURATION})
+_NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
 """Error classes in which the endpoint had no part. All others (2xx, 3xx, 4xx) are responses of a healthy endpoint."""
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from delivery.model import Attempt, Endpoint, EndpointId, EndpointStatus, NextAttempt, Outcome, OutcomeKind, Sent
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
 SuppressedEndpoints = Mapping[EndpointId, str]
-"""Endpoints that the driver suppresses in the fast lanes now, each with the reason (`policy.retry_decision`)."""
+"""Endpoints that the driver suppresses in the fast lanes now, each with the reason (`policy.retry_reasons`)."""
 NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
 
 
@@ -55,18 +55,18 @@ class Deferrals:
         5. The endpoint has not responded to a request of an earlier task that is still in flight.
         """
         if endpoint.fault:
-            return retry_decision.ENDPOINT_QUARANTINED
+            return retry_reasons.ENDPOINT_QUARANTINED
         if endpoint.status is EndpointStatus.PAUSED:
-            return retry_decision.ENDPOINT_PAUSED
+            return retry_reasons.ENDPOINT_PAUSED
         if endpoint.status is EndpointStatus.DISABLED:
-            return retry_decision.ENDPOINT_DISABLED
+            return retry_reasons.ENDPOINT_DISABLED
         if endpoint.order_by is not None:
-            return retry_decision.ORDERED
+            return retry_reasons.ORDERED
         if circuit_breaker.is_open(self._breakers, endpoint.endpoint_id, self._clock()):
-            return retry_decision.CIRCUIT_OPEN
+            return retry_reasons.CIRCUIT_OPEN
         if endpoint.endpoint_id in self._suppressed:
             return self._suppressed[endpoint.endpoint_id]
-        return retry_decision.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
+        return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of a delivery that is deferred without a further attempt. It uses up no wait of the schedule."""
@@ -78,7 +78,7 @@ class Deferrals:
         The retry lane attempts it again if no result is reported by then.
         """
         again = NextAttempt(self._now_ms() + round(self._background.wait_s * 1000), 0)
-        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_decision.UNDER_WAY, again, background_attempt=name)
+        return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_reasons.UNDER_WAY, again, background_attempt=name)
 
     def quick_retry(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
         """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane."""
@@ -90,7 +90,7 @@ class Deferrals:
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101
         expires_ms = now_ms + round(retrying.max_age_s * 1000)
-        again = retry_decision.again(
+        again = backoff.next_attempt(
             retrying,
             last.error_class,
             0,

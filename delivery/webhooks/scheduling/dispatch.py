@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol
 
 from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import (
     background_attempts,
     deferral,
@@ -52,7 +52,7 @@ class Dispatcher(Generic[Sent]):
         self,
         sender: Sender,
         bounds: limits.Limits,
-        quick_retry: retry_decision.QuickRetry,
+        quick_retry: backoff.QuickRetry,
         deferrals: deferral.Deferrals,
         background: background_attempts.BackgroundAttempts,
         *,
@@ -172,7 +172,7 @@ class Dispatcher(Generic[Sent]):
             self._phase = Phase.CLOSING
         for queue in self._queues.values():
             is_paced = queue.must_wait(self._clock())
-            self._defer_waiting(queue, retry_decision.RATE_LIMITED if is_paced else retry_decision.LANE_DEADLINE, until)
+            self._defer_waiting(queue, retry_reasons.RATE_LIMITED if is_paced else retry_reasons.LANE_DEADLINE, until)
         self._timeouts.start(self._phase)
 
     def _on_response_deadline(self) -> None:
@@ -194,7 +194,7 @@ class Dispatcher(Generic[Sent]):
                 queue.is_unresponsive = True
                 if not queue.response_time.exceeds(most_s):  # otherwise it responds, but always takes longer than that
                     queue.missed_deadline = True
-                self._defer_waiting(queue, retry_decision.SLOW)
+                self._defer_waiting(queue, retry_reasons.SLOW)
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
@@ -221,11 +221,11 @@ class Dispatcher(Generic[Sent]):
             queue = self._memory.queue_of(endpoint, self._bounds, self._background)
             self._queues[endpoint.endpoint_id] = queue
         if queue.breaker is not None and queue.breaker.is_open(self._clock()):
-            self._defer(pending, retry_decision.CIRCUIT_OPEN)
+            self._defer(pending, retry_reasons.CIRCUIT_OPEN)
         elif queue.is_unresponsive:
-            self._defer(pending, retry_decision.SLOW)
+            self._defer(pending, retry_reasons.SLOW)
         elif self._phase.is_deferring:
-            self._defer(pending, retry_decision.LANE_DEADLINE)
+            self._defer(pending, retry_reasons.LANE_DEADLINE)
         else:
             pending.since = self._endpoint_time()
             queue.waiting.append(pending)
@@ -356,7 +356,7 @@ class Dispatcher(Generic[Sent]):
         else:
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
         if is_open:
-            self._defer_waiting(queue, retry_decision.CIRCUIT_OPEN)
+            self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _finish(self, pending: Pending[Sent], outcome: Outcome[Sent]) -> None:
         """End a delivery in this task, or report the result of its background attempt."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
 from delivery.model import Attempt, Endpoint, EndpointId, Sent
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
@@ -120,7 +120,7 @@ class Queue(Generic[Sent]):
                 return False
         else:
             self.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
-            self.is_gone |= error_class == retry_decision.GONE
+            self.is_gone |= error_class == error_classes.GONE
             if breaker is None:
                 breaker = self.breaker = breakers[self.endpoint_id] = circuit_breaker.CircuitBreaker()
         now = clock()

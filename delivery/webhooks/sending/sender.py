@@ -10,7 +10,7 @@ from typing import Protocol
 from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Sendable
 from delivery.webhooks.http import guard, origin, transport
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_after, retry_reasons
 from delivery.webhooks.scheduling import endpoint_clock
 from delivery.webhooks.sending import oauth, request, signing
 
@@ -39,7 +39,7 @@ class Sender:
         timeout_s: float,
         clock: Callable[[], float],
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
-        max_retry_after_s: float = retry_decision.MAX_RETRY_AFTER_S,
+        max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S,
     ) -> None:
         self._network = network
         self._guard = address_guard
@@ -71,7 +71,7 @@ class Sender:
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)
         except errors.RegistrationError as exc:
-            error_class, detail = retry_decision.CONFIGURATION, str(exc)
+            error_class, detail = retry_reasons.CONFIGURATION, str(exc)
         except Exception:
             # An unforeseen error at one endpoint must not affect other endpoints. If raised, it would fail the task, and with
             # it the micro-batch of all customers, again and again.
@@ -82,9 +82,9 @@ class Sender:
             error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
         else:
             status, response = answer.status, answer.body[: delivery.kept_response_bytes]
-            error_class = retry_decision.error_class_of(status)
+            error_class = error_classes.error_class_of(status)
             if error_class is not None:
-                retry_after_s = retry_decision.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
+                retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
         return Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),

@@ -12,7 +12,7 @@ from delivery.model import EndpointStatus
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.http import guard
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_records
 from fanout.archiver import replay_step
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.manifest import manifest
@@ -84,7 +84,7 @@ class World:
         scanner.close()
         return [
             (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
-            for message in (retry_messages.message(record.value()) for record in found)
+            for message in retry_records.messages(*(record.value() for record in found))
             for one in message.entries
         ]
 

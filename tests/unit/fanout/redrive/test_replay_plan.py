@@ -10,7 +10,7 @@ from delivery.model import Batching, LeaveReason, Retrying
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key
 from delivery.webhooks.events.parsing import Layout
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending import payload
@@ -62,7 +62,7 @@ def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
     assert [segment.unpacked(one.packed[0]).offset for one in (first, second)] == [7, 8]
     event = segment.unpacked(first.packed[0])
     assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(found[0].event, "s1")
-    assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry_decision.REPLAYED, "rpl_1", None)
+    assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry_reasons.REPLAYED, "rpl_1", None)
     assert (first.order_key, first.revision) == (None, 7)
 
 

@@ -9,7 +9,7 @@ import pytest
 from delivery.stages.lanes import lanes, network_outage, streaming_lane, suppressed_endpoints, telemetry
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.scheduling import outage
@@ -61,7 +61,7 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     context.record(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
     context.record(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
-    assert disabled == [({"a", "b"}, retry_decision.GONE)]
+    assert disabled == [({"a", "b"}, error_classes.GONE)]
 
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
@@ -89,10 +89,10 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
     )
     context.record(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
-    assert context.suppressed.current() == {"a": retry_decision.SLOW, "b": retry_decision.SLOW}
+    assert context.suppressed.current() == {"a": retry_reasons.SLOW, "b": retry_reasons.SLOW}
     context.record(observed(Results(unresponsive=frozenset({"b"}))))
     clock.now = 4.0
-    assert context.suppressed.current() == {"b": retry_decision.SLOW}
+    assert context.suppressed.current() == {"b": retry_reasons.SLOW}
     clock.now = 7.9
     assert context.suppressed.current() == {}
 
@@ -117,9 +117,9 @@ def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_
     )
     context.record(observed(Results(unresponsive=frozenset({"a"}))))
     context.suppressed.set_failing(frozenset({"a", "c"}))
-    assert context.suppressed.current() == {"a": retry_decision.CIRCUIT_OPEN, "c": retry_decision.CIRCUIT_OPEN}
+    assert context.suppressed.current() == {"a": retry_reasons.CIRCUIT_OPEN, "c": retry_reasons.CIRCUIT_OPEN}
     context.suppressed.set_failing(frozenset())
-    assert context.suppressed.current() == {"a": retry_decision.SLOW}
+    assert context.suppressed.current() == {"a": retry_reasons.SLOW}
 
 
 def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():

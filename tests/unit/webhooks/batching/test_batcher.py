@@ -1,4 +1,4 @@
-"""Which batches leave when: by count, by bytes, by time."""
+"""Which batches a shard sends when: by count, by bytes, by time."""
 
 from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
@@ -10,7 +10,7 @@ from tests.support.shards import Shard
 NOW = builders.record().appended_at_ms
 
 
-def test_a_batch_leaves_when_it_is_full_and_the_rest_stays():
+def test_a_full_batch_is_sent_and_the_rest_stays():
     shard, of = Shard(), events(5)
     assert shard.step([pending_batch(*of[:2], max_events=3)], now_ms=NOW) == []
     [batch] = shard.step([pending_batch(*of[2:], max_events=3)], now_ms=NOW)
@@ -18,7 +18,7 @@ def test_a_batch_leaves_when_it_is_full_and_the_rest_stays():
     assert shard.index.totals()[0] == 2
 
 
-def test_a_batch_leaves_when_its_first_event_has_waited_though_nothing_new_arrives():
+def test_a_batch_is_sent_in_time_without_new_events():
     shard, of = Shard(), events(2)
     assert shard.step([pending_batch(*of)], now_ms=NOW) == []
     assert shard.step([], now_ms=NOW + 999) == []
@@ -27,13 +27,13 @@ def test_a_batch_leaves_when_its_first_event_has_waited_though_nothing_new_arriv
     assert shard.is_empty()
 
 
-def test_what_would_be_due_before_the_next_decision_leaves_now():
+def test_a_batch_due_within_the_look_ahead_is_sent_now():
     shard = Shard(look_ahead_ms=500)
     assert shard.step([pending_batch(*events(1))], now_ms=NOW + 499) == []
     assert len(shard.step([], now_ms=NOW + 500)) == 1
 
 
-def test_a_later_event_does_not_put_the_batch_off():
+def test_a_later_event_does_not_delay_the_batch():
     shard = Shard()
     shard.step([pending_batch(*events(1))], now_ms=NOW)
     late = builders.event(record=builders.record(appended_at_ms=NOW + 900))
@@ -41,7 +41,7 @@ def test_a_later_event_does_not_put_the_batch_off():
     assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 1000)] == [2]
 
 
-def test_a_batch_leaves_before_it_would_be_larger_than_its_bytes():
+def test_a_batch_is_sent_before_it_exceeds_its_bytes():
     shard, of = Shard(), events(3, data=b'"' + b"x" * 400 + b'"')
     size = segment.item(of[0], NOW).size
     assert shard.step([pending_batch(*of[:2], max_bytes=3 * size - 1)], now_ms=NOW) == []
@@ -49,14 +49,14 @@ def test_a_batch_leaves_before_it_would_be_larger_than_its_bytes():
     assert (batch.reason, len(batch.packed)) == (LeaveReason.BYTES, 2)
 
 
-def test_an_event_that_alone_is_too_large_leaves_alone():
+def test_an_event_larger_than_the_bound_is_sent_alone():
     shard, small, large = Shard(), builders.event(), builders.event(data=b'"' + b"x" * 5000 + b'"')
     batches = shard.step([pending_batch(small, large, small, max_bytes=1000)], now_ms=NOW)
     assert [ids(batch) for batch in batches] == [[small.event_id], [large.event_id]]
     assert shard.index.totals()[0] == 1
 
 
-def test_the_bounds_that_came_with_the_newest_event_hold_for_all_that_waits():
+def test_the_bounds_of_the_newest_event_apply_to_all():
     shard = Shard()
     shard.step([pending_batch(*events(6), max_wait_ms=60_000)], now_ms=NOW)
     batches = shard.step([pending_batch(*events(1), max_events=3, max_wait_ms=60_000)], now_ms=NOW)
@@ -65,14 +65,14 @@ def test_the_bounds_that_came_with_the_newest_event_hold_for_all_that_waits():
     assert [len(batch.packed) for batch in shard.step([], now_ms=NOW + 5000)] == [2]
 
 
-def test_what_passes_leaves_at_once_with_what_waited():
+def test_an_immediate_flush_sends_stored_events_too():
     shard = Shard()
     shard.step([pending_batch(*events(2), max_wait_ms=60_000)], now_ms=NOW)
     [batch] = shard.step([pending_batch(*events(1), mark=segment.Mark.IMMEDIATE)], now_ms=NOW)
     assert (batch.reason, len(batch.packed), shard.is_empty()) == (LeaveReason.TIME, 3, True)
 
 
-def test_what_passes_leaves_behind_what_waited_and_the_state_is_not_written_for_it():
+def test_an_immediate_flush_of_new_events_writes_no_state():
     shard = Shard()
     passing = [pending_batch(*events(2), endpoint=name, mark=segment.Mark.IMMEDIATE) for name in ("ep1", "ep3")]
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW)] == ["ep1", "ep3"]
@@ -83,21 +83,21 @@ def test_what_passes_leaves_behind_what_waited_and_the_state_is_not_written_for_
     assert shard.last.changed
 
 
-def test_a_batch_that_arrives_full_leaves_without_touching_what_waits():
+def test_a_batch_that_arrives_full_leaves_stored_events_alone():
     shard = Shard()
     shard.step([pending_batch(*events(2), max_events=3)], now_ms=NOW)
     [batch] = shard.step([pending_batch(*events(3), max_events=3, mark=segment.Mark.FULL)], now_ms=NOW)
     assert (batch.reason, len(batch.packed), shard.index.totals()[0]) == (LeaveReason.COUNT, 3, 2)
 
 
-def test_an_endpoint_registered_again_by_another_customer_shares_no_batch_with_what_waited():
+def test_customers_of_one_endpoint_id_share_no_batch():
     shard = Shard()
     shard.step([pending_batch(*events(1))], now_ms=NOW)
     shard.step([pending_batch(*events(1), customer="c2")], now_ms=NOW)
     assert [batch.customer_id for batch in shard.step([], now_ms=NOW + 1000)] == ["c1", "c2"]
 
 
-def test_an_event_of_a_clock_that_is_ahead_waits_no_longer_than_others():
+def test_an_event_from_a_fast_clock_waits_no_longer():
     ahead = builders.event(record=builders.record(appended_at_ms=NOW + 10**9))
     assert segment.item(ahead, NOW).arrived_at_ms == NOW
 
@@ -110,7 +110,7 @@ def test_a_decision_with_nothing_to_do_changes_nothing():
     assert (batcher.encoded(shard.index), shard.last.changed) == (before, False)
 
 
-def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segments():
+def test_a_long_wait_rewrites_little_and_keeps_few_segments():
     shard, of = Shard(), events(400)
     for event in of:
         shard.step([pending_batch(event, max_events=1000, max_wait_ms=10**9)], now_ms=NOW)
@@ -120,7 +120,7 @@ def test_a_long_wait_neither_rewrites_its_backlog_each_time_nor_keeps_many_segme
     assert ids(batch) == [event.event_id for event in of]
 
 
-def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_holds(monkeypatch):
+def test_sent_events_in_an_old_segment_are_not_sent_again(monkeypatch):
     monkeypatch.setattr(compaction, "MIN_MERGED_SIZE", 1)
     shard, back = Shard(), pending_batch(*events(1), endpoint="hasty")
     patient = pending_batch(*events(9), endpoint="patient", max_wait_ms=10**9)
@@ -136,7 +136,7 @@ def test_who_left_and_came_back_does_not_get_again_what_an_old_segment_still_hol
     assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
 
 
-def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
+def test_removed_items_do_not_stay_because_of_a_neighbour():
     shard = Shard()
     for turn in range(50):
         patient = pending_batch(*events(1), endpoint="patient", max_wait_ms=10**9)
@@ -146,7 +146,7 @@ def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
         assert turn < 10 or shard.bytes_kept() < 400_000
 
 
-def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_first_to_arrive_first(monkeypatch):
+def test_a_backlog_after_an_outage_is_sent_in_bounded_parts(monkeypatch):
     shard, number = Shard(), 12
     for turn in range(number):
         [event] = events(1, record=builders.record(appended_at_ms=NOW + number - turn), data=b'"' + b"x" * 1000 + b'"')
@@ -159,7 +159,7 @@ def test_what_is_due_after_an_outage_leaves_bounded_decision_by_decision_the_fir
     assert left == [["ep09", "ep10", "ep11"], ["ep06", "ep07", "ep08"], ["ep03", "ep04", "ep05"], ["ep00", "ep01", "ep02"]]
 
 
-def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
+def test_a_full_batch_without_room_is_due_at_once(monkeypatch):
     monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
     shard = Shard()
     both = [pending_batch(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
@@ -171,7 +171,7 @@ def test_a_batch_that_filled_up_and_had_no_room_is_due_at_once(monkeypatch):
     assert batcher.backlog_of(shard.last).due_ms is None
 
 
-def test_what_arrives_and_passes_leaves_whatever_else_is_due(monkeypatch):
+def test_an_immediate_flush_is_sent_whatever_else_is_due(monkeypatch):
     monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
     shard = Shard()
     shard.step([pending_batch(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
@@ -179,8 +179,8 @@ def test_what_arrives_and_passes_leaves_whatever_else_is_due(monkeypatch):
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep1", "ep3", "ep4"]
 
 
-def test_a_segment_is_read_once_for_all_who_leave_and_not_kept(monkeypatch):
-    """Each of a thousand segments has the events of three endpoints; held together they were the whole shard in memory."""
+def test_a_segment_is_read_once_for_all_and_not_kept(monkeypatch):
+    """Each of a thousand segments has events of three endpoints. Kept together, they were the whole shard in memory."""
     monkeypatch.setattr(batcher, "MAX_SEGMENT_BYTES", 3 * segment.item(builders.event(), NOW).size)
     shard, read = Shard(), []
     [packed] = [
@@ -201,7 +201,7 @@ def test_a_segment_is_read_once_for_all_who_leave_and_not_kept(monkeypatch):
     assert (max(open_), open_[-1]) == (1, 0)
 
 
-def test_what_is_too_much_to_read_at_once_is_not_merged_and_leaves_all_the_same(monkeypatch):
+def test_a_backlog_too_large_to_merge_is_still_sent(monkeypatch):
     shard, of = Shard(), events(60)
     monkeypatch.setattr(compaction, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
     written = []

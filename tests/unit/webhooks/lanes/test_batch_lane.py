@@ -27,7 +27,7 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.http import guard
 from delivery.webhooks.http.transport import Response
 from delivery.webhooks.lanes import batch_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import counters, dead_letter_records, dead_letter_rows, topic_rows
 from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import batch_payload, sender
@@ -35,7 +35,7 @@ from tests.support import builders, fakes
 from tests.support.batches import endpoint, events, pending_batch, sent
 from tests.support.dispatching import fast_lane
 
-NO_RETRY = retry_decision.QuickRetry(max_attempts=1)
+NO_RETRY = backoff.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
@@ -166,7 +166,7 @@ def test_events_of_a_deleted_subscription_are_skipped_alone():
 def test_a_failed_batch_is_a_dead_letter_for_each_event():
     of = events(3)
     results, posted = deliver(
-        registry(), pending_batch(*of), answers=(500,), quick_retry=retry_decision.QuickRetry(max_attempts=2, first_wait_s=0)
+        registry(), pending_batch(*of), answers=(500,), quick_retry=backoff.QuickRetry(max_attempts=2, first_wait_s=0)
     )
     assert len({headers_of(one)["webhook-id"] for one in posted}) == 1
     log, *letters = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]

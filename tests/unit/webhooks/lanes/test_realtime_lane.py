@@ -9,7 +9,7 @@ import pytest
 
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane, drain_gate, realtime_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.routing import registries
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
@@ -58,7 +58,7 @@ class Lane:
     def _begin(self):
         self.begun += 1
         door = drain_gate.DrainGate(self.sender)
-        dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=backoff.QuickRetry())
         return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout()), door)
 
     def feed(self, *offsets, topic="events.a"):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from delivery.model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.lanes import retry_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
@@ -41,7 +41,7 @@ def test_an_endpoint_that_is_gone_is_reported_for_disabling():
 
 def test_an_entry_given_up_is_not_sent_or_reported():
     sender = Sender()
-    ended = deliver(registry(), lease(waiting(), number=0, given_up=retry_decision.EXPIRED), sender=sender)
+    ended = deliver(registry(), lease(waiting(), number=0, given_up=retry_reasons.EXPIRED), sender=sender)
     assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
 
 
@@ -151,7 +151,7 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
 def test_unreadable_entries_given_up_do_not_fail_the_task(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(), lease(waiting(), broken, number=0, given_up=retry_decision.EXPIRED), lease(number=2))
+    ended = deliver(registry(), lease(waiting(), broken, number=0, given_up=retry_reasons.EXPIRED), lease(number=2))
     assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
     assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
@@ -232,4 +232,4 @@ def test_a_change_during_a_look_up_is_not_in_the_destination():
         return together(first, await lane.finish_task(10))
 
     [report] = asyncio.run(main()).reports
-    assert [back.reason for back in report.requeued] == [retry_decision.REGISTRY_BEHIND]
+    assert [back.reason for back in report.requeued] == [retry_reasons.REGISTRY_BEHIND]

@@ -3,7 +3,7 @@
 import asyncio
 
 from delivery.webhooks.lanes import retry_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from tests.support import builders
@@ -129,7 +129,7 @@ def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
         [report] = refused.reports
         assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
         assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
-        given_up = await hanging.micro_batch(lease(waiting(), waiting(), number=0, given_up=retry_decision.NO_ROOM))
+        given_up = await hanging.micro_batch(lease(waiting(), waiting(), number=0, given_up=retry_reasons.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()
 

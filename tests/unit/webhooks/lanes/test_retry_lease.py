@@ -12,7 +12,7 @@ from delivery import errors
 from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.lanes.retry_lease import LeaseInFlight
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
 from delivery.webhooks.sending import payload
@@ -127,7 +127,7 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
         (lambda made: made(builders.subscription(fault="a filter that is none")), "quarantined"),
     ],
 )
-@pytest.mark.parametrize("given_up", [{}, {"given_up": retry_decision.EXPIRED, "number": 0}])
+@pytest.mark.parametrize("given_up", [{}, {"given_up": retry_reasons.EXPIRED, "number": 0}])
 def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reason, given_up):
     made = registry if of == 1 else batch_registry
     delivered = Delivered(snapshot(made), lease(waiting(*(builders.event() for _ in range(of))), **given_up))
@@ -156,10 +156,10 @@ def test_events_of_a_deleted_tenant_are_skipped_alone():
 @pytest.mark.parametrize(
     ("fields", "hold"),
     [
-        ({"status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_PAUSED),
-        ({"status": EndpointStatus.DISABLED}, retry_decision.ENDPOINT_DISABLED),
-        ({"fault": "a secret that does not open"}, retry_decision.ENDPOINT_QUARANTINED),
-        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_decision.ENDPOINT_QUARANTINED),
+        ({"status": EndpointStatus.PAUSED}, retry_reasons.ENDPOINT_PAUSED),
+        ({"status": EndpointStatus.DISABLED}, retry_reasons.ENDPOINT_DISABLED),
+        ({"fault": "a secret that does not open"}, retry_reasons.ENDPOINT_QUARANTINED),
+        ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_reasons.ENDPOINT_QUARANTINED),
     ],
 )
 def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
@@ -174,7 +174,7 @@ def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
 
 
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
-@pytest.mark.parametrize("reason", [retry_decision.NO_ROOM, retry_decision.EXPIRED])
+@pytest.mark.parametrize("reason", [retry_reasons.NO_ROOM, retry_reasons.EXPIRED])
 def test_an_entry_given_up_is_a_dead_letter_with_its_history(fields, reason):
     delivered = Delivered(registry(**fields), lease(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
     assert delivered.sent == []
@@ -244,7 +244,7 @@ def test_ordered_entries_wait_behind_one_for_the_registry():
 
 
 def test_an_entry_given_up_does_not_wait_for_the_registry():
-    of = lease(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_decision.EXPIRED)
+    of = lease(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_reasons.EXPIRED)
     assert Delivered(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
@@ -281,20 +281,20 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog):
 def test_unreadable_entries_given_up_are_quarantined(caplog, subscriptions):
     """Such an entry failed the task of its lane for ever: its shard had deleted it, and it could have no dead letter."""
     broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
-    given_up = lease(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_decision.EXPIRED)
+    given_up = lease(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_reasons.EXPIRED)
     delivered = Delivered(registry(*subscriptions), given_up)
     assert len(delivered.results.outcomes) == 2
     [row] = delivered.written()["rejected"]
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
-    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_decision.EXPIRED))
+    assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_reasons.EXPIRED))
     assert "cannot be read" in caplog.text
 
 
 def test_unreadable_events_of_a_batch_are_quarantined():
     good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
     broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
-    delivered = Delivered(batch_registry(), lease(broken, number=0, given_up=retry_decision.NO_ROOM))
+    delivered = Delivered(batch_registry(), lease(broken, number=0, given_up=retry_reasons.NO_ROOM))
     assert delivered.deliveries() == {("skipped", "subscription_deleted"): 1}
     assert [rejection.record.value for rejection in delivered.results.rejections] == [b"\xc1"]
 
@@ -340,5 +340,5 @@ def test_a_replay_is_sent_despite_an_earlier_delivery():
 
 def test_an_entry_given_up_always_has_a_dead_letter():
     given_up = waiting(event(1))
-    delivered = Delivered(registry(), lease(given_up, number=0, given_up=retry_decision.EXPIRED), ended=ended_of(given_up))
+    delivered = Delivered(registry(), lease(given_up, number=0, given_up=retry_reasons.EXPIRED), ended=ended_of(given_up))
     assert [outcome.kind for outcome in delivered.results.outcomes] == [OutcomeKind.DEAD_LETTERED]

@@ -1,4 +1,4 @@
-"""One line an attempt, with always the same keys; a sample of the successes, and failures at a bounded rate."""
+"""One line for an attempt, with fixed keys: a sample of the successes, and failures at a bounded rate."""
 
 import io
 import logging
@@ -35,7 +35,7 @@ def _at_info(caplog):
     caplog.set_level(logging.INFO)
 
 
-def test_a_line_says_which_delivery_what_came_of_it_and_how_long_it_took(caplog):
+def test_a_line_has_the_delivery_its_result_and_its_duration(caplog):
     writer(1.0).write(results(1))
     [record] = caplog.records
     assert (record.getMessage(), record.levelname) == ("delivery.attempted", "INFO")
@@ -43,7 +43,7 @@ def test_a_line_says_which_delivery_what_came_of_it_and_how_long_it_took(caplog)
     assert (record.duration_ms, record.latency_ms) == (40.0, 540.0)  # appended at …000, begun at …500
 
 
-def test_the_keys_are_always_the_same_and_none_shows_a_payload_a_response_or_a_url(caplog):
+def test_the_keys_are_fixed_and_disclose_nothing(caplog):
     writer(1.0).write(results(1, error_class="server_error", response=b"their answer"))
     line = logs.JsonFormatter().format(caplog.records[0])
     assert set(orjson.loads(line)) == {"at", "level", "logger", "event", *KEYS}
@@ -51,12 +51,12 @@ def test_the_keys_are_always_the_same_and_none_shows_a_payload_a_response_or_a_u
 
 
 @pytest.mark.parametrize(("sample", "least", "most"), [(0.0, 0, 0), (0.1, 70, 130), (1.0, 1000, 1000)])
-def test_as_many_successes_as_the_sample_asks_for(caplog, sample, least, most):
+def test_the_sample_sets_the_share_of_successes(caplog, sample, least, most):
     writer(sample).write(results(1000))
     assert least <= len(caplog.records) <= most
 
 
-def test_failures_are_written_without_being_sampled_at_a_bounded_rate(caplog):
+def test_failures_are_logged_at_a_bounded_rate(caplog):
     clock = fakes.Clock()
     writing = writer(0.0, clock)
     writing.write(results(1000, error_class="connect"))

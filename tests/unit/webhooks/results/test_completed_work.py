@@ -1,4 +1,4 @@
-"""What a micro-batch has written says which of its deliveries have ended; all others are made again."""
+"""The records of an interrupted micro-batch say which deliveries are completed. All others are repeated."""
 
 import asyncio
 import dataclasses
@@ -10,7 +10,7 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -30,7 +30,7 @@ def key_of(outcome):
 
 
 def read_back(*written, lane=completed_work.FastLaneLog, **bounds):
-    """What has ended, by rows of (topic, value)."""
+    """Return the completed keys in rows of (topic, value)."""
     found = lane(**bounds)
     for topic, reader in found.readers(TOPICS).items():
         for row_topic, value in written:
@@ -64,28 +64,28 @@ def keys_of(batch):
     }
 
 
-def test_what_was_accepted_has_ended():
+def test_an_accepted_delivery_is_completed():
     outcome = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
     assert read_back(*written(outcome)) == {key_of(outcome)}
 
 
-def test_what_failed_has_ended_when_its_dead_letter_is_there_and_not_before():
-    """The attempt is written first; a process that dies in between would have lost the delivery."""
+def test_a_failed_delivery_is_completed_by_its_dead_letter_only():
+    """The attempt is written first. A process that dies before the dead letter would otherwise lose the delivery."""
     outcome = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
     attempt, letter = written(outcome)
     assert read_back(attempt) == set()
     assert read_back(letter) == read_back(attempt, letter) == {key_of(outcome)}
 
 
-def test_what_was_postponed_has_ended_when_its_parcel_is_there():
+def test_a_postponed_delivery_is_completed_by_its_entry():
     outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", NextAttempt(1, 1))
     waiting = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [retry_messages.delivery_entry(outcome, now_ms=0)]))
     assert read_back(*written(outcome)) == set()
     assert read_back(("retries", waiting)) == {key_of(outcome)}
 
 
-def test_what_somebody_asked_for_again_is_no_end_of_what_was_due():
-    """A replay may run beside a micro-batch that is broken off: taken for its row, a delivery that was due would have none."""
+def test_a_replay_completes_no_due_delivery():
+    """A replay may run beside an interrupted micro-batch. If its record counted, the due delivery would have none."""
     accepted = ended(OutcomeKind.DELIVERED, ACCEPTED)._replace(replay="rpl_1")
     dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")._replace(replay="rpl_1")
     batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
@@ -96,7 +96,7 @@ def test_what_somebody_asked_for_again_is_no_end_of_what_was_due():
     assert read_back(*written(accepted, dead, batches=[batch]), handed_over) == set()
 
 
-def test_what_was_skipped_is_said_again():
+def test_a_skipped_delivery_is_recorded_again():
     assert read_back(*written(ended(OutcomeKind.SKIPPED, reason=SkipReason.SUBSCRIPTION_PAUSED))) == set()
 
 
@@ -109,12 +109,12 @@ def test_an_event_that_its_producer_repeats_is_two_deliveries():
     )
 
 
-def test_a_batch_has_ended_when_it_was_accepted():
+def test_an_accepted_batch_is_completed():
     batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED)
     assert read_back(*written(batches=[batch])) == keys_of(batch)
 
 
-def test_what_an_answer_rejects_has_ended_when_its_dead_letter_is_there():
+def test_a_rejected_event_is_completed_by_its_dead_letter():
     batch = batch_ended(OutcomeKind.DELIVERED, ACCEPTED, rejected=(0, 2))
     log, *letters = written(batches=[batch])
     assert len(read_back(log)) == 1
@@ -122,13 +122,13 @@ def test_what_an_answer_rejects_has_ended_when_its_dead_letter_is_there():
     assert read_back(log, *letters) == keys_of(batch)
 
 
-def test_a_batch_that_failed_has_ended_by_its_dead_letters_alone():
+def test_a_failed_batch_is_completed_by_its_dead_letters_only():
     log, *letters = written(batches=[batch_ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")])
     assert read_back(log) == set()
     assert len(read_back(log, *letters)) == 3
 
 
-def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
+def test_a_postponed_batch_is_completed_by_its_entry():
     batch = batch_ended(OutcomeKind.POSTPONED, FAILED, reason="server_error")
     outcome = batch.outcome._replace(next_attempt=NextAttempt(1, 1))
     waiting = retry_messages.encoded(
@@ -137,21 +137,21 @@ def test_a_batch_that_was_postponed_has_ended_when_its_parcel_is_there():
     assert read_back(("retries", waiting)) == keys_of(batch)
 
 
-def test_what_cannot_be_read_is_left_out_and_the_rest_counts(caplog):
+def test_an_unreadable_record_is_ignored_and_the_rest_counts(caplog):
     outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
     odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
     assert read_back(*odd, *written(outcome)) == {key_of(outcome)}
     assert "could not be read" in caplog.text
 
 
-def test_no_more_is_remembered_than_its_bound():
+def test_the_number_of_completed_keys_is_bounded():
     events = [builders.event(record=builders.record(offset=offset)) for offset in range(5)]
     log = [ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event)) for event in events]
     rows_of_each = [row for one in log for row in written(one)]
     assert len(read_back(*rows_of_each, max_completed=2)) == 2
 
 
-def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_of_it_when_it_was_accepted():
+def test_a_lease_is_completed_by_its_report_and_a_delivery_accepted():
     accepted = ended(OutcomeKind.DELIVERED, FAILED, ACCEPTED)
     report = retry_messages.Report(
         "ep1", "c1", None, lease=7, delivered=0, failed=3, blocked=None, retry_after_s=None, requeued=[], entries=4
@@ -165,8 +165,8 @@ def test_a_turn_of_the_retry_lane_has_ended_when_it_was_reported_and_a_delivery_
     }
 
 
-def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter_that_may_be_redriven_has_ended():
-    """A letter may be redriven as soon as it is written: taken for the end of the redrive, it would lose the event."""
+def test_entries_and_dead_letters_complete_nothing_in_the_retry_lane():
+    """A dead letter may be redriven at once. If it completed the redrive, the event would be lost."""
     dead = ended(OutcomeKind.DEAD_LETTERED, FAILED, reason="server_error")
     outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (FAILED,), "server_error", NextAttempt(1, 1))
     handed_over = retry_messages.encoded(
@@ -176,13 +176,13 @@ def test_for_the_retry_lane_neither_what_was_handed_over_to_it_nor_a_dead_letter
 
 
 def deliver(records, ended_before=frozenset()):
-    """Deliver records in the direct lane; return the results and what was posted."""
+    """Deliver records in the direct lane. Return the results and the posted requests."""
     clock, network = fakes.Clock(), fakes.FakeTransport(200)
     registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=backoff.QuickRetry())
         layout = parsing.Layout(topic_prefix="events.")
         delivering = direct_lane.DirectLane(registry, dispatcher, deferrals, layout, ended_before)
         first = await delivering.submit(records)
@@ -192,7 +192,7 @@ def deliver(records, ended_before=frozenset()):
     return asyncio.run(main()), network.posted
 
 
-def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_everything_once():
+def test_two_runs_around_a_crash_account_for_everything_once():
     records = [builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e%d"}' % offset) for offset in range(10)]
     whole, posted = deliver(records)
     before = read_back(*written(*whole.outcomes[:6]))
@@ -202,14 +202,14 @@ def test_a_run_after_a_crash_makes_what_is_left_and_both_together_account_for_ev
     assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
 
 
-def test_what_has_ended_is_left_out_of_a_batch_whatever_it_shared_a_batch_with_before():
+def test_completed_events_are_left_out_of_a_new_batch():
     of = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
     clock, network = fakes.Clock(), fakes.FakeTransport(200)
     registry = registries.WholeRegistry("base", builders.snapshot(batches.endpoint(), builders.subscription()))
 
     async def send(ended_before):
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
-        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=retry_decision.QuickRetry())
+        dispatcher, deferrals = fast_lane(posting, clock, quick_retry=backoff.QuickRetry())
         delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
         first = await delivering.submit(
             [batches.sent(batches.pending_batch(*of[:2])), batches.sent(batches.pending_batch(*of[2:]))]

@@ -1,4 +1,4 @@
-"""A tally says what came of records, and merging loses nothing."""
+"""Counters count the results of records, and a sum loses nothing."""
 
 import pickle
 
@@ -71,14 +71,14 @@ def test_latency_is_counted_from_the_append_to_the_last_response(after_s, bound)
     assert told.latency_sum_s == pytest.approx(max(0.0, after_s))
 
 
-def test_only_what_was_accepted_has_a_latency():
+def test_only_accepted_deliveries_have_a_latency():
     told = counters.count(
         Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0
     )
     assert not told.latencies
 
 
-def test_the_tally_of_two_halves_is_that_of_the_whole():
+def test_the_counters_of_two_halves_add_up_to_the_whole():
     halves = [
         [delivered(attempt()), delivered(attempt(1, "dns"), attempt(2, after_s=4))],
         [outcome(OutcomeKind.SKIPPED, reason=SkipReason.QUARANTINED), delivered(attempt())],
@@ -93,7 +93,7 @@ def test_the_larger_peak_remains():
     assert (counters.Counters(most_in_flight=3) + counters.Counters(most_in_flight=8)).most_in_flight == 8
 
 
-def test_a_tally_does_not_grow_with_what_it_counts():
+def test_counters_do_not_grow_with_the_records():
     def of(count):
         return len(pickle.dumps(counters.count(Results(outcomes=[delivered(attempt())] * count), cpu_s=0)))
 

@@ -1,4 +1,4 @@
-"""The records of the topics: what is written stays the same bytes, and what any version wrote can be read."""
+"""The records of the topics: their bytes do not change, and records of any version can be read."""
 
 import base64
 import gzip
@@ -46,14 +46,14 @@ TYPES = [
 
 
 @pytest.mark.parametrize("seed", record_samples.SEEDS)
-def test_results_become_the_bytes_of_before(seed, monkeypatch):
+def test_results_become_the_same_bytes_as_before(seed, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: record_samples.NOW_S)
     made = [[row.topic, row.key.decode(), row.value.decode()] for row in topic_rows.rows(record_samples.results(seed), TOPICS)]
     assert made == WRITTEN[str(seed)]
 
 
 def test_samples_hold_every_type_of_record():
-    """Otherwise the test above would hold less than it seems to."""
+    """Otherwise the test above would check less than it seems to."""
     written = [(topic, value.encode()) for made in WRITTEN.values() for topic, _, value in made]
     found = [log_records.decode(value) for topic, value in written if topic == "attempts"]
     seen = {type(entry) for record in found if isinstance(record, log_records.LogRecord) for entry in record.entries}
@@ -96,7 +96,7 @@ def made(draw):
 
 @given(made())
 def test_any_record_is_json_in_the_order_of_its_fields(record):
-    """As orjson writes it, by which the records were written before they had types."""
+    """Return the bytes of orjson, which wrote the records before they had types."""
     tag = record.__struct_config__.tag
     kind = {} if tag is None else {"kind": tag}
     fields = {name: value for name in record.__struct_fields__ if (value := getattr(record, name)) is not msgspec.UNSET}
@@ -105,7 +105,7 @@ def test_any_record_is_json_in_the_order_of_its_fields(record):
     assert msgspec.json.decode(written, type=type(record)) == record
 
 
-def test_what_a_newer_version_adds_is_passed_over():
+def test_additions_of_a_newer_version_are_ignored():
     entries = [records.entry(AttemptEntry, offset=offset) for offset in (1, 2)]
     document = orjson.loads(log_records.encode(records.log(*entries)))
     document["entries"][0]["news"] = {"a": 1}

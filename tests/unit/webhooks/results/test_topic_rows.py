@@ -1,4 +1,4 @@
-"""What is written of each result: one row an attempt, the whole story of a dead letter, a receipt for each run of offsets."""
+"""The rows of each result: entries of attempts, dead letters with their history, and offset receipts."""
 
 import base64
 
@@ -39,7 +39,7 @@ def test_every_attempt_is_an_entry_under_its_endpoints_key():
     assert (first["topic"], first["partition"], first["offset"]) == ("events.order.created", 0, 7)
 
 
-def test_entries_of_one_endpoint_share_rows_of_a_bounded_size_and_those_of_two_never_do():
+def test_only_entries_of_one_endpoint_share_bounded_rows():
     many = [
         Outcome(
             delivery=builders.delivery(endpoint=builders.endpoint(f"ep{n % 2}")),
@@ -66,7 +66,7 @@ def test_a_skipped_delivery_is_one_entry_with_its_reason():
     ]
 
 
-def test_a_dead_letter_tells_the_whole_story_and_no_secret():
+def test_a_dead_letter_has_the_attempt_history_and_no_secret():
     endpoint = builders.endpoint(
         url="https://hooks.example.com/secret-path?token=hunter2",
         auth=Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2")),
@@ -89,8 +89,8 @@ def test_a_dead_letter_tells_the_whole_story_and_no_secret():
     assert "secret-path" not in str(entry)
 
 
-def test_a_dead_letter_says_how_many_attempts_are_not_in_it():
-    """The retry lane keeps the last ten; a letter that had eleven did not say that there were more."""
+def test_a_dead_letter_counts_its_omitted_attempts():
+    """The retry lane keeps the last ten attempts. A dead letter did not say that there were more."""
     kept, last = tuple(attempt(number, "timeout") for number in range(5, 15)), (attempt(15, "timeout"),)
     outcome = Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, last, "timeout", earlier=kept)
     *_, (_, _, letter) = written(outcomes=[outcome])
@@ -99,7 +99,7 @@ def test_a_dead_letter_says_how_many_attempts_are_not_in_it():
     assert whole["attempts_omitted"] == 0
 
 
-def test_a_delivery_that_was_given_up_unattempted_is_in_the_log_too():
+def test_a_delivery_given_up_unattempted_is_in_the_log():
     outcome = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DEAD_LETTERED, reason="lane_deadline")
     (logged_in, _, row), (topic, _, letter) = written(outcomes=[outcome])
     assert (logged_in, [(entry["kind"], entry["reason"]) for entry in row["entries"]]) == (
@@ -114,7 +114,7 @@ def test_a_rejected_record_keeps_its_bytes_for_the_operator():
     assert (topic, entry["reason"], base64.b64decode(entry["value_base64"])) == ("rejected", "not_json", b"\xff{")
 
 
-def test_a_rejected_record_beyond_reason_is_cut_and_says_how_long_it_was():
+def test_a_large_rejected_record_is_cut_and_keeps_its_length():
     rejection = intake.Rejection(record=builders.record(value=b"x" * 5_000_000), reason="too_large", detail="why")
     [(_, _, entry)] = written(rejections=[rejection])
     assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, topic_rows.MAX_REJECTED_BYTES)

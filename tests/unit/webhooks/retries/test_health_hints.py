@@ -1,4 +1,4 @@
-"""The retry lane hears now and then that an endpoint accepts something, and not with each delivery."""
+"""A fast lane reports an accepting endpoint now and then, not with each delivery."""
 
 from delivery.webhooks.retries import health_hints
 from tests.support import builders, fakes
@@ -7,11 +7,11 @@ ONE, OTHER = builders.endpoint("ep1"), builders.endpoint("ep2")
 
 
 def told_every(seconds):
-    """Each time after three quarters of it."""
+    """Random numbers that make each interval three quarters of the longest."""
     return health_hints.Acceptances(seconds, fakes.Middle())
 
 
-def test_it_is_told_at_once_and_again_when_that_is_old():
+def test_the_first_acceptance_is_reported_at_once_then_at_intervals():
     told = told_every(80.0)
     assert told.to_report([ONE], 1000.0) == [ONE]
     assert told.to_report([ONE, OTHER], 1059.9) == [OTHER]
@@ -20,7 +20,7 @@ def test_it_is_told_at_once_and_again_when_that_is_old():
     assert told.to_report([ONE, OTHER], 1120.0) == [ONE, OTHER]
 
 
-def test_what_was_told_together_is_not_told_together_for_ever_and_never_too_late():
+def test_reports_that_coincided_spread_out_and_are_never_late():
     told, many = health_hints.Acceptances(80.0), [builders.endpoint(f"ep{n}") for n in range(100)]
     told.to_report(many, 1000.0)
     counts = [len(told.to_report(many, 1000.0 + second)) for second in range(81)]
@@ -29,7 +29,7 @@ def test_what_was_told_together_is_not_told_together_for_ever_and_never_too_late
     assert sum(counts) >= 100
 
 
-def test_no_more_are_remembered_than_there_is_room_for(monkeypatch):
+def test_the_number_of_remembered_endpoints_is_bounded(monkeypatch):
     monkeypatch.setattr(health_hints, "MAX_KNOWN", 2)
     told = told_every(80.0)
     third = builders.endpoint("ep3")

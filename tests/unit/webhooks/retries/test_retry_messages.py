@@ -1,11 +1,11 @@
-"""What waits in the retry lane as bytes: what is written is read again, and a entry keeps its story."""
+"""Retry messages as bytes: a message is read as it was written, and an entry keeps its attempt history."""
 
 import msgspec
 import pytest
 
 from delivery.model import CustomerId, EndpointId, LeaveReason, NextAttempt, Outcome, OutcomeKind
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 from tests.support import builders
@@ -14,7 +14,7 @@ from tests.support.retries import DAY_MS, NOW, entry, failed_attempt, requeue
 AGAIN = NextAttempt(NOW + 5000, 1)
 
 
-def postponed(delivery, *attempts, reason=retry_decision.SERVER_ERROR):
+def postponed(delivery, *attempts, reason=error_classes.SERVER_ERROR):
     return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, AGAIN)
 
 
@@ -23,28 +23,26 @@ def batch(*through):
     return BatchDelivery(builders.endpoint(), "w1", b"", b"", b"", events, list(through), LeaveReason.COUNT)
 
 
-def test_a_postponed_delivery_waits_as_a_parcel_with_its_event_and_its_age():
+def test_a_postponed_delivery_becomes_an_entry_with_its_event_and_age():
     delivery = builders.delivery(subscription=builders.subscription("s7"))
     made = retry_messages.delivery_entry(postponed(delivery, failed_attempt(1), failed_attempt(2)), now_ms=NOW)
     assert segment.unpacked(made.packed[0]).event().event_id == delivery.event.event_id
     assert (made.subscriptions, made.subscription_places, made.left_by) == (["s7"], [], None)
     assert (made.again_at_ms, made.since_ms, made.expires_ms) == (NOW + 5000, NOW, NOW + 3 * DAY_MS)
-    assert (made.retries, made.attempts, made.reason, len(made.history)) == (1, 2, retry_decision.SERVER_ERROR, 2)
+    assert (made.retries, made.attempts, made.reason, len(made.history)) == (1, 2, error_classes.SERVER_ERROR, 2)
 
 
 @pytest.mark.parametrize(
     ("through", "subscriptions", "places"),
     [(["s1", "s1"], ["s1"], []), (["s2", "s1", "s2"], ["s2", "s1"], [0, 1, 0])],
 )
-def test_a_postponed_batch_waits_as_one_parcel_that_knows_by_which_subscription_each_event_is_due(
-    through, subscriptions, places
-):
+def test_a_postponed_batch_becomes_one_entry_with_its_subscriptions(through, subscriptions, places):
     made = retry_messages.batch_entry(postponed(batch(*through)), [b"12345"] * len(through), now_ms=NOW)
     assert (made.subscriptions, made.subscription_places, made.left_by) == (subscriptions, places, LeaveReason.COUNT)
     assert made.size == 5 * len(through)
 
 
-def test_what_comes_back_knows_when_and_keeps_the_last_attempts_of_its_story():
+def test_a_requeued_entry_keeps_its_last_attempts():
     made = entry(attempts=11, history=tuple(failed_attempt(n) for n in range(2, 12)), retries=3)
     returned = made.requeued(requeue(0, NOW + 9, failed_attempt(12), failed_attempt(13), retries=4, reason="timeout"))
     assert (returned.again_at_ms, returned.retries, returned.reason, returned.attempts) == (NOW + 9, 4, "timeout", 13)
@@ -52,7 +50,7 @@ def test_what_comes_back_knows_when_and_keeps_the_last_attempts_of_its_story():
     assert (returned.packed, returned.expires_ms) == (made.packed, made.expires_ms)
 
 
-def test_what_comes_back_unattempted_has_no_more_attempts():
+def test_an_entry_requeued_unattempted_has_no_new_attempt():
     made = entry(attempts=2, history=(failed_attempt(2),))
     returned = made.requeued(requeue(0, NOW, retries=0))
     assert (returned.attempts, returned.history) == (2, made.history)
@@ -63,7 +61,7 @@ MESSAGES = [
         EndpointId("ep1"), CustomerId("c1"), [entry(2, order_key="k", history=(failed_attempt(response=b"\xff"),))]
     ),
     retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), None, 7, 1, 2, None, 1.5, [requeue(1, NOW, failed_attempt())]),
-    retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), "", 7, 0, 0, retry_decision.ENDPOINT_PAUSED, None, []),
+    retry_messages.Report(EndpointId("ep1"), CustomerId("c1"), "", 7, 0, 0, retry_reasons.ENDPOINT_PAUSED, None, []),
 ]
 
 
@@ -72,18 +70,18 @@ def test_a_record_of_the_topic_is_read_as_it_was_written(message):
     assert retry_messages.message(retry_messages.encoded(message)) == message
 
 
-def test_a_turn_is_read_as_it_was_written():
+def test_a_lease_is_read_as_it_was_written():
     lease = retry_messages.Lease(EndpointId("ep1"), CustomerId("c1"), "k", 3, None, [entry(), entry(left_by=LeaveReason.TIME)])
     assert retry_messages.lease(retry_messages.encoded(lease)) == lease
 
 
-def test_an_older_parcel_without_the_newest_fields_can_be_read():
+def test_an_older_entry_without_the_newest_fields_can_be_read():
     old = msgspec.msgpack.encode([[b"e"], ["s1"], [], None, 1, 2, 3, "timeout"])
     assert msgspec.msgpack.decode(old, type=retry_messages.RetryEntry).order_key is None
 
 
-def test_an_event_that_the_version_before_packed_can_be_read_and_that_version_reads_this_ones():
-    """It had no further attributes. An event without any is written as before; of another, that version reads the rest."""
+def test_two_versions_read_each_others_packed_events():
+    """The earlier version had no further attributes. It reads an event that has some without them."""
     event = builders.event()
     of_then = msgspec.msgpack.encode((*event[:7], *event.record[:4], event.record.headers))
     assert segment.unpacked(of_then).attributes == ()

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from delivery.model import Retrying
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.retries import retry_messages
 from tests.support.retries import DAY_MS, NOW, Shard, accepted, entry, failed_attempt, postponed, reported
 
 
 class Customer:
-    """An endpoint that answers what it is told to, and the lane that asks it: it attempts each entry that leaves."""
+    """A lane that attempts each leased entry, and an endpoint with preset answers."""
 
     def __init__(self, *answers, retrying_by=None, seed=1):
         self.shard = Shard()
@@ -26,10 +26,10 @@ class Customer:
         [one] = lease.entries
         assert one.again_at_ms <= self.now_ms
         self.attempted_ms.append(self.now_ms)
-        error_class, retry_after_s = self.answers.pop(0) if self.answers else (retry_decision.SERVER_ERROR, None)
+        error_class, retry_after_s = self.answers.pop(0) if self.answers else (error_classes.SERVER_ERROR, None)
         if error_class is None:
             return accepted(lease)
-        again = retry_decision.again(
+        again = backoff.next_attempt(
             self.retrying,
             error_class,
             one.retries,
@@ -45,9 +45,9 @@ class Customer:
         return reported(lease, retry_messages.Requeue(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
 
     def live(self):
-        """Let all the time pass that it takes."""
-        first = retry_decision.again(
-            self.retrying, retry_decision.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
+        """Advance the time to the end of the schedule."""
+        first = backoff.next_attempt(
+            self.retrying, error_classes.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
         )
         arrived = [postponed(entry(again_at_ms=first.at_ms, retries=first.retries, attempts=1))]
         while arrived or self.shard.backlog.due_ms is not None:
@@ -61,25 +61,25 @@ class Customer:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_default_schedule_is_kept_to_the_end_and_then_it_is_a_dead_letter(seed):
+def test_the_default_schedule_ends_in_a_dead_letter(seed):
     customer = Customer(seed=seed)
     waits_s = customer.live()
     assert len(waits_s) == len(Retrying().schedule_s)
     for nth, (waited_s, wait_s) in enumerate(zip(waits_s, Retrying().schedule_s, strict=True)):
         assert 0.8 * wait_s - 0.001 <= waited_s <= max(1.2 * wait_s, 5 * 2**nth) + 0.001
-    assert customer.dead == retry_decision.SERVER_ERROR
+    assert customer.dead == error_classes.SERVER_ERROR
 
 
-def test_a_retry_after_is_the_least_wait_and_uses_up_one_of_the_schedule():
-    customer = Customer((retry_decision.UNAVAILABLE, 3600.0), (None, None))
+def test_a_retry_after_is_the_least_wait_and_uses_up_a_wait():
+    customer = Customer((error_classes.UNAVAILABLE, 3600.0), (None, None))
     first_s, second_s = customer.live()
     assert 4 <= first_s <= 6
     assert 3600 <= second_s <= 3600 * 1.2
     assert customer.dead is None
 
 
-def test_a_schedule_of_one_s_own_is_kept_until_the_greatest_age():
+def test_a_custom_schedule_is_kept_until_max_age():
     customer = Customer(retrying_by=Retrying(schedule_s=(1, 60, *[86_000] * 9)))
     waits_s = customer.live()
     assert len(waits_s) == 5, "1 s, 1 min, and three days of waits of a day"
-    assert customer.dead == retry_decision.SERVER_ERROR
+    assert customer.dead == error_classes.SERVER_ERROR

@@ -1,4 +1,4 @@
-"""A shard of the retry lane goes by its own clock, whatever moment a worker reports."""
+"""A shard of the retry lane uses its own clock, whatever times a worker reports."""
 
 from tests.support.retries import NOW, Shard, entry, events_of, ids, postponed, reported, requeue
 
@@ -12,8 +12,8 @@ def test_a_clock_that_is_behind_changes_no_order():
     assert ids(*leases) == events_of(ahead)
 
 
-def test_what_a_worker_tells_from_the_future_waits_as_long_as_it_would_by_the_clock_of_its_shard():
-    """A worker ten minutes ahead put retries ten minutes into the future: an endpoint that was well again got nothing."""
+def test_an_entry_from_a_fast_clock_waits_by_the_clock_of_its_shard():
+    """A worker whose clock was ten minutes fast delayed retries by ten minutes, to an endpoint that had recovered."""
     shard, fast = Shard(), NOW + TEN_MINUTES
     entries = [entry(since_ms=fast, again_at_ms=fast + 5000)]
     assert shard.step(postponed(*entries), now_ms=NOW) == []
@@ -22,7 +22,7 @@ def test_what_a_worker_tells_from_the_future_waits_as_long_as_it_would_by_the_cl
     assert ids(lease) == events_of(entries)
 
 
-def test_what_comes_back_from_a_worker_that_is_ahead_waits_as_long_as_it_would_by_the_clock_of_its_shard():
+def test_a_requeue_from_a_fast_clock_waits_by_the_clock_of_its_shard():
     shard = Shard()
     [lease] = shard.step(postponed(entry()), now_ms=NOW)
     fast = NOW + TEN_MINUTES
@@ -31,7 +31,7 @@ def test_what_comes_back_from_a_worker_that_is_ahead_waits_as_long_as_it_would_b
     assert [one.number for one in shard.step(now_ms=NOW + 5000)] == [2]
 
 
-def test_what_a_worker_tells_from_the_future_expires_by_the_clock_of_its_shard():
+def test_an_entry_from_a_fast_clock_expires_by_the_clock_of_its_shard():
     shard, fast = Shard(), NOW + TEN_MINUTES
     shard.step(postponed(entry(since_ms=fast, again_at_ms=fast + 50_000, expires_ms=fast + 60_000)), now_ms=NOW)
     assert shard.step(now_ms=NOW + 49_000) == []

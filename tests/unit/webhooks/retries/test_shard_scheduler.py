@@ -1,9 +1,9 @@
-"""What a shard of the retry lane lets go when, and what it keeps."""
+"""Which entries a shard of the retry lane leases when, and which it keeps."""
 
 import pytest
 
 from delivery import errors
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import fifo, shard_scheduler
 from delivery.webhooks.retries.endpoint_state import EndpointState
 from tests.support.retries import (
@@ -25,7 +25,7 @@ from tests.support.retries import (
 MINUTE_MS = 60_000
 
 
-def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_reported():
+def test_a_due_entry_is_leased_at_once_and_ends_with_its_report():
     shard, entries = Shard(), [entry(), entry()]
     [lease] = shard.step(postponed(*entries), now_ms=NOW)
     assert (lease.entries, lease.number, lease.given_up) == (entries, 1, None)
@@ -34,7 +34,7 @@ def test_what_may_be_attempted_leaves_at_once_and_is_gone_when_its_turn_is_repor
     assert shard.is_empty()
 
 
-def test_what_waits_does_not_leave_a_millisecond_early_though_it_is_woken_a_horizon_ahead():
+def test_an_entry_is_never_leased_early_despite_the_look_ahead():
     shard = Shard(look_ahead_ms=500)
     shard.step(postponed(entry(again_at_ms=NOW + 5000)), now_ms=NOW)
     assert shard.backlog.due_ms == NOW + 5500
@@ -42,7 +42,7 @@ def test_what_waits_does_not_leave_a_millisecond_early_though_it_is_woken_a_hori
     assert len(shard.step(now_ms=NOW + 5000)) == 1
 
 
-def test_one_turn_of_a_flow_is_away_at_a_time_and_the_lane_asks_for_its_report_each_second():
+def test_a_fifo_has_one_lease_and_its_report_is_polled_each_second():
     shard = Shard()
     [lease] = shard.step(postponed(*[entry() for _ in range(10)]), now_ms=NOW)
     assert shard.backlog.due_ms == NOW + 1000
@@ -51,7 +51,7 @@ def test_one_turn_of_a_flow_is_away_at_a_time_and_the_lane_asks_for_its_report_e
     assert (len(lease.entries), len(following.entries)) == (8, 3)
 
 
-def test_a_turn_whose_report_never_comes_is_repeated_and_its_late_report_changes_nothing():
+def test_an_expired_lease_is_repeated_and_its_late_report_ignored():
     shard = Shard(lease_timeout_s=120)
     [lost] = shard.step(postponed(entry(), entry()), now_ms=NOW)
     assert shard.step(now_ms=NOW + 119_999) == []
@@ -64,8 +64,8 @@ def test_a_turn_whose_report_never_comes_is_repeated_and_its_late_report_changes
     assert shard.is_empty()
 
 
-def test_a_report_of_a_turn_of_the_same_number_that_had_other_parcels_ends_nothing():
-    """A job that was killed, and is started again with another `retry.max_turn`, makes another lease of the same records."""
+def test_a_report_with_another_number_of_entries_is_ignored():
+    """A job that is killed and restarted with another `retry.max_turn` makes another lease of the same records."""
     shard = Shard()
     [lease] = shard.step(postponed(*[entry() for _ in range(3)]), now_ms=NOW)
     assert shard.step(accepted(lease, entries=2), now_ms=NOW + 1) == []
@@ -74,7 +74,7 @@ def test_a_report_of_a_turn_of_the_same_number_that_had_other_parcels_ends_nothi
     assert shard.is_empty()
 
 
-def test_a_report_of_an_earlier_life_of_a_flow_ends_nothing():
+def test_a_report_for_an_earlier_fifo_of_the_key_is_ignored():
     shard = Shard()
     [first] = shard.step(postponed(entry()), now_ms=NOW)
     shard.step(accepted(first), now_ms=NOW)
@@ -84,7 +84,7 @@ def test_a_report_of_an_earlier_life_of_a_flow_ends_nothing():
     assert shard.backlog.events == 1
 
 
-def test_a_failed_parcel_waits_for_its_next_attempt_with_its_story():
+def test_a_failed_entry_waits_with_its_attempt_history():
     shard = Shard()
     [lease] = shard.step(postponed(entry(), entry()), now_ms=NOW)
     attempt = failed_attempt(3)
@@ -104,38 +104,38 @@ def test_the_same_record_may_arrive_twice():
     assert shard.is_empty()
 
 
-def test_what_has_expired_is_given_up_whatever_it_waits_for():
+def test_an_expired_entry_is_given_up_whatever_it_waits_for():
     shard = Shard()
-    lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_decision.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
+    lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_reasons.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
     short, asleep = entry(**due), entry(again_at_ms=NOW + DAY_MS, **due)
     shard.step(postponed(lasting, short, asleep), now_ms=NOW)
     assert shard.backlog.due_ms == NOW + 4000
     assert shard.step(now_ms=NOW + 3999) == []
     leases = shard.step(now_ms=NOW + 4000)
-    assert [(lease.given_up, lease.number, lease.order_key) for lease in leases] == [(retry_decision.EXPIRED, 0, None)]
+    assert [(lease.given_up, lease.number, lease.order_key) for lease in leases] == [(retry_reasons.EXPIRED, 0, None)]
     assert ids(*leases) == events_of([short, asleep])
     assert shard.backlog.events == 1
 
 
-def test_what_is_away_is_not_given_up_and_what_comes_back_expired_is():
+def test_a_leased_entry_expires_only_when_requeued():
     shard = Shard()
     [lease] = shard.step(postponed(entry(expires_ms=NOW + 10)), now_ms=NOW)
     assert shard.step(postponed(entry()), now_ms=NOW + 20) == []
     [given_up] = shard.step(blocked(lease), now_ms=NOW + 30)
-    assert (given_up.given_up, given_up.entries) == (retry_decision.EXPIRED, lease.entries)
+    assert (given_up.given_up, given_up.entries) == (retry_reasons.EXPIRED, lease.entries)
     assert shard.backlog.events == 1
 
 
-def test_what_is_beyond_the_room_of_its_endpoint_is_given_up_and_the_others_have_theirs():
+def test_entries_beyond_max_pending_of_one_endpoint_are_given_up():
     shard, entries = Shard(max_pending=5), [entry(2) for _ in range(4)]
     leases = shard.step(postponed(*entries), postponed(entry(5), endpoint="ep2"), now_ms=NOW)
     [beyond] = [lease for lease in leases if lease.given_up]
-    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_decision.NO_ROOM, 0, events_of(entries[2:]))
+    assert (beyond.given_up, beyond.number, ids(beyond)) == (retry_reasons.NO_ROOM, 0, events_of(entries[2:]))
     assert shard.backlog.events == 9
 
 
-def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival():
-    shard, backlog = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(40)]
+def test_a_paused_backlog_is_leased_in_order_after_resume():
+    shard, backlog = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(40)]
     now_ms = NOW
     for begun in range(0, 40, 4):
         leases = shard.step(postponed(*backlog[begun : begun + 4]), now_ms=now_ms)
@@ -152,7 +152,7 @@ def test_a_paused_endpoint_s_backlog_leaves_after_resume_in_the_order_of_arrival
     assert [len(lease.entries) for lease in left] == [1, 2, 4, 8, 16, 9]
 
 
-def test_in_order_no_later_one_of_a_key_leaves_before_an_earlier_one_has_ended_and_other_keys_flow():
+def test_an_order_key_stops_at_a_failure_and_other_keys_go_on():
     shard = Shard()
     mine, others = [entry(order_key="a") for _ in range(3)], [entry(order_key="b") for _ in range(3)]
     [lease, other] = shard.step(postponed(mine[0], others[0], mine[1], mine[2]), now_ms=NOW)
@@ -167,7 +167,7 @@ def test_in_order_no_later_one_of_a_key_leaves_before_an_earlier_one_has_ended_a
     assert [each.attempts for each in again.entries] == [1, 0, 0, 0]
 
 
-def test_a_dead_endpoint_in_order_is_asked_by_one_key_at_a_time_and_none_starves():
+def test_a_dead_ordered_endpoint_is_probed_by_each_key_in_turn():
     shard, now_ms = Shard(), NOW
     leases = shard.step(*(postponed(entry(order_key=f"k{n:02}")) for n in range(20)), now_ms=now_ms)
     assert len(leases) == 8
@@ -180,7 +180,7 @@ def test_a_dead_endpoint_in_order_is_asked_by_one_key_at_a_time_and_none_starves
     assert len(set(asked[:20])) == 20
 
 
-def test_an_endpoint_that_comes_back_is_probed_and_then_asked_by_twice_as_many_each_time():
+def test_a_recovering_endpoint_gets_a_probe_then_doubling_leases():
     shard = Shard(max_lease_entries=32)
     [lease] = shard.step(postponed(*[entry() for _ in range(100)]), now_ms=NOW)
     shard.step(refused(lease, NOW + DAY_MS), now_ms=NOW)
@@ -196,7 +196,7 @@ def test_an_endpoint_that_comes_back_is_probed_and_then_asked_by_twice_as_many_e
     assert shard.backlog.suppressed == frozenset(), "it is open again"
 
 
-def test_a_turn_says_whether_its_endpoint_was_failing_when_it_was_last_heard_of():
+def test_a_lease_of_a_failing_endpoint_is_a_probe():
     shard = Shard()
     [lease] = shard.step(postponed(entry()), now_ms=NOW)
     assert not lease.is_probe
@@ -211,13 +211,13 @@ def test_a_turn_says_whether_its_endpoint_was_failing_when_it_was_last_heard_of(
     [lease] = shard.step(accepted(lease), now_ms=at)
     assert (lease.is_probe, len(lease.entries)) == (False, 64)
     told_of = Shard()
-    told_of.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    told_of.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     _, [lease] = told_of.wait()
     assert lease.is_probe
 
 
-def test_after_a_failed_probe_another_parcel_is_the_next_probe():
-    shard, entries = Shard(), [entry(reason=retry_decision.CIRCUIT_OPEN) for _ in range(3)]
+def test_after_a_failed_probe_another_entry_is_the_next_probe():
+    shard, entries = Shard(), [entry(reason=retry_reasons.CIRCUIT_OPEN) for _ in range(3)]
     shard.step(postponed(*entries), now_ms=NOW)
     probes = []
     for _ in range(4):
@@ -227,7 +227,7 @@ def test_after_a_failed_probe_another_parcel_is_the_next_probe():
     assert ids(*probes) == events_of([*entries, entries[0]])
 
 
-def test_a_turn_has_a_bounded_number_of_bytes_and_one_parcel_always_may(monkeypatch):
+def test_the_bytes_of_a_lease_are_bounded_but_one_entry_always_fits(monkeypatch):
     monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 1000)
     shard, small, large = Shard(), [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
     sizes, leases = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
@@ -237,7 +237,7 @@ def test_a_turn_has_a_bounded_number_of_bytes_and_one_parcel_always_may(monkeypa
     assert sizes == [3, 1, 1, 1]
 
 
-def test_what_a_decision_has_no_room_for_is_due_at_once_and_nobody_is_passed_over(monkeypatch):
+def test_entries_without_room_in_a_decision_are_due_at_once_in_order(monkeypatch):
     monkeypatch.setattr(shard_scheduler, "MAX_LEASED_BYTES", 1)
     shard = Shard()
     names = [f"ep{number}" for number in range(5)]
@@ -250,7 +250,7 @@ def test_what_a_decision_has_no_room_for_is_due_at_once_and_nobody_is_passed_ove
     assert asked == names * 2
 
 
-def test_an_endpoint_registered_again_by_another_customer_has_nothing_to_do_with_what_waits():
+def test_entries_of_a_former_customer_of_the_endpoint_id_stay_apart():
     shard = Shard()
     mine, theirs = shard.step(postponed(entry()), postponed(entry(), customer="c2"), now_ms=NOW)
     assert (mine.customer_id, theirs.customer_id) == ("c1", "c2")
@@ -258,10 +258,10 @@ def test_an_endpoint_registered_again_by_another_customer_has_nothing_to_do_with
     assert shard.backlog.events == 1
 
 
-def test_what_waits_for_the_registry_keeps_no_other_waiting_and_says_nothing_of_the_endpoint():
+def test_an_entry_that_waits_for_the_registry_delays_no_other():
     shard = Shard()
     [lease] = shard.step(postponed(entry(), entry()), now_ms=NOW)
-    behind = requeue(0, NOW + 5000, retries=0, reason=retry_decision.REGISTRY_BEHIND)
+    behind = requeue(0, NOW + 5000, retries=0, reason=retry_reasons.REGISTRY_BEHIND)
     other = entry()
     [next_lease] = shard.step(reported(lease, behind), postponed(other), now_ms=NOW + 1)
     assert [each.packed for each in next_lease.entries] == [other.packed]
@@ -279,7 +279,7 @@ def test_a_decision_with_nothing_to_do_changes_nothing():
     assert (shard_scheduler.encoded(shard.last.index), shard.last.changed) == (before, False)
 
 
-def test_an_endpoint_for_which_nothing_waits_is_forgotten_after_a_minute():
+def test_an_endpoint_without_entries_is_forgotten_after_a_minute():
     shard = Shard()
     [lease] = shard.step(postponed(entry()), now_ms=NOW)
     shard.step(accepted(lease), now_ms=NOW)
@@ -289,7 +289,7 @@ def test_an_endpoint_for_which_nothing_waits_is_forgotten_after_a_minute():
 
 
 def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segments():
-    shard, entries = Shard(), [entry(reason=retry_decision.ENDPOINT_PAUSED) for _ in range(400)]
+    shard, entries = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(400)]
     for each in entries:
         shard.step(postponed(each), now_ms=NOW)
     assert len(shard.segments) < 20
@@ -298,10 +298,10 @@ def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segmen
     assert len(one.written) < 400
 
 
-def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
+def test_removed_items_do_not_stay_because_of_a_neighbour():
     shard, big = Shard(), {"payload": b"1" * 1000}
     for lease in range(50):
-        patient = postponed(entry(reason=retry_decision.CIRCUIT_OPEN), endpoint="patient")
+        patient = postponed(entry(reason=retry_reasons.CIRCUIT_OPEN), endpoint="patient")
         leases = shard.step(patient, postponed(*(entry(**big) for _ in range(100)), endpoint="hasty"), now_ms=NOW)
         while leases:
             leases = shard.step(*map(accepted, leases), now_ms=NOW)
@@ -310,7 +310,7 @@ def test_what_has_left_does_not_stay_in_the_state_because_of_a_neighbour():
 
 def test_a_backlog_that_expires_event_by_event_is_not_rewritten_each_time():
     shard = Shard()
-    backlog = [entry(reason=retry_decision.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
+    backlog = [entry(reason=retry_reasons.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
     shard.step(postponed(*backlog), now_ms=NOW)
     written = shard.bytes_written
     expired = [lease for n in range(200) for lease in shard.step(now_ms=NOW + 1000 + n)]
@@ -325,7 +325,7 @@ def test_a_shard_without_state_has_an_empty_index():
 
 def test_a_segment_that_another_version_wrote_is_refused_by_name():
     shard = Shard()
-    shard.step(postponed(entry(reason=retry_decision.CIRCUIT_OPEN)), now_ms=NOW)
+    shard.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     shard.segments = dict.fromkeys(shard.segments, b"\x63")
     with pytest.raises(errors.StateUnreadable, match="a segment of the retry lane was written in format 99 by another version"):
         shard.step(now_ms=NOW + 5000)
@@ -336,15 +336,15 @@ def test_an_older_index_without_the_newest_fields_can_be_read():
         assert shard_scheduler.decoded(bytes((version,)) + b"\x91\x07").last_lease == 7
 
 
-def test_what_stands_behind_one_that_expires_before_its_time_does_not_wait_for_that_time():
+def test_an_entry_behind_an_expired_one_does_not_wait_for_it():
     shard = Shard()
     first = entry(order_key="a", again_at_ms=NOW + DAY_MS, expires_ms=NOW + 1000)
     assert shard.step(postponed(first, entry(order_key="a")), now_ms=NOW) == []
     given_up, lease = shard.step(now_ms=NOW + 1000)
-    assert (given_up.given_up, given_up.order_key, lease.number) == (retry_decision.EXPIRED, "a", 1)
+    assert (given_up.given_up, given_up.order_key, lease.number) == (retry_reasons.EXPIRED, "a", 1)
 
 
-def test_new_keys_do_not_keep_an_old_one_from_its_turn():
+def test_new_keys_do_not_starve_an_old_one():
     shard, now_ms = Shard(max_lease_entries=1), NOW
     leases = shard.step(postponed(entry(order_key="old")), now_ms=now_ms)
     for number in range(10):
@@ -356,7 +356,7 @@ def test_new_keys_do_not_keep_an_old_one_from_its_turn():
     assert leases[0].order_key == "old"
 
 
-def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attempted():
+def test_unattempted_entries_are_requeued_in_front():
     shard, entries = Shard(max_lease_entries=4), [entry() for _ in range(6)]
     [lease] = shard.step(postponed(*entries), now_ms=NOW)
     shard.step(reported(lease, requeue(2, NOW + 5000), requeue(3, NOW + 5000)), now_ms=NOW + 1)
@@ -365,7 +365,7 @@ def test_what_a_turn_did_not_come_to_stands_in_front_again_until_it_may_be_attem
     assert ids(following) == events_of(entries[2:])
 
 
-def test_an_endpoint_with_many_keys_is_reckoned_with_once_a_decision_and_not_once_a_key(monkeypatch):
+def test_free_slots_are_computed_once_per_endpoint_not_per_key(monkeypatch):
     reckoned, room = [], EndpointState.free_slots
     monkeypatch.setattr(EndpointState, "free_slots", lambda self, policy: reckoned.append(1) or room(self, policy))
     Shard().step(postponed(*(entry(order_key=str(number)) for number in range(100))), now_ms=NOW)

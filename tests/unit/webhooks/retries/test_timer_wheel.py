@@ -1,4 +1,4 @@
-"""What waits until a time comes back then, and is written few times however long it waits."""
+"""An entry of the timer wheel returns at its time, and is rewritten a few times however long it waits."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,16 +9,16 @@ from tests.support.retries import DAY_MS, NOW
 
 
 class Kept:
-    """A wheel whose segments are written after each look at it."""
+    """A timer wheel whose segments are written after each step."""
 
     def __init__(self):
-        self.buckets, self.stock, self.segments = {}, segment_store.SegmentIndex(), {}
+        self.buckets, self.index, self.segments = {}, segment_store.SegmentIndex(), {}
         self.written = 0
 
-    def step(self, *sleepers, now_ms):
-        of = segment_store.SegmentStore(self.stock, self.segments.__getitem__)
+    def step(self, *entries, now_ms):
+        of = segment_store.SegmentStore(self.index, self.segments.__getitem__)
         woken = list(timer_wheel.remove_due(self.buckets, of, now_ms))
-        for each in sleepers:
+        for each in entries:
             timer_wheel.add(self.buckets, of, each, now_ms)
         append, drop = of.write([timer_wheel.OWNER], lambda _: (one.slices for one in self.buckets.values()))
         for number in drop:
@@ -31,22 +31,22 @@ class Kept:
         return min((one.due_ms for one in self.buckets.values()), default=None)
 
 
-def sleeper(at_ms, name="c1/ep1", size=10):
+def timer_entry(at_ms, name="c1/ep1", size=10):
     return timer_wheel.TimerEntry(name, at_ms, NOW, b"x" * size)
 
 
-def test_what_waits_comes_back_at_its_time_and_not_before():
+def test_an_entry_returns_at_its_time_and_not_before():
     kept = Kept()
-    kept.step(sleeper(NOW + 36_000_000), now_ms=NOW)
+    kept.step(timer_entry(NOW + 36_000_000), now_ms=NOW)
     assert kept.due_ms() == NOW + 36_000_000
     assert kept.step(now_ms=NOW + 35_999_999) == []
-    assert kept.step(now_ms=NOW + 36_000_000) == [sleeper(NOW + 36_000_000)]
+    assert kept.step(now_ms=NOW + 36_000_000) == [timer_entry(NOW + 36_000_000)]
     assert (kept.buckets, kept.segments) == ({}, {})
 
 
-def test_what_is_due_within_a_second_comes_back_together():
+def test_entries_due_within_a_second_return_together():
     kept, second = Kept(), (NOW + 5000) // 1024 * 1024
-    kept.step(sleeper(second), sleeper(second + 1000), sleeper(second + 1024), now_ms=NOW)
+    kept.step(timer_entry(second), timer_entry(second + 1000), timer_entry(second + 1024), now_ms=NOW)
     assert kept.due_ms() == second + 1000
     assert len(kept.step(now_ms=second + 1000)) == 2
     assert kept.due_ms() == second + 1024
@@ -54,7 +54,7 @@ def test_what_is_due_within_a_second_comes_back_together():
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.lists(st.integers(1, 2 * DAY_MS), max_size=5)), max_size=20))
-def test_nothing_comes_early_nothing_more_than_a_second_late_and_nothing_twice(history):
+def test_every_entry_returns_once_within_a_second_of_its_time(history):
     kept, now_ms, waiting, number = Kept(), NOW, {}, 0
 
     def take(woken):
@@ -68,21 +68,21 @@ def test_nothing_comes_early_nothing_more_than_a_second_late_and_nothing_twice(h
             now_ms = max(now_ms, kept.due_ms())
             take(kept.step(now_ms=now_ms))
         now_ms = until_ms
-        sleepers = []
+        entries = []
         for wait_ms in waits_ms:
             number += 1
             waiting[str(number)] = now_ms + wait_ms
-            sleepers.append(sleeper(now_ms + wait_ms, str(number)))
-        take(kept.step(*sleepers, now_ms=now_ms))
+            entries.append(timer_entry(now_ms + wait_ms, str(number)))
+        take(kept.step(*entries, now_ms=now_ms))
     while kept.buckets:
         now_ms = kept.due_ms()
         take(kept.step(now_ms=now_ms))
     assert (waiting, kept.segments) == ({}, {})
 
 
-def test_a_long_wait_is_written_a_few_times_and_not_with_each_look():
+def test_a_long_wait_is_rewritten_a_few_times_only():
     kept = Kept()
-    kept.step(*(sleeper(NOW + 36_000_000 + n * 100, size=1000) for n in range(100)), now_ms=NOW)
+    kept.step(*(timer_entry(NOW + 36_000_000 + n * 100, size=1000) for n in range(100)), now_ms=NOW)
     once = kept.written
     for n in range(1000):
         kept.step(now_ms=NOW + n * 36_000)
@@ -91,17 +91,17 @@ def test_a_long_wait_is_written_a_few_times_and_not_with_each_look():
     assert kept.written < 6 * once
 
 
-def test_there_are_few_buckets_however_much_waits():
+def test_the_number_of_buckets_does_not_grow_with_the_entries():
     kept = Kept()
-    kept.step(*(sleeper(NOW + 1 + n * 7919) for n in range(9000)), now_ms=NOW)  # up to 20 hours
+    kept.step(*(timer_entry(NOW + 1 + n * 7919) for n in range(9000)), now_ms=NOW)  # up to 20 hours
     assert len(kept.buckets) < 130
 
 
-def test_one_look_takes_a_bounded_part_and_the_rest_is_due_at_once(monkeypatch):
+def test_one_call_removes_a_bounded_part_and_the_rest_is_due(monkeypatch):
     monkeypatch.setattr(timer_wheel, "MAX_DUE_BYTES", 10_000)
     monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 5_000)
     kept = Kept()
-    kept.step(*(sleeper(NOW + 5000, size=1000) for _ in range(40)), now_ms=NOW)
+    kept.step(*(timer_entry(NOW + 5000, size=1000) for _ in range(40)), now_ms=NOW)
     woken = []
     while kept.buckets:
         assert kept.due_ms() == NOW + 5000

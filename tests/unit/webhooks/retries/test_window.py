@@ -1,4 +1,4 @@
-"""How many requests an endpoint of the retry lane gets at once, and when it is left alone."""
+"""How many requests of the retry lane are in flight to an endpoint, and how long the lane backs off from it."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from delivery import errors
 from delivery.model import CustomerId, EndpointId
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, window
 from tests.support.retries import NOW
 
@@ -40,7 +40,7 @@ def waits_s(made, now_ms=NOW):
 ACCEPTED, FAILED, BOTH = report(delivered=1), report(failed=1), report(delivered=1, failed=1)
 
 
-def test_an_endpoint_of_which_nobody_says_ill_begins_with_a_few():
+def test_an_unknown_endpoint_starts_with_the_initial_window():
     assert (window.Window().size, window.Window().backoff_until_ms) == (8, 0)
 
 
@@ -57,12 +57,12 @@ def test_an_endpoint_of_which_nobody_says_ill_begins_with_a_few():
         ([report(failed=3, retry_after_s=86_400.0)], 1, 86_400),
     ],
 )
-def test_only_failures_hold_it_for_twice_as_long_each_time_and_as_long_as_it_asked_for(reports, size, wait_s):
+def test_failures_only_double_the_back_off_and_keep_retry_after(reports, size, wait_s):
     made = after(*reports)
     assert (made.size, waits_s(made)) == (size, wait_s)
 
 
-def test_success_begins_the_intervals_anew():
+def test_a_success_resets_the_back_off():
     made = after(*[FAILED] * 4, ACCEPTED)
     made.apply_report(FAILED, POLICY, NOW + 100_000)
     assert waits_s(made, NOW + 100_000) == 5
@@ -82,35 +82,35 @@ def test_success_begins_the_intervals_anew():
         ([report()], 8),  # faults of ours alone: nothing is learnt
     ],
 )
-def test_the_window_doubles_with_successes_and_halves_when_there_are_failures_among_them(reports, size):
+def test_the_window_doubles_with_successes_and_halves_with_failures(reports, size):
     assert after(*reports).size == size
 
 
-def test_an_endpoint_that_flaps_is_never_held():
+def test_an_unstable_endpoint_has_no_back_off():
     made = window.Window()
     for number in range(100):
         made.apply_report(BOTH if number % 2 else report(delivered=3, failed=3), POLICY, NOW + number)
         assert (made.backoff_until_ms, made.has_recovered) == (0, True)
 
 
-def test_what_is_asked_for_counts_also_beside_a_success():
+def test_a_retry_after_counts_beside_a_success_too():
     assert waits_s(after(report(delivered=1, retry_after_s=30.0))) == 30
 
 
-def test_one_key_s_failures_hold_no_other_key():
+def test_failures_of_one_order_key_cause_no_back_off():
     made = after(report(failed=1, order_key="a"))
     assert (made.size, made.backoff_until_ms) == (4, 0)
 
 
-@pytest.mark.parametrize("why", [retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DISABLED])
+@pytest.mark.parametrize("why", [retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED])
 @pytest.mark.parametrize("order_key", [None, "a"])
-def test_where_nothing_may_be_attempted_it_is_held_and_its_health_begins_anew(why, order_key):
+def test_a_blocked_endpoint_backs_off_and_its_health_is_reset(why, order_key):
     made = after(FAILED, report(blocked=why, order_key=order_key))
     assert (made.size, waits_s(made), made.failing_since_ms) == (1, 10, None)
 
 
 @pytest.mark.parametrize("reason", sorted(window.BACKOFF_REASONS))
-def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_word(reason):
+def test_another_lanes_reason_causes_one_back_off(reason):
     made = window.Window()
     for second in range(60):
         made.apply_deferral(reason, POLICY, NOW + second * 1000, NOW)
@@ -119,32 +119,32 @@ def test_another_lane_s_word_holds_an_endpoint_once_and_not_longer_with_each_wor
 
 @pytest.mark.parametrize(
     "reason",
-    [retry_decision.RATE_LIMITED, retry_decision.ORDERED, errors.LocalFailure.error_class, retry_decision.CONFIGURATION],
+    [retry_reasons.RATE_LIMITED, retry_reasons.ORDERED, errors.LocalFailure.error_class, retry_reasons.CONFIGURATION],
 )
-def test_what_is_no_word_about_the_endpoint_s_health_changes_nothing(reason):
+def test_a_reason_that_says_nothing_of_health_changes_nothing(reason):
     made = window.Window()
     made.apply_deferral(reason, POLICY, NOW, NOW)
     assert made == window.Window()
 
 
 @pytest.mark.parametrize(
-    "reason", [retry_decision.SERVER_ERROR, retry_decision.REFUSED, retry_decision.REDIRECT, "timeout", "tls"]
+    "reason", [error_classes.SERVER_ERROR, error_classes.REFUSED, error_classes.REDIRECT, "timeout", "tls"]
 )
-def test_what_it_has_failed_elsewhere_holds_nothing_and_counts(reason):
+def test_a_failure_in_a_fast_lane_counts_without_a_back_off(reason):
     made = window.Window()
     made.apply_deferral(reason, POLICY, NOW, NOW)
     assert (made.backoff_until_ms, made.has_recovered, made.is_degraded, made.failing_since_ms) == (0, True, False, NOW)
 
 
-def test_a_report_counts_for_more_than_what_other_lanes_say_for_a_while():
+def test_a_current_report_outweighs_reasons_of_other_lanes():
     made = after(ACCEPTED)
-    made.apply_deferral(retry_decision.CIRCUIT_OPEN, POLICY, NOW + 59_999, NOW)
+    made.apply_deferral(retry_reasons.CIRCUIT_OPEN, POLICY, NOW + 59_999, NOW)
     assert made.backoff_until_ms == 0
-    made.apply_deferral(retry_decision.CIRCUIT_OPEN, POLICY, NOW + 60_000, NOW)
+    made.apply_deferral(retry_reasons.CIRCUIT_OPEN, POLICY, NOW + 60_000, NOW)
     assert made.backoff_until_ms > NOW + 60_000
 
 
-def test_it_is_open_again_when_its_window_is():
+def test_an_endpoint_has_recovered_at_the_recovered_window():
     made = after(FAILED, *[ACCEPTED] * 5)
     assert (made.size, made.suppressed_until_ms) == (32, window.NEVER_MS)
     made.apply_report(ACCEPTED, POLICY, NOW)
@@ -154,7 +154,7 @@ def test_it_is_open_again_when_its_window_is():
 
 
 AN_HOUR = window.ShardPolicy(disable_after_s=3200)
-"""Less the eighth by which what other lanes tell may be late."""
+"""Less the eighth by which reports of other lanes may be late."""
 REFUSED = report(refused=1)
 
 
@@ -178,27 +178,27 @@ REFUSED = report(refused=1)
         ([(0, REFUSED), (1600, report(delivered=1, refused=1)), (3200, REFUSED), (3600, REFUSED)], False),
         ([(0, FAILED), (1600, BOTH), (3200, FAILED), (3600, FAILED)], False),
         ([(0, FAILED), (1600, ACCEPTED), (3200, FAILED), (3600, FAILED)], False),
-        ([(0, FAILED), (1600, report(blocked=retry_decision.ENDPOINT_PAUSED)), (3200, FAILED), (3600, FAILED)], False),
-        ([(0, report(blocked=retry_decision.ENDPOINT_PAUSED)), (3600, FAILED)], False),
+        ([(0, FAILED), (1600, report(blocked=retry_reasons.ENDPOINT_PAUSED)), (3200, FAILED), (3600, FAILED)], False),
+        ([(0, report(blocked=retry_reasons.ENDPOINT_PAUSED)), (3600, FAILED)], False),
         ([(at_s, report(failed=1, order_key=key)) for at_s, key in ((0, "a"), (1600, "b"), (3200, "c"), (3600, "a"))], True),
     ],
 )
-def test_failing_is_who_has_accepted_nothing_from_a_report_to_another_for_so_long(reports, is_failing):
+def test_an_endpoint_fails_after_reports_without_acceptance(reports, is_failing):
     made = window.Window()
     for at_s, each in reports:
         made.apply_report(each, AN_HOUR, NOW + at_s * 1000)
     assert made.is_failing(AN_HOUR, NOW + reports[-1][0] * 1000) is is_failing
 
 
-def test_failing_is_also_who_has_failed_in_other_lanes_only():
+def test_failures_in_other_lanes_only_make_an_endpoint_failing():
     made = window.Window()
     for at_s in (0, 1600, 3200, 3600):
-        made.apply_deferral(retry_decision.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000, NOW + at_s * 1000)
+        made.apply_deferral(error_classes.SERVER_ERROR, AN_HOUR, NOW + at_s * 1000, NOW + at_s * 1000)
     assert made.is_failing(AN_HOUR, NOW + 3_600_000)
 
 
-@pytest.mark.parametrize("of_another_lane", ["accepted", retry_decision.ENDPOINT_PAUSED, retry_decision.ENDPOINT_DISABLED])
-def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stopped_meanwhile(of_another_lane):
+@pytest.mark.parametrize("of_another_lane", ["accepted", retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED])
+def test_an_acceptance_or_a_block_resets_the_failing_time(of_another_lane):
     made = window.Window()
     made.apply_report(FAILED, AN_HOUR, NOW)
     if of_another_lane == "accepted":
@@ -210,7 +210,7 @@ def test_failing_is_not_who_has_accepted_something_in_another_lane_or_was_stoppe
         assert not made.is_failing(AN_HOUR, NOW + at_s * 1000)
 
 
-def test_what_has_failed_is_remembered_until_it_says_nothing_any_more():
+def test_a_failure_is_remembered_until_it_is_silence():
     made = window.Window()
     for at_s in (0, 1600, 3200, 3600):
         made.record_failure(AN_HOUR, NOW + at_s * 1000)
@@ -219,25 +219,25 @@ def test_what_has_failed_is_remembered_until_it_says_nothing_any_more():
     assert made.kept_until_ms(AN_HOUR) == 0
 
 
-def test_a_failure_counts_from_when_it_was_written_whenever_it_is_read():
+def test_a_failure_counts_from_its_own_time():
     late = window.Window()
     late.apply_report(FAILED, AN_HOUR, NOW)
-    late.apply_deferral(retry_decision.SERVER_ERROR, AN_HOUR, NOW + 3_600_000, NOW + 1_600_000)
+    late.apply_deferral(error_classes.SERVER_ERROR, AN_HOUR, NOW + 3_600_000, NOW + 1_600_000)
     late.apply_report(report(failed=1, at_ms=NOW + 3_200_000), AN_HOUR, NOW + 3_600_000)
     assert (late.failing_since_ms, late.failed_ms, late.is_failing(AN_HOUR, NOW + 3_600_000)) == (NOW, NOW + 3_200_000, False)
     late.apply_deferral(
-        retry_decision.SERVER_ERROR, AN_HOUR, NOW + 3_600_001, NOW + 1000
+        error_classes.SERVER_ERROR, AN_HOUR, NOW + 3_600_001, NOW + 1000
     )  # of a clock or a record that is behind
     assert late.failed_ms == NOW + 3_200_000
     late.apply_report(report(failed=1, at_ms=NOW + 9_000_000), AN_HOUR, NOW + 3_601_000)  # of a clock that is ahead
     assert late.failed_ms == NOW + 3_601_000
 
 
-def test_of_old_only_for_how_long_it_has_failed_is_still_true():
+def test_an_outdated_window_keeps_only_the_failing_time():
     assert after(*[FAILED] * 9).without_report() == window.Window(failing_since_ms=NOW, failed_ms=NOW)
 
 
-def test_who_refuses_one_event_and_another_is_alive_and_asked_no_less():
+def test_refusals_do_not_narrow_the_window():
     refused = report(refused=1)
     made = after(refused, refused)
     assert (made.size, made.has_recovered, made.backoff_until_ms) == (32, True, 0)
@@ -256,7 +256,7 @@ def test_the_window_stays_within_its_bounds(history, max_lease_entries):
 
 
 @pytest.mark.parametrize(("between_s", "is_failing"), [(180, True), (181, False)])
-def test_two_probes_as_far_apart_as_the_retry_lane_takes_at_most_have_no_silence_between_them(between_s, is_failing):
+def test_the_longest_interval_between_probes_is_no_silence(between_s, is_failing):
     made, policy = window.Window(), window.ShardPolicy(disable_after_s=4, max_probe_interval_s=60, lease_timeout_s=120)
     for at_s in (0, between_s):
         made.apply_report(FAILED, policy, NOW + at_s * 1000)

@@ -1,4 +1,4 @@
-"""Answers are kept for their time and no longer, rows are shared, and the event loop goes on while Postgres is asked."""
+"""Answers expire in time, equal rows are shared, and the event loop runs while Postgres is queried."""
 
 import asyncio
 import pickle
@@ -98,7 +98,7 @@ def test_no_more_answers_are_kept_than_the_bound(registry, reader):
 
 
 def test_answers_with_the_same_endpoint_share_it_until_it_changes(registry, reader, clock):
-    """The sender keeps what it has prepared for an endpoint for as long as it is the same object."""
+    """The sender caches its preparations for an endpoint by the identity of the object."""
     scope = builders.scope("t1", "t2")
     reader.snapshot = builders.snapshot(builders.endpoint(), builders.subscription(scope=scope))
     [first], [second] = matches(registry, tenant_id="t1"), matches(registry, tenant_id="t2")

@@ -1,4 +1,4 @@
-"""Who an event is due to, and what a change of the registry does to that."""
+"""To which subscriptions an event is due, also after changes of the registry."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_a_quarantined_filter_hides_no_event_of_its_scope():
 
 
 class TestManyFilters:
-    """Where many subscriptions are found by scope, what their filters require says which of them are asked."""
+    """Where a scope has many subscriptions, an index of their filters selects those to evaluate."""
 
     @pytest.fixture
     def compiled(self, monkeypatch):
@@ -136,7 +136,7 @@ class TestManyFilters:
 
 
 class TestChanges:
-    """Changes are taken in place; only what they touch is indexed again."""
+    """Changes are applied in place, and only the affected patterns are indexed again."""
 
     def changes(self, **fields):
         return SnapshotChanges(since=Revision(1), revision=Revision(2), **fields)

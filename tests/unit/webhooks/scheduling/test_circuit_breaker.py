@@ -3,10 +3,10 @@
 import pytest
 
 from delivery import errors
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import circuit_breaker
 
-OK, DOWN, HANGS = None, retry_decision.SERVER_ERROR, "timeout"
+OK, DOWN, HANGS = None, error_classes.SERVER_ERROR, "timeout"
 
 
 def recorded(*answers, each_s=1.0):
@@ -24,17 +24,17 @@ def recorded(*answers, each_s=1.0):
         ([DOWN] * 4, False),
         ([DOWN] * 5, True),
         ([DOWN] * 4 + [OK] + [DOWN] * 4, False),  # not in a row
-        ([DOWN] * 4 + [retry_decision.REFUSED] + [DOWN] * 4, False),  # a refusal is a response
+        ([DOWN] * 4 + [error_classes.REFUSED] + [DOWN] * 4, False),  # a refusal is a response
         ([HANGS], False),
         ([HANGS, HANGS], True),  # 3 + 3
         ([HANGS, DOWN, DOWN], True),  # 3 + 1 + 1
         ([HANGS, OK, HANGS], False),
-        ([retry_decision.UNAVAILABLE, retry_decision.THROTTLED, "connect", "dns", "tls"], True),
-        ([retry_decision.GONE] * 5, True),
-        ([retry_decision.REFUSED] * 100, False),
-        ([retry_decision.REDIRECT] * 100, False),
+        ([error_classes.UNAVAILABLE, error_classes.THROTTLED, "connect", "dns", "tls"], True),
+        ([error_classes.GONE] * 5, True),
+        ([error_classes.REFUSED] * 100, False),
+        ([error_classes.REDIRECT] * 100, False),
         ([errors.LocalFailure.error_class] * 100, False),  # the endpoint had no part in it
-        ([retry_decision.CONFIGURATION] * 100, False),
+        ([retry_reasons.CONFIGURATION] * 100, False),
         ([errors.AddressBlocked.error_class] * 5, True),  # as for an unknown name: both must look alike
         ([DOWN] * 4 + [errors.LocalFailure.error_class, DOWN], True),  # and does not interrupt a row
     ],
@@ -46,9 +46,9 @@ def test_a_breaker_opens_after_failures_in_a_row(answers, is_open):
 
 def test_every_error_class_is_unhealthy_refused_or_neutral():
     classes = {error.error_class for error in errors.AttemptFailed.__subclasses__()}
-    classes |= {retry_decision.error_class_of(status) for status in range(300, 600)} | {retry_decision.CONFIGURATION}
+    classes |= {error_classes.error_class_of(status) for status in range(300, 600)} | {retry_reasons.CONFIGURATION}
     answered = classes - circuit_breaker.UNHEALTHY - circuit_breaker._NEUTRAL
-    assert answered == {retry_decision.REFUSED, retry_decision.REDIRECT}
+    assert answered == {error_classes.REFUSED, error_classes.REDIRECT}
 
 
 def opened():

@@ -10,9 +10,9 @@ from delivery.model import EndpointStatus, NextAttempt, OutcomeKind, Retrying, S
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
 from delivery.webhooks.sending import payload
@@ -29,7 +29,7 @@ FAILING = Retrying(schedule_s=(5, 60))
 def broken():
     opened = circuit_breaker.CircuitBreaker()
     for _ in range(circuit_breaker.OPENS_AFTER):
-        opened.record(retry_decision.SERVER_ERROR, NOW_S, NOW_S)
+        opened.record(error_classes.SERVER_ERROR, NOW_S, NOW_S)
     return opened
 
 
@@ -45,7 +45,7 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
     async def main():
         dispatcher, deferrals = fast_lane(
-            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=retry_decision.QuickRetry(first_wait_s=0)
+            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=backoff.QuickRetry(first_wait_s=0)
         )
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals, parsing.Layout())
         first, rest = await begun.submit(records), await begun.finish()
@@ -72,14 +72,14 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
 @pytest.mark.parametrize(
     ("fields", "suppressed", "reason"),
     [
-        ({"status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
-        ({"status": DISABLED}, (), retry_decision.ENDPOINT_DISABLED),
-        ({"order_by": "n"}, (), retry_decision.ORDERED),
-        ({"order_by": "n", "status": PAUSED}, (), retry_decision.ENDPOINT_PAUSED),
-        ({"fault": "a secret that does not open"}, (), retry_decision.ENDPOINT_QUARANTINED),
-        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry_decision.ENDPOINT_QUARANTINED),
-        ({}, ("other", "ep1"), retry_decision.CIRCUIT_OPEN),
-        ({"order_by": "n"}, ("ep1",), retry_decision.ORDERED),
+        ({"status": PAUSED}, (), retry_reasons.ENDPOINT_PAUSED),
+        ({"status": DISABLED}, (), retry_reasons.ENDPOINT_DISABLED),
+        ({"order_by": "n"}, (), retry_reasons.ORDERED),
+        ({"order_by": "n", "status": PAUSED}, (), retry_reasons.ENDPOINT_PAUSED),
+        ({"fault": "a secret that does not open"}, (), retry_reasons.ENDPOINT_QUARANTINED),
+        ({"fault": "a secret that does not open", "status": PAUSED}, ("ep1",), retry_reasons.ENDPOINT_QUARANTINED),
+        ({}, ("other", "ep1"), retry_reasons.CIRCUIT_OPEN),
+        ({"order_by": "n"}, ("ep1",), retry_reasons.ORDERED),
     ],
 )
 def test_a_blocked_endpoint_defers_even_without_a_schedule(fields, suppressed, reason):
@@ -98,7 +98,7 @@ def test_a_blocked_endpoint_defers_even_without_a_schedule(fields, suppressed, r
 def test_an_open_breaker_sends_nothing_and_builds_no_body(monkeypatch):
     monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
     results, attempts = deliver(builders.endpoint(), {}, breakers={"ep1": broken()})
-    assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_decision.CIRCUIT_OPEN])
+    assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_reasons.CIRCUIT_OPEN])
 
 
 def test_a_suppressed_endpoint_does_not_delay_the_others():
@@ -133,8 +133,8 @@ def test_the_lane_reports_an_accepting_endpoint_once():
 @pytest.mark.parametrize(
     ("error_class", "hints"),
     [
-        (retry_decision.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
-        (retry_decision.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (error_classes.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
+        (error_classes.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (errors.LocalFailure.error_class, []),
     ],
 )
@@ -147,13 +147,13 @@ def test_the_lane_reports_failures_that_leave_no_entry(error_class, hints):
 def test_an_endpoint_that_accepts_some_events_is_accepting():
     endpoint = builders.endpoint(retrying=Retrying(schedule_s=()))
     delivered, _ = deliver(endpoint, {})
-    given_up, _ = deliver(endpoint, {}, error_class=retry_decision.REFUSED)
+    given_up, _ = deliver(endpoint, {}, error_class=error_classes.REFUSED)
     delivered.outcomes += given_up.outcomes
     assert health(delivered) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
 def test_an_entry_holds_all_fields_of_a_dead_letter():
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=retry_decision.SERVER_ERROR)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=error_classes.SERVER_ERROR)
     [outcome], [(_, deferred)] = results.outcomes, postponed(results)
     [one] = deferred.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
@@ -171,7 +171,7 @@ def test_an_entry_names_the_newest_registry_of_its_match():
 
 
 def test_attempts_of_a_deferred_delivery_are_logged():
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=retry_decision.REFUSED)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=error_classes.REFUSED)
     written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
     assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
     assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
@@ -198,12 +198,12 @@ def test_retries_records_have_at_most_4_kib_on_average():
 def test_a_small_record_of_the_retries_topic_counts_once():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    assert 0 < len(row.value) < topic_rows.COUNTED_BYTES
+    assert 0 < len(row.value) < retry_records.PADDED_BYTES
 
 
 def test_the_estimated_size_of_an_entry_is_close():
     """Rows are cut by the estimate; Kafka's bound is far above it."""
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=retry_decision.SERVER_ERROR)
+    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=error_classes.SERVER_ERROR)
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     [one] = retry_messages.message(row.value).entries
     assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000

@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import dispatch
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
@@ -90,7 +90,7 @@ def test_a_long_wait_for_a_rate_is_deferred_as_rate_limited():
     # One at 0, 1, 2 and 3 s; the others would begin after more than three and a half.
     assert collections.Counter((outcome.kind, outcome.reason) for outcome in outcomes) == {
         (OutcomeKind.DELIVERED, None): 4,
-        (OutcomeKind.POSTPONED, retry_decision.RATE_LIMITED): 6,
+        (OutcomeKind.POSTPONED, retry_reasons.RATE_LIMITED): 6,
     }
 
 
@@ -108,7 +108,7 @@ def test_a_rate_holds_across_micro_batches():
     async def reasons():
         return [reasons async for reasons in main()]
 
-    assert asyncio.run(reasons()) == [[None], [retry_decision.RATE_LIMITED]]
+    assert asyncio.run(reasons()) == [[None], [retry_reasons.RATE_LIMITED]]
 
 
 def test_the_lane_pauses_reading_while_many_queues_are_ready():
@@ -137,7 +137,7 @@ def test_the_lane_pauses_reading_while_many_queues_are_ready():
 
 def test_an_abandoned_dispatcher_sends_nothing():
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock)
+    sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
 
     async def main():
         dispatcher = dispatcher_of(sender, clock, max_in_flight=2)

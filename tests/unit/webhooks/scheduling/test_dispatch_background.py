@@ -6,7 +6,7 @@ import collections
 import pytest
 
 from delivery.model import NextAttempt, OutcomeKind, Retrying
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S
 from tests.support import fakes
@@ -103,10 +103,10 @@ def test_a_hanging_endpoint_delays_one_micro_batch_only():
     first, second, asked = playing(play, {"hangs": NEVER_S}, max_in_flight_per_endpoint=16)
     assert first == (
         0.5,
-        FINE | {("hangs", "postponed", retry_decision.UNDER_WAY): 16, ("hangs", "postponed", retry_decision.SLOW): 14},
+        FINE | {("hangs", "postponed", retry_reasons.UNDER_WAY): 16, ("hangs", "postponed", retry_reasons.SLOW): 14},
     )
     assert asked == 16
-    assert second == (0.0, FINE | {("hangs", "postponed", retry_decision.SLOW): 30})
+    assert second == (0.0, FINE | {("hangs", "postponed", retry_reasons.SLOW): 30})
 
 
 def test_only_an_endpoint_without_a_response_is_unresponsive():
@@ -153,12 +153,12 @@ def test_an_accepted_background_attempt_is_reported_by_name():
         ("timeout", (7, 60), OutcomeKind.POSTPONED, 7),
         ("timeout", (), OutcomeKind.DEAD_LETTERED, None),
         (
-            retry_decision.SERVER_ERROR,
+            error_classes.SERVER_ERROR,
             (7, 60),
             OutcomeKind.POSTPONED,
             0.001,
         ),  # a quick retry was left, but no time in the lane
-        (retry_decision.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
+        (error_classes.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
     ],
 )
 def test_a_failed_background_attempt_is_reported_by_name(error_class, schedule_s, kind, wait_s):
@@ -179,7 +179,7 @@ def test_earlier_attempts_are_reported_with_the_placeholder():
         async def attempt(self, delivery, number):
             self.seconds = {"slow": 0 if number == 1 else 1.5}
             attempt = await super().attempt(delivery, number)
-            return attempt._replace(error_class=retry_decision.SERVER_ERROR if number == 1 else None)
+            return attempt._replace(error_class=error_classes.SERVER_ERROR if number == 1 else None)
 
     async def main():
         clock = fakes.PassingClock()
@@ -201,7 +201,7 @@ def test_timeouts_of_background_attempts_open_the_breaker():
         return await worker.micro_batch(*deliveries(1, "hangs"))
 
     took, kinds = playing(play, {"hangs": 2.0}, {"hangs": "timeout"})
-    assert (took, kinds) == (0.0, {("hangs", "postponed", retry_decision.CIRCUIT_OPEN): 1})
+    assert (took, kinds) == (0.0, {("hangs", "postponed", retry_reasons.CIRCUIT_OPEN): 1})
 
 
 def test_a_responding_endpoint_gets_requests_despite_a_slow_one():
@@ -219,7 +219,7 @@ def test_a_responding_endpoint_gets_requests_despite_a_slow_one():
         return first, await worker.micro_batch(*deliveries(1, "busy"))
 
     (_, first), (_, second) = asyncio.run(main())
-    assert first == {("busy", "delivered", None): 5, ("busy", "postponed", retry_decision.UNDER_WAY): 1}
+    assert first == {("busy", "delivered", None): 5, ("busy", "postponed", retry_reasons.UNDER_WAY): 1}
     assert second == {("busy", "delivered", None): 1}
 
 
@@ -232,8 +232,8 @@ def test_background_attempts_count_against_the_endpoint_limit():
         return kinds, later, worker.sender.most_under_way
 
     kinds, later, most = playing(play, {"slow": 1.0})
-    assert kinds == {("slow", "postponed", retry_decision.SLOW): 1}
-    assert later == {("slow", "postponed", retry_decision.UNDER_WAY): 1}
+    assert kinds == {("slow", "postponed", retry_reasons.SLOW): 1}
+    assert later == {("slow", "postponed", retry_reasons.UNDER_WAY): 1}
     assert most == 1
 
 
@@ -264,7 +264,7 @@ def test_a_task_waits_when_the_background_is_full():
         return await worker.micro_batch(*deliveries(5, "slow"))
 
     took, kinds = playing(play, {"slow": 1.5}, most=3)
-    assert (took, kinds) == (1.5, {("slow", "postponed", retry_decision.UNDER_WAY): 3, ("slow", "delivered", None): 2})
+    assert (took, kinds) == (1.5, {("slow", "postponed", retry_reasons.UNDER_WAY): 3, ("slow", "delivered", None): 2})
 
 
 def test_a_responding_endpoint_with_a_long_queue_gets_time():
@@ -294,7 +294,7 @@ def test_an_ended_background_attempt_frees_its_slot():
             self.begun += 1
             attempt = await super().attempt(delivery, number)
             return (
-                attempt._replace(error_class=retry_decision.THROTTLED, status=429, retry_after_s=0.5)
+                attempt._replace(error_class=error_classes.THROTTLED, status=429, retry_after_s=0.5)
                 if is_throttled
                 else attempt
             )
@@ -307,7 +307,7 @@ def test_an_ended_background_attempt_frees_its_slot():
         return await Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2).micro_batch(*deliveries(2, "busy"))
 
     took, kinds = asyncio.run(main())
-    assert (took, kinds) == (1.01, {("busy", "postponed", retry_decision.UNDER_WAY): 1, ("busy", "delivered", None): 1})
+    assert (took, kinds) == (1.01, {("busy", "postponed", retry_reasons.UNDER_WAY): 1, ("busy", "delivered", None): 1})
 
 
 def test_an_endpoint_that_responds_meanwhile_is_not_slow():
@@ -322,7 +322,7 @@ def test_an_endpoint_that_responds_meanwhile_is_not_slow():
         background.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
         return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
-    assert asyncio.run(main()) == (None, retry_decision.SLOW)
+    assert asyncio.run(main()) == (None, retry_reasons.SLOW)
 
 
 def test_unresponsive_endpoints_are_judged_together():

@@ -7,14 +7,14 @@ import pytest
 
 from delivery import errors
 from delivery.model import NextAttempt, OutcomeKind, Retrying
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
 
 
 def test_each_delivery_ends_in_exactly_one_outcome():
     clock = fakes.Clock()
-    fates = [None, retry_decision.SERVER_ERROR, retry_decision.REFUSED, "timeout"]
+    fates = [None, error_classes.SERVER_ERROR, error_classes.REFUSED, "timeout"]
     sender = fakes.FakeSender(lambda delivery, _: fates[hash(delivery.webhook_id) % 4], clock)
     submitted = [d for n in range(20) for d in deliveries(25, f"ep{n}")]
     outcomes = run(sender, submitted, clock, max_in_flight=16)
@@ -28,14 +28,14 @@ def test_nothing_to_deliver_ends_at_once():
 
 def test_a_transient_failure_is_retried_with_all_attempts_kept():
     clock = fakes.Clock()
-    sender = fakes.FakeSender(lambda _, number: retry_decision.SERVER_ERROR if number < 3 else None, clock)
+    sender = fakes.FakeSender(lambda _, number: error_classes.SERVER_ERROR if number < 3 else None, clock)
     [outcome] = run(sender, deliveries(1), clock)
     assert outcome.kind is OutcomeKind.DELIVERED
     assert [(a.number, a.error_class) for a in outcome.attempts] == [(1, "server_error"), (2, "server_error"), (3, None)]
 
 
 @pytest.mark.parametrize(
-    ("error_class", "attempts"), [(retry_decision.SERVER_ERROR, 3), (retry_decision.REFUSED, 1), ("timeout", 1)]
+    ("error_class", "attempts"), [(error_classes.SERVER_ERROR, 3), (error_classes.REFUSED, 1), ("timeout", 1)]
 )
 def test_the_last_failed_attempt_leads_to_a_dead_letter(error_class, attempts):
     clock = fakes.Clock()
@@ -46,7 +46,7 @@ def test_the_last_failed_attempt_leads_to_a_dead_letter(error_class, attempts):
 def test_a_failed_delivery_is_deferred_by_its_schedule():
     clock = fakes.Clock()
     submitted = deliveries(1, retrying=Retrying(schedule_s=(7, 60)))
-    [outcome] = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), submitted, clock)
+    [outcome] = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), submitted, clock)
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.POSTPONED, "server_error", 3)
     assert outcome.next_attempt == NextAttempt(round((clock.now + 7) * 1000), 1)
 
@@ -61,7 +61,7 @@ def test_our_own_fault_defers_and_uses_up_no_wait():
 def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
     clock = fakes.Clock()
     sender = fakes.FakeSender(
-        lambda delivery, _: retry_decision.GONE if delivery.endpoint.endpoint_id == "gone" else None, clock
+        lambda delivery, _: error_classes.GONE if delivery.endpoint.endpoint_id == "gone" else None, clock
     )
 
     async def main():
@@ -76,7 +76,7 @@ def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
 
 
 def test_an_unattempted_deferral_uses_up_no_wait():
-    outcome = fakes.deferrals(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_decision.LANE_DEADLINE)
+    outcome = fakes.deferrals(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_reasons.LANE_DEADLINE)
     assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
 
 
@@ -86,8 +86,8 @@ def test_results_count_unreachable_destinations():
         "down": "connect",
         "unknown": "dns",
         "fine": None,
-        "unwilling": retry_decision.REFUSED,
-        "unset": retry_decision.CONFIGURATION,
+        "unwilling": error_classes.REFUSED,
+        "unset": retry_reasons.CONFIGURATION,
     }
 
     class Sender(fakes.FakeSender):
@@ -95,7 +95,7 @@ def test_results_count_unreachable_destinations():
             attempt = await super().attempt(delivery, number)
             if delivery.endpoint.endpoint_id == "flaps" and number == 1:
                 return attempt._replace(error_class="connect")
-            return attempt._replace(status=403 if attempt.error_class == retry_decision.REFUSED else None)
+            return attempt._replace(status=403 if attempt.error_class == error_classes.REFUSED else None)
 
     async def main():
         dispatcher = dispatcher_of(Sender(lambda delivery, _: fates.get(delivery.endpoint.endpoint_id), clock), clock)
@@ -128,7 +128,7 @@ def test_the_lane_waits_for_a_short_retry_after_only():
             attempt = await super().attempt(delivery, number)
             return attempt._replace(retry_after_s=asked_s[endpoint_id])
 
-    sender = Sender(lambda _, number: retry_decision.THROTTLED if number == 1 else None, clock)
+    sender = Sender(lambda _, number: error_classes.THROTTLED if number == 1 else None, clock)
     outcomes = run(sender, deliveries(1, "soon") + deliveries(1, "late"), clock)
     assert {o.delivery.endpoint.endpoint_id: (o.kind, o.reason) for o in outcomes} == {
         "soon": (OutcomeKind.DELIVERED, None),

@@ -8,7 +8,7 @@ import collections
 import math
 
 from delivery.model import OutcomeKind
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
 
@@ -58,11 +58,11 @@ def test_a_hanging_endpoint_costs_one_attempt_once():
     assert first == (2.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 100,
         ("hangs", OutcomeKind.DEAD_LETTERED, "timeout", 1): 16,
-        ("hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 84,
+        ("hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 84,
     })  # fmt: skip
     assert second == (0.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 100,
-        ("hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 100,
+        ("hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 100,
     })  # fmt: skip
 
 
@@ -71,12 +71,12 @@ def test_a_few_timeouts_run_in_parallel():
     [(took, endings)] = in_passing_time(
         lambda clock: SlowSender(clock, {"hangs": 2.0}, hangs=["hangs"]), deliveries(3, "hangs"), max_in_flight_per_endpoint=2
     )
-    assert (took, endings["hangs", OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0]) == (2.0, 1)
+    assert (took, endings["hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0]) == (2.0, 1)
 
 
 def test_a_failing_endpoint_gets_one_request_at_a_time():
     clock = fakes.Clock()
-    fates = iter([retry_decision.REFUSED, retry_decision.SERVER_ERROR] + [None] * 100)
+    fates = iter([error_classes.REFUSED, error_classes.SERVER_ERROR] + [None] * 100)
     under_way = []
 
     class Sender(fakes.FakeSender):
@@ -92,13 +92,13 @@ def test_a_failing_endpoint_gets_one_request_at_a_time():
 
 def test_a_quick_retry_at_an_open_breaker_is_deferred():
     clock = fakes.Clock()
-    outcomes = run(fakes.FakeSender(lambda *_: retry_decision.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
+    outcomes = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
     counted = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
     # Five first attempts open it. The fifth is not retried; the four before it are retried at an open breaker.
     assert counted == {
-        (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 1): 4,
+        (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 1): 4,
         (OutcomeKind.DEAD_LETTERED, "server_error", 1): 1,
-        (OutcomeKind.POSTPONED, retry_decision.CIRCUIT_OPEN, 0): 1,
+        (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 1,
     }
 
 
@@ -113,7 +113,7 @@ def test_the_queue_timeout_defers_what_waits_for_its_endpoint():
     assert (took, endings) == (4.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 50,
         ("slow", OutcomeKind.DELIVERED, None, 1): 2,
-        ("slow", OutcomeKind.POSTPONED, retry_decision.LANE_DEADLINE, 0): 98,
+        ("slow", OutcomeKind.POSTPONED, retry_reasons.LANE_DEADLINE, 0): 98,
     })  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_the_queue_timeout_also_bounds_a_wait_for_memory():
             await dispatcher.wait_for_unsettled(unsettled)
         return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.drain())
 
-    assert asyncio.run(main()) == (3.0, {None: 1, retry_decision.LANE_DEADLINE: 18})
+    assert asyncio.run(main()) == (3.0, {None: 1, retry_reasons.LANE_DEADLINE: 18})
 
 
 def test_the_queue_timeout_spares_recent_deliveries():
@@ -165,6 +165,6 @@ def test_a_retry_after_the_queue_timeout_is_deferred():
             return (await super().attempt(delivery, number))._replace(retry_after_s=2.0)
 
     [(_, endings)] = in_passing_time(
-        lambda clock: Sender(lambda *_: retry_decision.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
+        lambda clock: Sender(lambda *_: error_classes.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
     )
-    assert endings == {("ep1", OutcomeKind.POSTPONED, retry_decision.LANE_DEADLINE, 1): 1}
+    assert endings == {("ep1", OutcomeKind.POSTPONED, retry_reasons.LANE_DEADLINE, 1): 1}

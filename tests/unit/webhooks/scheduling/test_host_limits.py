@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.model import Attempt, OutcomeKind
-from delivery.webhooks.policy import retry_decision
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import host_limits, limits
 from tests.simulation import virtual
 from tests.support import builders, dispatching
@@ -86,7 +86,7 @@ def test_a_long_wait_for_a_host_is_deferred_as_rate_limited():
     urls = [f"{VICTIM}/{n}" for n in range(50)]
     _, outcomes, _, _ = delivered(urls, max_per_host=4, max_per_second_per_host=10.0, queue_timeout_s=1.0)
 
-    assert {outcome.reason for outcome in outcomes if outcome.kind is OutcomeKind.POSTPONED} == {retry_decision.RATE_LIMITED}
+    assert {outcome.reason for outcome in outcomes if outcome.kind is OutcomeKind.POSTPONED} == {retry_reasons.RATE_LIMITED}
 
 
 @settings(max_examples=60)

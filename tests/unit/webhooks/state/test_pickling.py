@@ -1,4 +1,4 @@
-"""What a task brings of the registry is small, and is read once by each process."""
+"""The registry in a task is small, and each process unpickles it once."""
 
 from types import SimpleNamespace
 
@@ -13,11 +13,11 @@ def source(base_id="base"):
     return registries.BroadcastSource(base_id=base_id, broadcast=SimpleNamespace(value=pickling.packed(BASE)), delta=None)
 
 
-def test_what_was_packed_is_the_same_when_it_is_unpacked():
+def test_a_packed_value_is_unpacked_unchanged():
     assert pickling.unpacked(pickling.packed(BASE)) == BASE
 
 
-def test_a_process_unpacks_a_base_once_however_often_pyspark_loads_it(monkeypatch):
+def test_a_process_unpickles_a_base_once(monkeypatch):
     unpacked = []
     monkeypatch.setattr(pickling, "unpacked", lambda written: unpacked.append(written) or BASE)
     last = None

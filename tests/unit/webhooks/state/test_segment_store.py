@@ -1,4 +1,4 @@
-"""Items of many owners in few segments: in order, written few times, and gone when they are taken."""
+"""Lists of many owners in few segments: in order, rewritten a few times, and gone when removed."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from delivery.webhooks.state import compaction, segment_store
 
 
 class Kept:
-    """Owners and their items, whose segments are written after each step."""
+    """Owners and their lists, whose segments are written after each step."""
 
     def __init__(self):
         self.index, self.segments, self.owners = segment_store.SegmentIndex(), {}, {}
@@ -44,7 +44,7 @@ def item(data):
     return segment_store.Item(data, 1, 2)
 
 
-def test_what_is_put_stands_in_order_and_what_is_taken_is_gone():
+def test_items_keep_their_order_and_removed_items_are_gone():
     kept = Kept()
     kept.put("a", b"1", b"2")
     kept.put("a", b"3")
@@ -54,7 +54,7 @@ def test_what_is_put_stands_in_order_and_what_is_taken_is_gone():
     assert (kept.items("a"), len(kept.segments)) == ([b"3"], 1)
 
 
-def test_what_comes_to_the_front_stands_there_also_when_segments_are_merged(monkeypatch):
+def test_inserted_items_stay_in_front_after_a_merge(monkeypatch):
     monkeypatch.setattr(compaction, "MAX_RUNS", 2)
     kept = Kept()
     kept.put("a", b"3", b"4")
@@ -79,7 +79,7 @@ def test_a_segment_that_is_read_for_many_owners_is_read_once():
     assert kept.read == list(kept.segments) == [0]
 
 
-def test_no_more_than_so_much_is_held_open_and_all_that_is_merged_is(monkeypatch):
+def test_the_cache_is_bounded_except_for_merged_segments(monkeypatch):
     monkeypatch.setattr(segment_store, "MAX_CACHED_BYTES", 1)
     monkeypatch.setattr(compaction, "MAX_RUNS", 6)
     kept = Kept()
@@ -110,7 +110,7 @@ steps = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.integers(2, 4), st.sampled_from([8, 1000]))
-def test_every_history_leaves_what_a_list_would(history, runs, size):
+def test_every_history_equals_that_of_a_plain_list(history, runs, size):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compaction, "MAX_RUNS", runs)
         patched.setattr(compaction, "MIN_MERGED_SIZE", 1)

@@ -1,4 +1,4 @@
-"""What one version of the program has written, another reads or refuses by name."""
+"""Bytes of one version are read by another version, or refused by name."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from delivery.webhooks.retries import retry_messages, shard_scheduler
 from delivery.webhooks.state import versioning
 
 
-def test_what_was_marked_is_read():
+def test_marked_bytes_are_read():
     assert bytes(versioning.read(versioning.marked(3, b"kept"), 3, "a thing")) == b"kept"
 
 
@@ -23,7 +23,7 @@ def test_what_was_marked_is_read():
         (retry_messages.lease, "a lease of the retry lane"),
     ],
 )
-def test_what_another_version_wrote_is_refused_by_name(read, what):
+def test_bytes_of_another_version_are_refused_by_name(read, what):
     with pytest.raises(
         errors.StateUnreadable,
         match=f"{what} was written in format 99 by another version of fanout; this version reads format [12]",
@@ -32,6 +32,6 @@ def test_what_another_version_wrote_is_refused_by_name(read, what):
 
 
 @pytest.mark.parametrize("read", [segment.decoded, segment.decoded_batch, retry_messages.message, retry_messages.lease])
-def test_what_is_empty_was_written_by_no_version(read):
+def test_empty_bytes_are_of_no_version(read):
     with pytest.raises(errors.StateUnreadable, match="without a format"):
         read(b"")

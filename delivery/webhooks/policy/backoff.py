@@ -1,0 +1,107 @@
+"""Decide whether a failed attempt is repeated, and when: within its lane, and in the retry lane. Pure.
+
+The dispatcher does the waiting, because a coroutine that sleeps between attempts would occupy a slot.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from delivery import errors
+from delivery.model import NextAttempt, Retrying
+from delivery.webhooks.policy import error_classes, retry_reasons
+
+_RETRIED_QUICKLY = frozenset(
+    {
+        error_classes.SERVER_ERROR,
+        error_classes.UNAVAILABLE,
+        errors.ConnectFailed.error_class,
+        errors.ConnectionLost.error_class,
+        errors.DnsFailed.error_class,
+        errors.AddressBlocked.error_class,
+        errors.LocalFailure.error_class,
+    }
+)
+"""Failures that often pass within a second. A timeout is missing, as it has used the lane's time. TLS errors and refusals are
+missing, as they do not change in a second. A blocked address does not change either, but is treated like a name that does not
+resolve: otherwise the number of attempts would tell customers which internal names exist."""
+
+_MENDED_BY_PEOPLE = frozenset(
+    {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
+)
+"""Failures that do not pass by themselves in seconds. They skip the first wait of a schedule."""
+JITTER = 0.2
+"""Share by which each wait is randomised, so that deliveries that failed together do not return together."""
+LOCAL_WAIT_S = 5.0
+"""Seconds before the next attempt after a fault of ours, or after a 410 of the endpoint."""
+MAX_BEHIND_S = 300.0
+"""Seconds. The longest single wait for a newer registry."""
+
+
+class _Rng(Protocol):
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickRetry:
+    """The policy of the retries within a lane."""
+
+    max_attempts: int = 3
+    first_wait_s: float = 0.2
+    """Wait before the second attempt. It doubles with each further attempt."""
+    jitter: float = JITTER
+    max_wait_s: float = 3.0
+    """The longest wait for which the lane has time."""
+
+    def wait_s(
+        self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: _Rng = random
+    ) -> float | None:
+        """Return the wait after the failed attempt `attempt_number` (from 1). None: there is no further attempt in this lane.
+
+        1. Failures that seldom pass within a second are not repeated. A throttled request is, if the endpoint says when.
+        2. A `retry_after_s` beyond `max_wait_s` is not shortened: the delivery is not repeated here.
+        3. The wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
+        """
+        is_retried = error_class in _RETRIED_QUICKLY or (error_class == error_classes.THROTTLED and retry_after_s is not None)
+        asked_s = retry_after_s or 0.0
+        if not is_retried or asked_s > self.max_wait_s or attempt_number >= self.max_attempts:
+            return None
+        wait_s = self.first_wait_s * 2.0 ** (attempt_number - 1)
+        return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))
+
+
+def next_attempt(
+    retrying: Retrying,
+    error_class: str,
+    retries: int,
+    *,
+    now_ms: int,
+    expires_ms: int,
+    retry_after_s: float | None = None,
+    rng: _Rng = random,
+) -> NextAttempt | None:
+    """Return the next attempt in the retry lane after a failed one. None: the delivery is given up.
+
+    `retries` waits of the schedule are used up.
+
+    1. A fault of ours uses up no wait. Nor does a 410, after which the endpoint will be disabled.
+    2. A failure that people have to repair starts with the second wait of the schedule.
+    3. Otherwise the next wait, randomised to both sides. After the last wait the delivery is given up.
+    4. Never before `retry_after_s`. If the time is after `expires_ms`, the delivery is given up now.
+    """
+    if not retrying.schedule_s:
+        return None
+    if error_class in {errors.LocalFailure.error_class, error_classes.GONE}:
+        wait_s, used = LOCAL_WAIT_S, retries
+    else:
+        skipped = 1 if error_class in _MENDED_BY_PEOPLE and retries == 0 and len(retrying.schedule_s) > 1 else 0
+        used = retries + skipped + 1
+        if used > len(retrying.schedule_s):
+            return None
+        wait_s = retrying.schedule_s[used - 1]
+    asked_s = retry_after_s or 0.0
+    wait_s = max(wait_s * rng.uniform(1 - JITTER, 1 + JITTER), asked_s * rng.uniform(1, 1 + JITTER))
+    at_ms = now_ms + round(wait_s * 1000)
+    return NextAttempt(at_ms, used) if at_ms <= expires_ms else None

@@ -1,0 +1,38 @@
+"""Read the wait that a response asks for by `Retry-After`. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import email.utils
+import re
+from collections.abc import Iterable
+
+MAX_RETRY_AFTER_S = 86_400.0
+"""Seconds. A longer `Retry-After` counts as this, so that an endpoint cannot defer its deliveries for years."""
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+"""RFC 9110 has whole seconds only. Some servers write 1.5. If that were ignored, the next attempt would be too early."""
+
+
+def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
+    """Return the wait after `now` in a `Retry-After` header, from 0 to `cap_s`. None: the value is unreadable.
+
+    RFC 9110, section 10.2.3: seconds, or a date in any of the three forms of section 5.6.7. A date in the past is no wait.
+    """
+    value = value.strip()
+    if _NUMBER.fullmatch(value):
+        wait_s = float(value)
+    else:
+        try:
+            moment = email.utils.parsedate_tz(value)
+            if moment is None:
+                return None
+            wait_s = calendar.timegm(moment[:6]) - (moment[9] or 0) - now
+        except (ValueError, OverflowError):  # a year beyond 9999
+            return None
+    return min(max(wait_s, 0.0), cap_s)
+
+
+def longest_retry_after_s(headers: Iterable[tuple[bytes, bytes]], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
+    """Return the wait that a response asks for. A response should have one such header; of several the longest wait counts."""
+    waits = [retry_after_s(value.decode("latin-1"), now, cap_s) for name, value in headers if name.lower() == b"retry-after"]
+    return max((wait_s for wait_s in waits if wait_s is not None), default=None)

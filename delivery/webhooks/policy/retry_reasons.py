@@ -1,0 +1,36 @@
+"""The reasons, beside error classes, for which a delivery is deferred to the retry lane or becomes a dead letter.
+
+A closed set: the reasons are in topics, metrics and the API.
+"""
+
+from __future__ import annotations
+
+LANE_DEADLINE = "lane_deadline"
+"""The endpoint accepted nothing, or too little, for a whole queue timeout."""
+UNDER_WAY = "under_way"
+"""The endpoint has not responded yet, and the lane waits for nothing else. The attempt continues in the background, and the
+delivery waits for its result."""
+SLOW = "slow"
+"""The endpoint does not respond to other requests in flight, or did not a moment ago. The lane does not wait for it."""
+RATE_LIMITED = "rate_limited"
+"""The endpoint's own rate delayed the delivery too long."""
+CIRCUIT_OPEN = "circuit_open"
+"""The endpoint was failing. Only the retry lane sends requests to it until it responds again."""
+ENDPOINT_PAUSED = "endpoint_paused"
+ENDPOINT_DISABLED = "endpoint_disabled"
+ENDPOINT_QUARANTINED = "endpoint_quarantined"
+"""The endpoint's row is unusable, for example without a secret. The delivery waits until an operator repairs the row."""
+ORDERED = "ordered"
+"""The endpoint takes events in order. All its events go through the state of the retry lane."""
+REDRIVEN = "redriven"
+"""The delivery was a dead letter, and a redrive asked for it."""
+REPLAYED = "replayed"
+"""A replay asked for the delivery, whatever its outcome was."""
+REGISTRY_BEHIND = "registry_behind"
+"""The worker's registry is older than the one by which the delivery was due, and may not have its endpoint yet."""
+NO_ROOM = "no_room"
+"""Of a dead letter: the endpoint had as many waiting events as `retry.max_pending` allows."""
+EXPIRED = "expired"
+"""Of a dead letter: the delivery waited as long as its endpoint's `max_age_s` allows."""
+CONFIGURATION = "configuration"
+"""The endpoint's own settings make no valid request, because of a refused URL or header."""

@@ -1,0 +1,38 @@
+"""The records of the retries topic. Only this module writes and reads them, and knows of their padding.
+
+Spark bounds a micro-batch in records. One record may be a report of 100 bytes, another a batch of 10 MiB. So each record is
+followed by padding: a record without a value for every PADDED_BYTES of the value. Then a bound in records bounds the bytes too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from delivery.webhooks.retries import retry_messages
+
+PADDED_BYTES = 4 * 1024
+"""Bytes of a value for which one padding record follows. `source.read_retries` multiplies its bound in records by it."""
+HAS_MESSAGE = "value IS NOT NULL"
+"""Condition in Spark SQL that leaves out padding."""
+
+
+class RetryRecord(NamedTuple):
+    """A record of the retries topic. The key is the endpoint's id."""
+
+    key: bytes
+    value: bytes | None
+    """None: padding."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> Iterator[RetryRecord]:
+    """Yield the record of an encoded message, then its padding. All have the same key, and so the same partition."""
+    yield RetryRecord(key, written, headers)
+    yield from itertools.repeat(RetryRecord(key, None), len(written) // PADDED_BYTES)
+
+
+def messages(*values: bytes | None) -> Iterator[retry_messages.Postponed | retry_messages.Report]:
+    """Yield the messages in the values of records. Padding has none."""
+    return (retry_messages.message(value) for value in values if value)
