@@ -192,7 +192,7 @@ def test_retries_records_have_at_most_4_kib_on_average():
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
         rows = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
         assert len({(row.topic, row.key) for row in rows}) == 1  # all in one partition
-        assert sum(len(row.value or b"") for row in rows) <= len(rows) * topic_rows.COUNTED_BYTES == len(rows) * 4096
+        assert sum(len(row.value or b"") for row in rows) <= len(rows) * retry_records.PADDED_BYTES == len(rows) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
