@@ -1,1 +1,1 @@
-"""Load tests: the whole platform under load, and what it costs. Run `python -m load_tests --help`."""
+"""Load tests: measure the whole platform under load. Run `python -m load_tests --help`."""

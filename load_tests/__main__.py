@@ -25,18 +25,19 @@ from load_tests.scenarios import mission as mission_scenario
 from load_tests.scenarios import overload as overload_scenario
 from load_tests.scenarios import pending as pending_scenario
 from load_tests.scenarios import retries as retries_scenario
+from load_tests.scenarios import rival as rival_scenario
 from load_tests.scenarios.at_scale import command as at_scale_command
 
 S = TypeVar("S")
 WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
-"""Figures that are to be zero."""
+"""Figures that must be zero."""
 MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 0.001, "back_after_s": 10}
-"""Figures that have a bound."""
+"""Figures with an upper bound."""
 
-app = typer.Typer(help="Load tests: the whole platform on this machine, and what it costs.", no_args_is_help=True)
+app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
-Folder = Annotated[Path | None, typer.Option(help="Keep data and logs here; it is emptied first.")]
-Replaced = Annotated[list[str] | None, typer.Option("--set", help="A setting of the job, as area.field=value.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder for data and logs. It is emptied first.")]
+Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of the job, as area.field=value. May be repeated.")]
 _AWAY = away_scenario.Scenario()
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
@@ -46,6 +47,7 @@ _ISOLATION = isolation_scenario.Scenario()
 _LATENCY = latency_scenario.Scenario()
 _MISSION = mission_scenario.Scenario()
 _RETRIES = retries_scenario.Scenario()
+_RIVAL = rival_scenario.Scenario()
 _OVERLOAD = overload_scenario.Scenario()
 _PENDING = pending_scenario.Scenario()
 _SCALING = scaling_scenario.Scenario()
@@ -54,10 +56,12 @@ _SCALING = scaling_scenario.Scenario()
 @app.command()
 def direct(
     json_file: JsonFile = None,
-    events: Annotated[int, typer.Option(min=1000, help="Events that are measured.")] = _DIRECT.events,
-    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _DIRECT.warm_up,
-    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _DIRECT.steady_per_s,
-    steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _DIRECT.steady_s,
+    events: Annotated[int, typer.Option(min=1000, help="Number of measured events.")] = _DIRECT.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events of the warm-up, before the measurement.")] = _DIRECT.warm_up,
+    steady_per_s: Annotated[
+        int, typer.Option(help="Events a second of the steady pace, which measures latency.")
+    ] = _DIRECT.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="Seconds of the steady pace.")] = _DIRECT.steady_s,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
@@ -69,19 +73,25 @@ def direct(
 @app.command()
 def batch(
     json_file: JsonFile = None,
-    events: Annotated[int, typer.Option(min=1000, help="Events that are measured.")] = _BATCH.events,
-    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _BATCH.warm_up,
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _BATCH.endpoints,
-    max_events: Annotated[int, typer.Option(help="At most so many events in a batch.")] = _BATCH.max_events,
-    max_wait: Annotated[float, typer.Option(help="Seconds that an event waits for its batch.")] = _BATCH.max_wait_s,
-    steady_per_s: Annotated[int, typer.Option(help="Events a second for the waiting time.")] = _BATCH.steady_per_s,
-    settle_s: Annotated[int, typer.Option(help="So many seconds of that come before it is measured.")] = _BATCH.settle_s,
-    steady_s: Annotated[int, typer.Option(help="For so many seconds.")] = _BATCH.steady_s,
-    hot: Annotated[float, typer.Option(min=0, max=1, help="Then so again, this share to one endpoint.")] = _BATCH.hot,
+    events: Annotated[int, typer.Option(min=1000, help="Number of measured events.")] = _BATCH.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events of the warm-up, before the measurement.")] = _BATCH.warm_up,
+    endpoints: Annotated[
+        int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
+    ] = _BATCH.endpoints,
+    max_events: Annotated[int, typer.Option(help="Largest number of events in a batch.")] = _BATCH.max_events,
+    max_wait: Annotated[float, typer.Option(help="Seconds that an event may wait for its batch.")] = _BATCH.max_wait_s,
+    steady_per_s: Annotated[
+        int, typer.Option(help="Events a second of the steady pace, which measures waiting times.")
+    ] = _BATCH.steady_per_s,
+    settle_s: Annotated[int, typer.Option(help="Seconds of the steady pace before the measurement.")] = _BATCH.settle_s,
+    steady_s: Annotated[int, typer.Option(help="Seconds of the steady pace.")] = _BATCH.steady_s,
+    hot: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the events to one endpoint, in one more phase.")
+    ] = _BATCH.hot,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Deliver batches to 1,000 endpoints: the first one, at full speed, then at a steady pace."""
+    """Deliver batches to 1,000 endpoints: measure the first batch, full speed, and a steady pace."""
     scenario = batch_scenario.Scenario(
         events=events,
         warm_up=warm_up,
@@ -101,12 +111,14 @@ def isolation(
     json_file: JsonFile = None,
     endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, one of which hangs.")] = _ISOLATION.endpoints,
     per_s: Annotated[int, typer.Option(help="Events a second.")] = _ISOLATION.per_s,
-    seconds: Annotated[int, typer.Option(help="Of each of the two phases.")] = _ISOLATION.seconds,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Of the events, due to the one.")] = _ISOLATION.share,
+    seconds: Annotated[int, typer.Option(help="Seconds of each of the two phases.")] = _ISOLATION.seconds,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the events that are due to the hanging endpoint.")
+    ] = _ISOLATION.share,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Let one endpoint of 1,000 hang, with 5 % of the events, and see how long the others wait."""
+    """Let one endpoint of 1,000 hang, with 5 % of the events, and measure how long the others wait."""
     scenario = isolation_scenario.Scenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
     _run(isolation_scenario.run, scenario, json_file, folder, replaced)
 
@@ -114,26 +126,29 @@ def isolation(
 @app.command()
 def beside(
     what: Annotated[
-        beside_scenario.What, typer.Argument(help="Records that are no events, a hot tenant, or archive and polls.")
+        beside_scenario.What,
+        typer.Argument(help="Load beside the events: records that are not events, a hot tenant, or archive and polls."),
     ],
     json_file: JsonFile = None,
-    per_s: Annotated[int, typer.Option(help="Events a second that are measured.")] = _BESIDE.per_s,
-    seconds: Annotated[int, typer.Option(help="Of each of the two phases.")] = _BESIDE.seconds,
-    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _BESIDE.warm_up,
-    settle_s: Annotated[int, typer.Option(help="So many seconds of each phase come before it is measured.")] = _BESIDE.settle_s,
-    endpoints: Annotated[int, typer.Option(min=20, help="Endpoints, evenly of ten event types.")] = _BESIDE.endpoints,
+    per_s: Annotated[int, typer.Option(help="Measured events a second.")] = _BESIDE.per_s,
+    seconds: Annotated[int, typer.Option(help="Seconds of each of the two phases.")] = _BESIDE.seconds,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events of the warm-up, before the measurement.")] = _BESIDE.warm_up,
+    settle_s: Annotated[int, typer.Option(help="Seconds of each phase before its measurement.")] = _BESIDE.settle_s,
+    endpoints: Annotated[
+        int, typer.Option(min=20, help="Endpoints, distributed evenly over ten event types.")
+    ] = _BESIDE.endpoints,
     hot: Annotated[float, typer.Option(min=0, max=0.95, help="The hot tenant's share of all events.")] = _BESIDE.hot,
     polls_per_s: Annotated[float, typer.Option(help="Polls a second.")] = _BESIDE.flood.polls_per_s,
     greedy_per_s: Annotated[
-        float, typer.Option(help="Of one customer besides, who may ask less.")
+        float, typer.Option(help="Polls a second of one more customer, who exceeds its limit.")
     ] = _BESIDE.flood.greedy_per_s,
     nice: Annotated[
-        int, typer.Option(min=0, max=19, help="How far archive and polls come after the job.")
+        int, typer.Option(min=0, max=19, help="Nice value of archive and polls, so that the job has priority for a core.")
     ] = _BESIDE.flood.nice,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Deliver events alone, and then beside something else: how much longer do they wait?"""
+    """Deliver events alone, then beside another load, and measure how much longer they wait."""
     scenario = beside_scenario.Scenario(
         what=what,
         endpoints=endpoints,
@@ -150,15 +165,19 @@ def beside(
 @app.command()
 def away(
     json_file: JsonFile = None,
-    bounces: Annotated[int, typer.Option(min=0, help="How often the broker is killed and started again.")] = _AWAY.bounces,
-    away_s: Annotated[int, typer.Option(help="Seconds for which it is away, once.")] = _AWAY.away_s,
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _AWAY.endpoints,
+    bounces: Annotated[
+        int, typer.Option(min=0, help="Number of times that the broker is killed and started again.")
+    ] = _AWAY.bounces,
+    away_s: Annotated[int, typer.Option(help="Seconds of the one long outage of the broker.")] = _AWAY.away_s,
+    endpoints: Annotated[
+        int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
+    ] = _AWAY.endpoints,
     per_s: Annotated[int, typer.Option(help="Events a second.")] = _AWAY.per_s,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = _AWAY.seed,
+    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = _AWAY.seed,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Kill the broker again and again under load, and have it away for long: what is lost, and does the job go on by itself?"""
+    """Kill the broker repeatedly under load, and stop it for long: is anything lost, and does the job continue by itself?"""
     scenario = away_scenario.Scenario(bounces=bounces, away_s=away_s, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(away_scenario.run, scenario, json_file, folder, replaced)
 
@@ -166,15 +185,21 @@ def away(
 @app.command()
 def overload(
     json_file: JsonFile = None,
-    events: Annotated[int, typer.Option(min=1000, help="Events, half of them due in batches.")] = _OVERLOAD.events,
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _OVERLOAD.endpoints,
-    busy: Annotated[int, typer.Option(min=0, help="Busy loops.")] = _OVERLOAD.busy,
-    hog_mb: Annotated[int, typer.Option(min=1, help="Memory that a process takes and touches.")] = _OVERLOAD.hog_mb,
-    disturbed_s: Annotated[int, typer.Option(min=5, help="For so many seconds.")] = _OVERLOAD.disturbed_s,
+    events: Annotated[
+        int, typer.Option(min=1000, help="Number of events; half of them are delivered in batches.")
+    ] = _OVERLOAD.events,
+    endpoints: Annotated[
+        int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
+    ] = _OVERLOAD.endpoints,
+    busy: Annotated[int, typer.Option(min=0, help="Number of processes that run busy loops.")] = _OVERLOAD.busy,
+    hog_mb: Annotated[
+        int, typer.Option(min=1, help="Megabytes of memory that a process allocates and touches.")
+    ] = _OVERLOAD.hog_mb,
+    disturbed_s: Annotated[int, typer.Option(min=5, help="Seconds of the disturbance.")] = _OVERLOAD.disturbed_s,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Take CPU and memory away at full speed, stop a worker, collect the JVM's garbage: are the endpoints blamed for it?"""
+    """Take CPU and memory away at full speed, stop a worker, collect the JVM's garbage: are endpoints suppressed for it?"""
     scenario = overload_scenario.Scenario(events=events, endpoints=endpoints, busy=busy, hog_mb=hog_mb, disturbed_s=disturbed_s)
     _run(overload_scenario.run, scenario, json_file, folder, replaced)
 
@@ -182,14 +207,16 @@ def overload(
 @app.command()
 def crash(
     json_file: JsonFile = None,
-    kills: Annotated[int, typer.Option(min=1, help="How often; each takes about half a minute.")] = _CRASH.kills,
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _CRASH.endpoints,
+    kills: Annotated[int, typer.Option(min=1, help="Number of kills; each takes about half a minute.")] = _CRASH.kills,
+    endpoints: Annotated[
+        int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
+    ] = _CRASH.endpoints,
     per_s: Annotated[int, typer.Option(help="Events a second.")] = _CRASH.per_s,
-    seed: Annotated[int, typer.Option(help="Of the moments, and of what is killed.")] = _CRASH.seed,
+    seed: Annotated[int, typer.Option(help="Seed of the moments and of the killed processes.")] = _CRASH.seed,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Kill driver, JVM or workers at random moments under load, and count what is lost and what comes twice."""
+    """Kill driver, JVM or workers at random moments under load, and count lost and repeated deliveries."""
     scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(crash_scenario.run, scenario, json_file, folder, replaced)
 
@@ -197,15 +224,19 @@ def crash(
 @app.command()
 def latency(
     json_file: JsonFile = None,
-    rates: Annotated[str, typer.Option(help="Events a second, several with commas.")] = ",".join(map(str, _LATENCY.rates)),
-    seconds: Annotated[int, typer.Option(min=1, help="For each rate.")] = _LATENCY.seconds,
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, evenly of ten event types.")] = _LATENCY.endpoints,
-    kills: Annotated[int, typer.Option(min=0, help="How often driver or worker are killed, under load.")] = _LATENCY.kills,
-    lanes: Annotated[str, typer.Option(help="The lanes of the job.")] = _LATENCY.lanes,
+    rates: Annotated[str, typer.Option(help="Events a second; several rates are separated by commas.")] = ",".join(
+        map(str, _LATENCY.rates)
+    ),
+    seconds: Annotated[int, typer.Option(min=1, help="Seconds of each rate.")] = _LATENCY.seconds,
+    endpoints: Annotated[
+        int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
+    ] = _LATENCY.endpoints,
+    kills: Annotated[int, typer.Option(min=0, help="Number of kills of driver or worker, under load.")] = _LATENCY.kills,
+    lanes: Annotated[str, typer.Option(help="Lanes of the job.")] = _LATENCY.lanes,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Deliver events of a real-time topic one by one: how long does each take? Then kill the job under load."""
+    """Measure the latency of single events of a real-time topic. Then kill the job under load."""
     scenario = latency_scenario.Scenario(
         rates=tuple(map(int, rates.split(","))), seconds=seconds, endpoints=endpoints, kills=kills, lanes=lanes
     )
@@ -231,18 +262,39 @@ def mission(
 
 
 @app.command()
-def retries(
+def rival(
     json_file: JsonFile = None,
-    pending: Annotated[int, typer.Option(min=1000, help="Deliveries that wait; a million takes some minutes more.")] = (
-        _RETRIES.pending
-    ),
-    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints, nine in ten of them paused.")] = _RETRIES.endpoints,
-    per_s: Annotated[int, typer.Option(help="Events a second to the others, by the retry lane.")] = _RETRIES.per_s,
-    seconds: Annotated[int, typer.Option(help="Of each of the two times.")] = _RETRIES.seconds,
+    events: Annotated[int, typer.Option(min=1000, help="Events at full speed that are measured.")] = _RIVAL.events,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _RIVAL.warm_up,
+    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _RIVAL.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="Seconds at that pace.")] = _RIVAL.steady_s,
+    burst: Annotated[int, typer.Option(min=1000, help="Events of the burst in which SIGKILL comes.")] = _RIVAL.burst,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each side, of about two minutes each.")] = _RIVAL.rounds,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Let deliveries pile up in the retry lane, and see what its micro-batches, memory and checkpoint make of it."""
+    """Compare the platform with a plain asyncio consumer on the same work: what does Spark cost, and what does it bring?"""
+    scenario = rival_scenario.Scenario(
+        events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s, burst=burst, rounds=rounds
+    )
+    _run(rival_scenario.run, scenario, json_file, folder, replaced)
+
+
+@app.command()
+def retries(
+    json_file: JsonFile = None,
+    pending: Annotated[int, typer.Option(min=1000, help="Number of waiting deliveries; a million takes some minutes more.")] = (
+        _RETRIES.pending
+    ),
+    endpoints: Annotated[int, typer.Option(min=10, help="Endpoints; nine of ten are paused.")] = _RETRIES.endpoints,
+    per_s: Annotated[
+        int, typer.Option(help="Events a second to the other endpoints, through the retry lane.")
+    ] = _RETRIES.per_s,
+    seconds: Annotated[int, typer.Option(help="Seconds of each of the two phases.")] = _RETRIES.seconds,
+    folder: Folder = None,
+    replaced: Replaced = None,
+) -> None:
+    """Let deliveries accumulate in the retry lane, and measure its micro-batches, memory and checkpoint."""
     scenario = retries_scenario.Scenario(pending=pending, endpoints=endpoints, per_s=per_s, seconds=seconds)
     _run(retries_scenario.run, scenario, json_file, folder, replaced)
 
@@ -252,12 +304,12 @@ def pending(
     json_file: JsonFile = None,
     endpoints: Annotated[int, typer.Option(min=10, help="Endpoints in batch mode.")] = _PENDING.endpoints,
     each: Annotated[
-        int, typer.Option(min=1, max=999, help="Events of each that wait; 999 take some GB of disk.")
+        int, typer.Option(min=1, max=999, help="Waiting events of each endpoint; 999 take some GB of disk.")
     ] = _PENDING.each,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Let events wait for their batches, and see what memory and disk the batch lane takes for them."""
+    """Let events wait for their batches, and measure the memory and disk of the batch lane."""
     scenario = pending_scenario.Scenario(endpoints=endpoints, each=each)
     _run(pending_scenario.run, scenario, json_file, folder, replaced)
 
@@ -266,13 +318,11 @@ def pending(
 def scaling(
     json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the first day into this SVG file.")] = None,
-    base_per_s: Annotated[int, typer.Option(min=1, help="Events a second, the mean without spikes.")] = _SCALING.base_per_s,
-    days: Annotated[int, typer.Option(min=1, help="Simulated.")] = _SCALING.days,
-    seed: Annotated[int, typer.Option(help="Of the spikes' moments and lengths, and of what executors take to start.")] = (
-        _SCALING.seed
-    ),
+    base_per_s: Annotated[int, typer.Option(min=1, help="Mean of the events a second without spikes.")] = _SCALING.base_per_s,
+    days: Annotated[int, typer.Option(min=1, help="Number of simulated days.")] = _SCALING.days,
+    seed: Annotated[int, typer.Option(help="Seed of the spikes and of the start times of executors.")] = (_SCALING.seed),
 ) -> None:
-    """Simulate days of load with spikes of ten times as much: what do executors cost that follow it, and who waits?"""
+    """Simulate days of load with tenfold spikes: measure executor hours and waiting times when executors follow the load."""
     figures = scaling_scenario.run(scaling_scenario.Scenario(base_per_s=base_per_s, days=days, seed=seed))
     if plot is not None:
         plots.draw(figures, plot)

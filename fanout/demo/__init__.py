@@ -1,1 +1,1 @@
-"""`fanout demo`: the whole platform on one machine, and the proof that nothing is lost."""
+"""`fanout demo`: run the whole platform on one machine, and prove that nothing is lost."""

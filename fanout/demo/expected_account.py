@@ -1,4 +1,4 @@
-"""Hold what was due against what the receivers got and what the job recorded. Pure.
+"""Compare the due deliveries with the requests of the receivers and the records of the job. Pure.
 
 Runs in the command and the tests.
 """
@@ -23,16 +23,16 @@ from fanout.reconcile import ledger
 LANES = ("direct", "batch")
 Pair = tuple[str, str]
 """Event id and subscription id."""
-Evidence = tuple[str, ...]
-"""What a receiver can tell of a delivery. Of a single event: its `webhook-id`. Of one in a batch: endpoint, source, event id;
-which of two subscriptions was meant it cannot tell, and then the event must have come twice."""
+Token = tuple[str, ...]
+"""Identity of a delivery for a receiver. For a single event: its `webhook-id`. For an event of a batch: endpoint, source and
+event id. Two subscriptions of an endpoint have the same token there, so the event must come twice."""
 History = Sequence[tuple[int, dict[str, Any]]]
 """Revision and document of each state of the registry, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedEvent:
-    """An event and where Kafka put it."""
+    """An event and its place in Kafka."""
 
     event: scenario.PublishedEvent
     partition: int
@@ -42,22 +42,22 @@ class PlacedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneAccount:
-    """How every due pair of one lane ended."""
+    """Outcomes of the due pairs of one lane."""
 
     due: int
     delivered: int
     redriven: int
-    """Those of the delivered that had been given up, and were delivered after that."""
+    """Delivered pairs that were dead letters before."""
     dead_lettered: int
-    """Those that stayed so."""
+    """Pairs that stayed dead letters."""
     skipped: dict[str, int]
     pending: int
-    """Events that the lane has not handled."""
+    """Events that the lane did not handle."""
     lost: tuple[Pair, ...]
     duplicates: int
-    """Deliveries that were accepted beyond the first time."""
+    """Acceptances after the first acceptance of a pair."""
     latency_ms: dict[str, float]
-    """From the append of an event to the answer that accepted it; of what was redriven, nothing."""
+    """Milliseconds from the append of an event to the answer that accepted it, without redriven pairs."""
 
     def document(self) -> dict[str, int]:
         """Return the counts for machines."""
@@ -75,45 +75,45 @@ class LaneAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """What became of the failing customer's dead letters, each delivery once."""
+    """Numbers of the failing customer's dead letters, each delivery once."""
 
     customer: str
     dead_letters: int
-    """By their topic, and whatever else was polled or redriven."""
+    """Dead letters by their topic, and any others that were polled or redriven."""
     polled: int
-    """Over HTTP, each payload byte for byte as it was published."""
+    """Polled over HTTP with the payload byte for byte as published."""
     acknowledged: int
     redriven: int
-    """By the log."""
+    """Redriven, by the log."""
     delivered: int
-    """After that, by the receivers, which took none of it before."""
+    """Delivered after the redrive, by the receivers, which accepted none before."""
 
     @property
     def holds(self) -> bool:
-        """Tell whether each was polled, acknowledged, redriven and delivered, and nothing else was."""
+        """Return True if exactly the dead letters were polled, acknowledged, redriven and delivered."""
         return {self.polled, self.acknowledged, self.redriven, self.delivered} == {self.dead_letters}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """How every due pair ended."""
+    """Outcomes of all due pairs."""
 
     events: int
     rejected: int
     lanes: dict[str, LaneAccount]
     batches: dict[str, int]
-    """How many were sent, by why they left."""
+    """Number of sent batches, by the reason for which they were closed."""
     over_http: OverHttp
     unverified: int
     unexpected: tuple[Pair, ...]
-    """What was delivered, dead-lettered or skipped and was not due, or not so."""
+    """Pairs with an outcome that were not due, or not due with this outcome."""
     findings: tuple[str, ...]
-    """What `fanout reconcile` finds in the topics, which knows neither what was due nor what the receivers got."""
+    """Findings of `fanout reconcile`, which knows neither the oracle nor the receivers."""
     wall_s: float
 
     @property
     def holds(self) -> bool:
-        """Tell whether nothing is lost, all was verified, nobody got what was not due, and topics and dead letters add up."""
+        """Return True if nothing is lost or unverified, nothing that was not due was delivered, and all accounts agree."""
         is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
@@ -136,13 +136,13 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
-    """A due pair, and what may come of it."""
+class _DueDelivery:
+    """A due pair, and its permitted outcomes."""
 
     pair: Pair
-    evidence: Evidence
+    token: Token
     reasons: frozenset[str | None]
-    """For which it may be skipped; None: it may be sent."""
+    """Reasons for which it may be skipped; None among them: it may be sent."""
     appended_at_ms: int
 
 
@@ -159,21 +159,21 @@ def account(
 ) -> Account:
     """Return the account.
 
-    A pair counts as delivered when a receiver accepted a request with it whose signature it had verified; what the job says of
-    itself is not taken for that. `given_up` is what had become a dead letter of the failing customer before that polled.
+    A pair counts as delivered if a receiver accepted a request with it and a verified signature. Records of the job do not
+    count for that. `given_up` are the deliveries that were dead letters of the failing customer before it polled.
     """
     requests = list(received)
-    accepted = collections.Counter(evidence for request in requests for evidence in _accepted(request))
+    accepted = collections.Counter(token for request in requests for token in _accepted(request))
     pending = {lane: sum(recorded.revision_at(lane, _place(one), one.offset) is None for one in placed) for lane in LANES}
     expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in LANES}
     lanes, as_expected = {}, set[Due]()
     for lane in LANES:
-        lanes[lane], ended = _settled(expected[lane], pending[lane], recorded, accepted)
+        lanes[lane], ended = _account_of_lane(expected[lane], pending[lane], recorded, accepted)
         as_expected |= ended
-    known = {one.evidence for of_lane in expected.values() for one in of_lane.values() if None in one.reasons}
-    strangers = tuple(("?", " ".join(evidence)) for evidence in accepted.keys() - known)
+    known = {one.token for of_lane in expected.values() for one in of_lane.values() if None in one.reasons}
+    unknown = tuple(("?", " ".join(token)) for token in accepted.keys() - known)
     event_ids = {(*_place(one), one.offset): one.event.event_id for one in placed}
-    otherwise = ((event_ids.get(due[:3], "?"), due.subscription_id) for due in recorded.ended() - as_expected)
+    not_due = ((event_ids.get(due[:3], "?"), due.subscription_id) for due in recorded.ended() - as_expected)
     return Account(
         events=len(placed),
         rejected=len(recorded.rejected),
@@ -188,13 +188,13 @@ def account(
             delivered=sum(lane.redriven for lane in lanes.values()),
         ),
         unverified=sum(not request.is_verified for request in requests),
-        unexpected=tuple(sorted(otherwise)) + strangers,
+        unexpected=tuple(sorted(not_due)) + unknown,
         findings=tuple(findings),
         wall_s=wall_s,
     )
 
 
-def _accepted(request: receiver.Received) -> Iterator[Evidence]:
+def _accepted(request: receiver.Received) -> Iterator[Token]:
     if request.batch is None:
         if request.is_accepted:
             yield (request.webhook_id,)
@@ -209,11 +209,11 @@ def _place(one: PlacedEvent) -> places.Place:
 
 def _expected(
     lane: str, placed: Sequence[PlacedEvent], history: History, recorded: ledger.Ledger
-) -> Iterator[tuple[Due, _Expected]]:
-    """Yield what a lane found due, by the registry as the lane's receipts say that it knew it.
+) -> Iterator[tuple[Due, _DueDelivery]]:
+    """Yield the deliveries that are due in a lane, by the revision that the lane's receipts name.
 
-    What waits, for its batch or for its next attempt, is sent by the registry of that later moment. So it may also be skipped
-    for a change that came since.
+    A delivery that waits for its batch or its next attempt is sent by the registry of that later moment. So a later change of
+    the registry may skip it.
     """
     for one in placed:
         event = one.event
@@ -227,31 +227,31 @@ def _expected(
             reasons = {oracle.skip_reason(subscription, document)}
             if reasons == {None}:
                 reasons |= {oracle.skip_reason(subscription, later) for _, later in history[first + 1 :]}
-            evidence: Evidence = (webhook_id(event.source, event.event_id, name),)
+            token: Token = (webhook_id(event.source, event.event_id, name),)
             if lane == "batch":
-                evidence = (str(subscription["endpoint"]), event.source, event.event_id)
+                token = (str(subscription["endpoint"]), event.source, event.event_id)
             yield (
                 Due(*_place(one), one.offset, name),
-                _Expected((event.event_id, name), evidence, frozenset(reasons), one.appended_at_ms),
+                _DueDelivery((event.event_id, name), token, frozenset(reasons), one.appended_at_ms),
             )
 
 
-def _settled(
-    expected: dict[Due, _Expected],
+def _account_of_lane(
+    expected: dict[Due, _DueDelivery],
     pending: int,
     recorded: ledger.Ledger,
-    accepted: collections.Counter[Evidence],
+    accepted: collections.Counter[Token],
 ) -> tuple[LaneAccount, set[Due]]:
-    """Return the account of a lane, and what of it ended as it may."""
+    """Return the account of a lane, and its deliveries with a permitted outcome."""
     sendable = {due: one for due, one in expected.items() if None in one.reasons}
     unclaimed = collections.Counter(accepted)
     delivered = set[Due]()
     dead = recorded.dead() & sendable.keys()
-    # Of two with the same evidence, what came is rather the one that the job does not say to have ended otherwise.
+    # Of two deliveries with the same token, count the one as delivered that has no other outcome by the log.
     for due in sorted(sendable, key=lambda due: due in dead or due in recorded.skipped):
-        evidence = sendable[due].evidence
-        if unclaimed[evidence]:
-            unclaimed[evidence] -= 1
+        token = sendable[due].token
+        if unclaimed[token]:
+            unclaimed[token] -= 1
             delivered.add(due)
     dead -= delivered
     skipped = {
@@ -271,7 +271,7 @@ def _settled(
             skipped=dict(collections.Counter(skipped.values())),
             pending=pending,
             lost=tuple(sorted(expected[due].pair for due in expected.keys() - ended)),
-            duplicates=sum(unclaimed[evidence] for evidence in {one.evidence for one in sendable.values()}),
+            duplicates=sum(unclaimed[token] for token in {one.token for one in sendable.values()}),
             latency_ms=percentiles([at_ms - expected[due].appended_at_ms for due, at_ms in answered.items()]),
         ),
         ended,
@@ -279,7 +279,7 @@ def _settled(
 
 
 def webhook_id(source: str, event_id: str, subscription_id: str) -> str:
-    """Return the id that docs/delivery-contract.md promises, computed from that text and not by the platform's code."""
+    """Return the id that docs/delivery-contract.md promises, computed by that text and not by the code of the platform."""
     identity = f"{source}\0{event_id}\0{subscription_id}".encode()
     return f"msg_{hashlib.blake2b(identity, digest_size=16).hexdigest()}"
 

@@ -1,6 +1,6 @@
-"""Say what is due by the plainest means: each event against each subscription of the document, in the order it is written.
+"""Compute due deliveries naively: compare each event with each subscription of the document, in order.
 
-Runs in the command and the tests. It shares nothing with the platform's routing but the filters.
+Runs in the command and the tests. It shares only the filters with the routing of the platform.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fanout.demo import scenario
 
 
 def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every subscription that the event is due to by a lane: `direct` or `batch`, as its endpoint has it."""
+    """Yield every subscription to which an event is due in a lane: `direct` or `batch`, the mode of the endpoint."""
     modes = {row["id"]: row.get("mode", "direct") for row in document["endpoints"]}
     for subscription in document["subscriptions"]:
         if modes[subscription["endpoint"]] == lane and is_due(event, subscription):
@@ -21,9 +21,9 @@ def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) 
 
 
 def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) -> str | None:
-    """Return why nothing is sent through a subscription by a document: that of its event, or a later one.
+    """Return the reason for which a document skips a delivery. The document is that of the event, or a later one.
 
-    None: it is sent, at once or, to an endpoint that is paused or disabled, later.
+    None: the event is sent. If the endpoint is paused or disabled, it is sent later.
     """
     present = next((row for row in document["subscriptions"] if row["id"] == subscription["id"]), None)
     if all(row["id"] != subscription["endpoint"] for row in document["endpoints"]):
@@ -36,7 +36,7 @@ def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) ->
 
 
 def is_due(event: scenario.PublishedEvent, subscription: Mapping[str, Any]) -> bool:
-    """Tell whether the event is due to one subscription."""
+    """Return True if an event is due to one subscription."""
     wanted = subscription["event_type"]
     if wanted != event.event_type and not (wanted.endswith("*") and event.event_type.startswith(wanted[:-1])):
         return False

@@ -1,6 +1,6 @@
-"""Do over HTTP what a customer does with its dead letters: poll, compare, acknowledge, and have them delivered again.
+"""Poll, compare, acknowledge and redrive dead letters over HTTP, as a customer does.
 
-Runs in the command. All that it knows of the platform is the API (docs/dead-letters.md) and its keys.
+Runs in the command. It knows only the API (docs/dead-letters.md) and API keys of the platform.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from subscriptions_db.postgres import connect
 
 CONSUMER = "support"
 LETTERS, LEASE_S, WAIT_S = 100, 60, 2
-"""Of one poll. It waits no longer, so that the demo can be stopped."""
+"""Limit, lease and wait of one poll, in seconds. A short wait lets the demo be stopped."""
 REQUEST_TIMEOUT_S = 30
-TRIES = 10
+MAX_TRIES = 10
 BUSY = (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE)
 
 Payloads = Mapping[tuple[str, int, int], bytes]
-"""What was published, by topic, partition and offset."""
+"""Published payloads, by topic, partition and offset."""
 
 
 @dataclass(slots=True)
 class Polled:
-    """What came of polling, each delivery once: a letter may come twice."""
+    """Deliveries whose dead letters were polled, each once: a poll may return a dead letter twice."""
 
     seen: set[Due] = field(default_factory=set)
     intact: set[Due] = field(default_factory=set)
-    """Those whose payload is byte for byte what was published."""
+    """Deliveries whose payload is byte for byte as published."""
     acknowledged: set[Due] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Asks with one key."""
+    """Client of the API with one key."""
 
     port: int
     key: Secret
 
     def is_ready(self) -> bool:
-        """Tell whether the API answers."""
+        """Return True if the API answers."""
         with contextlib.suppress(errors.LocalStackError):
             return self._ask("GET", "/readyz").status == http.client.OK
         return False
 
     def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is answered; raise when that is a refusal. Comes again when it is told to."""
-        for _ in range(TRIES):
+        """Return the answer to a POST. Raise LocalStackError for a refusal. Repeat the request if the API is busy."""
+        for _ in range(MAX_TRIES):
             answer = self._ask("POST", path, orjson.dumps(document))
             if answer.status not in BUSY:
                 break
             time.sleep(float(answer.headers.get("retry-after", "1")))
         if answer.status // 100 != 2:  # 2xx
             raise errors.LocalStackError(f"the API answers {answer.status} to {path}: {answer.body.decode(errors='replace')}")
-        answered: dict[str, Any] = orjson.loads(answer.body)
-        return answered
+        page: dict[str, Any] = orjson.loads(answer.body)
+        return page
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> _Answer:
         headers = {"authorization": f"Bearer {self.key.reveal().decode()}", "content-type": "application/json"}
@@ -89,7 +89,7 @@ class _Answer:
 
 
 def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Client, Client]:
-    """Return who may do what is the customer's, and who may poll, each with a key as `fanout api-keys create` makes it."""
+    """Return clients with new keys of a customer: one of scope customer_admin, and one of scope poller."""
     with connect.connect(config.database) as connection:
         made = [keys.create(connection, customer_id=customer_id, scope=one) for one in (Scope.CUSTOMER_ADMIN, Scope.POLLER)]
     admin, poller = (Client(port=port, key=one.text) for one in made)
@@ -97,21 +97,21 @@ def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Cli
 
 
 def poll(
-    admin: Client, poller: Client, wanted: set[Due], published: Payloads, *, go_on: Callable[[], object], timeout_s: float
+    admin: Client, poller: Client, wanted: set[Due], published: Payloads, *, before_poll: Callable[[], object], timeout_s: float
 ) -> Polled:
-    """Make a consumer, and take and acknowledge letters until those `wanted` have come, and no more do.
+    """Create a consumer, then poll and acknowledge until all `wanted` dead letters have come and a poll is empty.
 
-    `go_on` is called before each poll. Raises when nothing has come for `timeout_s`.
+    Calls `before_poll` before each poll. Raises LocalStackError if no dead letter comes for `timeout_s`.
     """
     admin.post("/v1/dead-letter-consumers", {"name": CONSUMER})
     polled, last = Polled(), time.monotonic()
     while True:
-        go_on()
+        before_poll()
         wait_s = 0 if wanted <= polled.seen else WAIT_S
         leasing = {"limit": LETTERS, "lease_s": LEASE_S, "wait_s": wait_s}
         items = poller.post(f"/v1/dead-letter-consumers/{CONSUMER}/lease", leasing)["items"]
         if items:
-            _take(polled, poller, items, published)
+            _acknowledge(polled, poller, items, published)
             last = time.monotonic()
         elif wanted <= polled.seen:
             return polled
@@ -120,13 +120,13 @@ def poll(
 
 
 def redrive(admin: Client) -> None:
-    """Have all letters that wait delivered again."""
-    asked: dict[str, Any] = {"everything": True}
-    while (answered := admin.post("/v1/dead-letters/redrive", asked))["has_more"]:
-        asked = asked | {"cursor": answered["next_cursor"]}
+    """Request a redrive of all dead letters of the customer."""
+    query: dict[str, Any] = {"everything": True}
+    while (page := admin.post("/v1/dead-letters/redrive", query))["has_more"]:
+        query = query | {"cursor": page["next_cursor"]}
 
 
-def _take(polled: Polled, poller: Client, items: list[dict[str, Any]], published: Payloads) -> None:
+def _acknowledge(polled: Polled, poller: Client, items: list[dict[str, Any]], published: Payloads) -> None:
     by_id = {item["id"]: _due(item["record"]) for item in items}
     polled.seen.update(by_id.values())
     polled.intact.update(

@@ -1,4 +1,4 @@
-"""Show the account of the demo to a person.
+"""Print the account of the demo.
 
 Runs in the command.
 """
@@ -31,7 +31,7 @@ def show(console: rich.console.Console, result: expected_account.Account) -> Non
         ("  lost", [len(lane.lost) for lane in lanes]),
         ("sent twice", [lane.duplicates for lane in lanes]),
         ("signatures that did not verify", result.unverified),
-        ("delivered though not due", len(result.unexpected)),
+        ("delivered although not due", len(result.unexpected)),
         ("bad records, kept for the operator", result.rejected),
         ("findings of fanout reconcile", len(result.findings)),
     ]
@@ -45,16 +45,18 @@ def show(console: rich.console.Console, result: expected_account.Account) -> Non
         f"{http.acknowledged} acknowledged, {http.redriven} redriven, {http.delivered} delivered after the repair"
     )
     left = ", ".join(f"{count} by {reason}" for reason, count in sorted(result.batches.items()))
-    console.print(f"{sum(result.batches.values())} batches left: {left}")
+    console.print(f"{sum(result.batches.values())} batches sent: {left}")
     for name, lane in result.lanes.items():
         percentiles = ", ".join(f"{percentile} {value:.0f} ms" for percentile, value in lane.latency_ms.items())
-        console.print(f"{name}: from Kafka to the receiver's answer {percentiles}")
+        console.print(f"{name}: latency from Kafka to the receiver's answer {percentiles}")
     console.print(f"whole demo {result.wall_s:.0f} s")
     for pair in [*(pair for lane in lanes for pair in lane.lost), *result.unexpected][:10]:
-        console.print(f"[red]does not add up: event {pair[0]}, subscription {pair[1]}[/]")
+        console.print(f"[red]unaccounted: event {pair[0]}, subscription {pair[1]}[/]")
     for finding in result.findings[:10]:
-        console.print(f"[red]does not add up:[/] {finding}", markup=True)
+        console.print(f"[red]finding:[/] {finding}", markup=True)
     verdict = (
-        "[bold green]Nothing is lost, and every signature verified.[/]" if result.holds else "[bold red]It does not add up.[/]"
+        "[bold green]Nothing is lost, and every signature verified.[/]"
+        if result.holds
+        else "[bold red]The account does not add up: see the lines above.[/]"
     )
     console.print(verdict)

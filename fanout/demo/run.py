@@ -1,6 +1,6 @@
-"""Run the demo: start everything, publish, change subscriptions meanwhile, poll dead letters, stop all in order, and reconcile.
+"""Run the demo: start everything, publish while the registry changes, poll dead letters, stop everything, and reconcile.
 
-Runs in the command. The platform is processes of their own, started as a user would: `fanout run`, `fanout archive`,
+Runs in the command. The platform runs in its own processes, started as a user does: `fanout run`, `fanout archive` and
 `fanout serve`.
 """
 
@@ -37,42 +37,44 @@ from subscriptions_db.registration import registered_rows
 ROOT = Path(".fanout/demo")
 EVENTS_PER_S = 500
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
-"""The shares of the events after which the registry is changed, and after which what was paused then is resumed."""
+"""Shares of the events after which the registry changes, and after which the paused endpoints are resumed."""
 OVERRIDES = {
     "spark.master": "local[6,4]",
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Of the job. A demo is too short to leave an endpoint alone for a minute."""
+"""Settings of the job. Probes are frequent, because the demo is too short to wait a minute for one."""
 START_TIMEOUT_S = 120
+"""Seconds until the job and the API must work."""
 QUIET_TIMEOUT_S = 60
+"""Seconds without any progress after which the demo fails."""
 PARTITIONS = 1
 
 Processes = Mapping[str, subprocess.Popen[bytes]]
-"""By their commands."""
+"""Running processes by their commands."""
 
 
 class Interrupted(errors.FanoutError):
-    """The demo was asked to stop."""
+    """Raised when SIGTERM or Ctrl-C stops the demo."""
 
 
 @dataclass
 class _Scene:
-    """What the demo keeps while it runs."""
+    """State of the demo while it runs."""
 
     config: settings.Settings
     document: dict[str, Any]
     receiver_url: str
     stop: threading.Event
     reader: ledger.Reader
-    mended: scenario.Mended
+    repairs: scenario.Repairs
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     placed: list[expected_account.PlacedEvent] = field(default_factory=list)
     published_until: dict[places.Place, int] = field(default_factory=dict)
     _by_message: dict[publishing.Message, scenario.PublishedEvent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._publisher = publishing.Publisher(self.config.kafka, self._note)
+        self._publisher = publishing.Publisher(self.config.kafka, self._record)
 
     def publish(self, events: Sequence[scenario.PublishedEvent], *others: publishing.Message) -> None:
         self._by_message = {event.message: event for event in events}
@@ -80,7 +82,7 @@ class _Scene:
             self._publisher.publish(message)
         self._publisher.flush()
 
-    def _note(self, where: publishing.Placed) -> None:
+    def _record(self, where: publishing.Placed) -> None:
         place = places.Place(where.message.topic, where.partition)
         self.published_until[place] = max(self.published_until.get(place, -1), where.offset)
         event = self._by_message.get(where.message)
@@ -107,17 +109,19 @@ class _Scene:
         return recorded.pending() == 0
 
     def given_up(self, customer_id: str) -> set[Due]:
-        """Return what stands as a dead letter of a customer."""
+        """Return the deliveries of a customer that are dead letters now."""
         endpoints = {row["id"] for row in self.document["endpoints"] if row["customer"] == customer_id}
         subscriptions = {row["id"] for row in self.document["subscriptions"] if row["endpoint"] in endpoints}
         return {due for due in self.reader.ledger.dead() if due.subscription_id in subscriptions}
 
-    def check_on(self, platform: Processes) -> None:
+    def require_running(self, platform: Processes) -> None:
         if self.stop.is_set():
-            raise Interrupted("stopped; nothing is left running")
+            raise Interrupted("the demo was stopped; none of its processes is left")
         for name, one in platform.items():
             if one.poll() is not None:
-                raise errors.LocalStackError(f"fanout {name} ended by itself with code {one.returncode}; see its log in {ROOT}")
+                raise errors.LocalStackError(
+                    f"the demo failed: fanout {name} ended with code {one.returncode}; see its log in {ROOT}"
+                )
 
 
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.Account:
@@ -125,18 +129,18 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     began = time.monotonic()
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
-    mended = scenario.Mended()
+    repairs = scenario.Repairs()
     console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
     with (
         stack.Stack(ROOT, is_fresh=True) as servers,
         receiver.Receiver(
             secrets_of=lambda path: secrets[path.rsplit("/", 1)[1]],
             on_received=received.append,
-            answer=lambda path: scenario.answer(path, mended),
+            answer=lambda path: scenario.answer(path, repairs),
             rejects=scenario.rejects,
         ) as receivers,
     ):
-        scene = _prepare(servers, receivers.url, seed, stop, mended)
+        scene = _prepare(servers, receivers.url, seed, stop, repairs)
         for document in (scene.document, scenario.changed(scene.document, receivers.url)):
             secrets |= {row["id"]: row["signing_secrets"] for row in document["endpoints"]}
         console.print(f"[bold]2[/] registered {_counts(scene.document)}")
@@ -145,14 +149,14 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
             port = kafka.free_port()
             admin, poller = over_http.clients(scene.config, scenario.FAILING_CUSTOMER, port)
             with _running(port) as platform:
-                made = list(scenario.events(events, random.Random(seed)))  # test data
-                _play(scene, platform, admin, made, console)
+                events_ = list(scenario.events(events, random.Random(seed)))  # test data
+                _play(scene, platform, admin, events_, console)
                 console.print(f"[bold]5[/] polling the dead letters of {scenario.FAILING_CUSTOMER} over HTTP")
                 given_up, polled = _poll_and_redrive(scene, platform, admin, poller, console)
-                console.print("[bold]6[/] stopping all in order …")
+                console.print("[bold]6[/] stopping everything in order …")
             while scene.reader.poll(timeout_s=1.0):
                 pass
-        console.print("[bold]7[/] holding what was due against receivers and topics: fanout reconcile")
+        console.print("[bold]7[/] comparing due deliveries with receivers and topics, by fanout reconcile")
         proof = proving.reconcile(scene.config, settle_s=0).account
         result = expected_account.account(
             scene.placed,
@@ -170,7 +174,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
 
 @contextlib.contextmanager
 def _running(port: int) -> Iterator[Processes]:
-    """Run the platform; end it in order, the job last, and raise when one did not end well."""
+    """Run the platform, and stop it in order, the job last. Raise LocalStackError if a process fails."""
     with contextlib.ExitStack() as started:
         platform = {
             "run": started.enter_context(local_job.running(ROOT, OVERRIDES)),
@@ -180,10 +184,12 @@ def _running(port: int) -> Iterator[Processes]:
         yield platform
     for name, one in platform.items():
         if one.returncode:
-            raise errors.LocalStackError(f"fanout {name} ended with code {one.returncode}; see its log in {ROOT}")
+            raise errors.LocalStackError(
+                f"the demo failed: fanout {name} ended with code {one.returncode}; see its log in {ROOT}"
+            )
 
 
-def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, mended: scenario.Mended) -> _Scene:
+def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, repairs: scenario.Repairs) -> _Scene:
     stack.write_local_settings(ROOT, servers)
     config = loader.read({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
@@ -196,7 +202,7 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
         receiver_url=receiver_url,
         stop=stop,
         reader=ledger.Reader(config.kafka, config.delivery),
-        mended=mended,
+        repairs=repairs,
     )
     scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data
     return scene
@@ -206,18 +212,18 @@ def _play(
     scene: _Scene,
     platform: Processes,
     api: over_http.Client,
-    made: Sequence[scenario.PublishedEvent],
+    events_: Sequence[scenario.PublishedEvent],
     console: rich.console.Console,
 ) -> None:
-    """Publish the events at a steady pace, change the registry in between, and wait until all has ended."""
-    recorded, events = scene.reader.ledger, len(made)
+    """Publish the events at a steady pace, change the registry meanwhile, and wait until every delivery has ended."""
+    recorded, events = scene.reader.ledger, len(events_)
     columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
     with rich.progress.Progress(*columns, console=console) as progress:
         published = progress.add_task("    published", total=events)
         handled = progress.add_task("    handled", total=events)
 
         def advance(timeout_s: float) -> int:
-            scene.check_on(platform)
+            scene.require_running(platform)
             count = scene.reader.poll(timeout_s)
             done = collections.Counter[str]()
             for (lane, _), receipts in recorded.receipts.items():
@@ -229,7 +235,7 @@ def _play(
             return {lane for lane, _ in recorded.receipts} == set(expected_account.LANES) and api.is_ready()
 
         scene.publish((), *scenario.bad_records())
-        _await(has_begun, advance, START_TIMEOUT_S, "the job handled nothing, or the API does not answer,")
+        _await(has_begun, advance, START_TIMEOUT_S, "the job handles nothing, or the API does not answer,")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
         change_at, resume_at = int(events * CHANGE_AFTER), int(events * RESUME_AFTER)
         step = EVENTS_PER_S // 10
@@ -237,51 +243,51 @@ def _play(
             due_at = time.monotonic() + step / EVENTS_PER_S
             if first <= change_at < first + step:
                 scene.register(scenario.changed(scene.document, scene.receiver_url))
-                scene.mended.recovering = True
+                scene.repairs.recovering = True
                 console.print("    … changed eleven endpoints and subscriptions while the job runs; two endpoints answer again")
             if first <= resume_at < first + step:
                 scene.register(scenario.resumed(scene.document))
                 console.print("    … resumed the two endpoints that were paused")
-            scene.publish(made[first : first + step])
+            scene.publish(events_[first : first + step])
             progress.update(published, completed=min(first + step, events))
             advance(max(0.0, due_at - time.monotonic()))
-        _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "the job does not get on")
+        _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "the job makes no progress")
 
 
 def _poll_and_redrive(
     scene: _Scene, platform: Processes, admin: over_http.Client, poller: over_http.Client, console: rich.console.Console
 ) -> tuple[set[Due], over_http.Polled]:
-    """Poll the failing customer's letters, repair its endpoints, have all delivered again, and wait until that has ended.
+    """Poll the dead letters of the failing customer, repair its endpoints, redrive, and wait for the deliveries.
 
-    Returns what was to be polled, and what came of it.
+    Return the deliveries that were dead letters, and the polled ones.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
     published = {(one.event.message.topic, one.partition, one.offset): one.event.payload for one in scene.placed}
     polled = over_http.poll(
-        admin, poller, given_up, published, go_on=lambda: scene.check_on(platform), timeout_s=QUIET_TIMEOUT_S
+        admin, poller, given_up, published, before_poll=lambda: scene.require_running(platform), timeout_s=QUIET_TIMEOUT_S
     )
     console.print(
         f"    … polled and acknowledged {len(polled.acknowledged)}, {len(polled.intact)} of them byte for byte as published"
     )
-    scene.mended.failing = True
+    scene.repairs.failing = True
     over_http.redrive(admin)
-    console.print("    … repaired its endpoints, and asked for its dead letters to be delivered")
+    console.print("    … repaired its endpoints, and requested a redrive of its dead letters")
 
     def advance(timeout_s: float) -> int:
-        scene.check_on(platform)
+        scene.require_running(platform)
         return scene.reader.poll(timeout_s)
 
     def has_been_delivered_again() -> bool:
         return given_up <= scene.reader.ledger.redriven.keys() and scene.has_everything_ended()
 
-    _await(has_been_delivered_again, advance, QUIET_TIMEOUT_S, "the redrive does not get on")
+    _await(has_been_delivered_again, advance, QUIET_TIMEOUT_S, "the redrive makes no progress")
     return given_up, polled
 
 
-def _await(is_so: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
-    """Read on until `is_so`; raise when nothing at all has come for `timeout_s`."""
+def _await(is_done: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
+    """Read until `is_done`. Raise LocalStackError if no record comes for `timeout_s`."""
     last = time.monotonic()
-    while not is_so():
+    while not is_done():
         if advance(0.2):
             last = time.monotonic()
         if time.monotonic() - last > timeout_s:

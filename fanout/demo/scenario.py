@@ -1,4 +1,4 @@
-"""What the demo registers and publishes: made from a seed, so that every run of a seed is the same.
+"""Generate the registry and the events of the demo from a seed, so that every run of a seed is the same.
 
 Runs in the command.
 """
@@ -28,27 +28,27 @@ EVENT_TYPES = (
     "user.created", "user.deleted", "shipment.sent", "shipment.delivered", "payment.failed", "stock.low",
 )  # fmt: skip
 FAILING_ENDPOINTS = {"endpoint-7", "batches-failing"}
-"""Answer 500 until their customer has polled its dead letters, which are all of theirs, and has repaired them."""
+"""Endpoints that answer 500 until their customer has polled its dead letters. All their deliveries become dead letters."""
 FAILING_CUSTOMER = "customer-8"
-"""Whose these are."""
+"""Customer of FAILING_ENDPOINTS."""
 HANGING_ENDPOINT = "endpoint-8"
-"""Takes requests and never answers."""
+"""Endpoint that accepts requests and never answers."""
 RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
-"""Answer 503 until the registry is changed."""
+"""Endpoints that answer 503 until the registry changes."""
 DISABLED_ENDPOINT = "endpoint-13"
-GIVEN_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
-"""How long is tried to deliver to who never takes anything: a demo has no days."""
-RETRIED_OFTEN = {"schedule_s": [1, *[2] * 20]}
+GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
+"""Retry settings of endpoints that never accept: a demo cannot retry for days."""
+RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
 REJECTING_ENDPOINT = "batches-rejecting"
-"""Takes every batch, and rejects some of its events."""
-PAUSED_FOR_A_WHILE = ("endpoint-11", "batches-paused")
-"""Between the two changes of the registry."""
+"""Endpoint that accepts every batch, and rejects some of its events."""
+PAUSED_ENDPOINTS = ("endpoint-11", "batches-paused")
+"""Endpoints that are paused between the two changes of the registry."""
 SUSPENDED_TENANT = "tenant-200"
 
 
 @dataclass(slots=True)
-class Mended:
-    """Which endpoints that failed take what comes by now."""
+class Repairs:
+    """True for the groups of failing endpoints that accept requests by now."""
 
     recovering: bool = False
     failing: bool = False
@@ -56,7 +56,7 @@ class Mended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedEvent:
-    """What the demo knows of an event, without having asked the platform."""
+    """An event, as the demo published it."""
 
     event_id: str
     source: str
@@ -66,12 +66,12 @@ class PublishedEvent:
     time: str
     content: dict[str, Any]
     payload: bytes
-    """The content as it was published: of a structured event, that of its `data`."""
+    """Published content; of a structured CloudEvent, its `data`."""
     message: publishing.Message
 
 
 def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
-    """Return the manifest: every kind of scope, filter, authentication and status is in it."""
+    """Return a manifest with every kind of scope, filter, authentication and status."""
     tenants = [
         {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)
     ]
@@ -108,23 +108,23 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def answer(path: str, mended: Mended) -> int | None:
-    """Return the status that a receiver answers; None: it never does."""
+def answer(path: str, repairs: Repairs) -> int | None:
+    """Return the status of a receiver's answer; None: it never answers."""
     name = path.rsplit("/", 1)[1]
-    if name in FAILING_ENDPOINTS and not mended.failing:
+    if name in FAILING_ENDPOINTS and not repairs.failing:
         return 500
-    if name in RECOVERING_ENDPOINTS and not mended.recovering:
+    if name in RECOVERING_ENDPOINTS and not repairs.recovering:
         return 503
     return None if name == HANGING_ENDPOINT else 200
 
 
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
-    """Return the manifest after the changes that are made while the job runs."""
+    """Return the manifest after the changes during the run of the job."""
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
     endpoints["batches-by-time"]["url"] = f"{receiver_url}/moved/batches-by-time"
-    for name in PAUSED_FOR_A_WHILE:
+    for name in PAUSED_ENDPOINTS:
         endpoints[name]["status"] = "paused"
     for name in ("endpoint-12", "batches-gzip"):
         rotated = endpoints[name]
@@ -140,18 +140,18 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
 
 
 def resumed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest after what was paused is resumed."""
-    endpoints = [row | ({"status": "active"} if row["id"] in PAUSED_FOR_A_WHILE else {}) for row in document["endpoints"]]
+    """Return the manifest after the paused endpoints are resumed."""
+    endpoints = [row | ({"status": "active"} if row["id"] in PAUSED_ENDPOINTS else {}) for row in document["endpoints"]]
     return document | {"endpoints": endpoints}
 
 
-def rejects(path: str, named: receiver.Named) -> bool:
-    """Tell whether a receiver rejects an event of a batch: one customer does, each tenth."""
-    return path.endswith(f"/{REJECTING_ENDPOINT}") and named.event_id.endswith("7")
+def rejects(path: str, event: receiver.BatchEvent) -> bool:
+    """Return True if a receiver rejects an event of a batch: one endpoint rejects every tenth."""
+    return path.endswith(f"/{REJECTING_ENDPOINT}") and event.event_id.endswith("7")
 
 
 def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
-    """Yield `count` events: plain JSON, CloudEvents binary and structured, some tenants much busier than others."""
+    """Yield `count` events: plain JSON, CloudEvents in binary and structured mode. Some tenants are much busier than others."""
     for number in range(count):
         event_type = rng.choice(EVENT_TYPES)
         tenant = min(int(rng.paretovariate(0.6)), TENANTS - 1)
@@ -172,7 +172,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 
 
 def bad_records() -> list[publishing.Message]:
-    """Return records that are no events; each must end with the operator, and hold nobody up."""
+    """Return records that are not events. Each must end in the topic of rejected records, and delay no other event."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
     values = [
         b"not JSON",
@@ -200,16 +200,16 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
         **kinds[number % len(kinds)],
     }
     if row["id"] in {"endpoint-7", HANGING_ENDPOINT, DISABLED_ENDPOINT}:
-        row["retry"] = GIVEN_UP_EARLY
+        row["retry"] = GIVE_UP_EARLY
     if row["id"] in RECOVERING_ENDPOINTS:
-        row["retry"] = RETRIED_OFTEN
+        row["retry"] = RETRY_OFTEN
     if row["id"] == DISABLED_ENDPOINT:
         row["status"] = "disabled"
     return row
 
 
 def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, Any]]:
-    """Return the customers who take batches: whichever bound comes first, both layouts, compressed, and what goes wrong."""
+    """Return endpoints in batch mode: each bound, both layouts, compression, and faults."""
     bounds: dict[str, dict[str, Any]] = {
         "by-count": {"max_events": 50, "max_wait_s": 5},
         "by-time": {"max_wait_s": 2},
@@ -229,7 +229,7 @@ def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, An
             "mode": "batch",
             "batch": batch,
             "content_mode": "cloudevents_structured" if name in {"cloudevents", "by-bytes"} else "standard",
-            "retry": {"failing": GIVEN_UP_EARLY, "recovering": RETRIED_OFTEN}.get(name, {}),
+            "retry": {"failing": GIVE_UP_EARLY, "recovering": RETRY_OFTEN}.get(name, {}),
             "signing_secrets": [_secret(rng)],
         }
         for number, (name, batch) in enumerate(bounds.items())
@@ -237,7 +237,7 @@ def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, An
 
 
 def _secret(rng: random.Random) -> str:
-    # From the seed, so that the demo's receivers know it; the platform makes its own from the system's randomness.
+    # From the seed, so that the receivers of the demo know the secret. The platform uses the randomness of the system.
     return signing.to_text(SigningKey(secret=Secret(rng.randbytes(32))))
 
 

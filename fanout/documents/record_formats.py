@@ -146,7 +146,7 @@ def _field(name: str, type_: Any, is_left_out: bool, text: str) -> Field:  # noq
 
 
 def _meanings(record: type) -> Iterator[tuple[str, str]]:
-    """Yield the text under each field, also of the types that the record extends."""
+    """Yield the text under each field, including fields of base types."""
     for base in reversed(record.__mro__):
         if base.__module__.split(".")[0] != "delivery":
             continue

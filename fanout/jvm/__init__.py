@@ -1,4 +1,4 @@
-"""Java, the jars, and the archive of their classes.
+"""Find Java, download and verify the jars, and build the archive of Spark's classes.
 
-In: deploy/jars. Out: a verified set of jars, and a Java that Spark runs on.
+In: deploy/jars. Out: verified jars, and a Java that Spark supports.
 """

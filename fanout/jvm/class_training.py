@@ -1,4 +1,7 @@
-"""Run Spark as the job does, on nothing, for the JVM to note which classes that takes. `classes` runs it as a process."""
+"""Run Spark as the job does, on generated rows, so that the JVM archives the loaded classes.
+
+Runs as its own process, started by fanout/jvm/class_archive.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MICRO_BATCHES = 3
 
 
 def main(archive: Path) -> None:
-    """Run some micro-batches with Python workers and with state, and have the JVM write `archive` when it ends."""
+    """Run some micro-batches with Python workers and state. The JVM writes `archive` at its end."""
     writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
     libraries = session.Libraries(jars=jars.ensure().connector)
     spark = session.start(settings.Spark(conf={"spark.driver.defaultJavaOptions": SecretStr(writing)}), libraries)

@@ -1,6 +1,6 @@
-"""Hold jars against a lock with the SHA-256 of each: Ivy fetches them by version only.
+"""Compare jars with a lock that has the SHA-256 of each, because Ivy downloads them by version only.
 
-Runs in the command and on the driver. `sha256sum --check` reads the lock as well, in the folder of the jars.
+Runs in the command and on the driver. In the folder of the jars, `sha256sum --check` also reads the lock.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from delivery import errors
 
 
 def written(folder: Path) -> str:
-    """Return the lock of the jars that are in the folders of `folder`: a line for each, by name."""
+    """Return the lock of the jars in the folders of `folder`: one line for each, by name."""
     return "".join(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
 
 
 def check(folder: Path, lock_file: Path) -> None:
-    """Raise LocalStackError, with their names, when jars in the folders of `folder` are not exactly those of the lock."""
+    """Raise LocalStackError with the names of jars in the folders of `folder` that differ from the lock."""
     lines = (line.partition("  ") for line in lock_file.read_text().splitlines())
     locked = {name: digest for digest, _, name in lines}
     found = _digests(folder)
@@ -29,8 +29,8 @@ def check(folder: Path, lock_file: Path) -> None:
         *(f"{name} is extra" for name in sorted(found.keys() - locked.keys())),
     )
     raise errors.LocalStackError(
-        f"jars are not those of {lock_file}: {', '.join(problems)}. Remove {lock_file.parent / 'lib'} and Ivy's own copies, "
-        "~/.ivy2/cache, to have them fetched anew; after a change of ivy.xml, write the lock anew: make lock"
+        f"the jars differ from {lock_file}: {', '.join(problems)}. They are not used. Remove {lock_file.parent / 'lib'} and "
+        "Ivy's copies in ~/.ivy2/cache, and run the command again to download them. After a change of ivy.xml, run: make lock"
     )
 
 

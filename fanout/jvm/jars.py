@@ -1,7 +1,7 @@
-"""Fetch the jars that deploy/jars/ivy.xml declares, once, and hold them against jars.lock beside it each time.
+"""Download the jars that deploy/jars/ivy.xml declares, once, and compare them with jars.lock at each start.
 
-Runs in the command and on the driver, before Spark. Ivy comes inside pyspark, so nothing else is needed but Java.
-`python -m fanout.jvm.jars` writes the lock anew, as `make lock` does.
+Runs in the command and on the driver, before Spark. Ivy is part of pyspark, so only Java is needed.
+`python -m fanout.jvm.jars` writes the lock, as `make lock` does.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from fanout.terminal import commands
 
 IVY_FILE = Path(__file__).parents[2] / "deploy" / "jars" / "ivy.xml"
 MARKER = "ivy.sha256"
-"""Holds the digest of the ivy.xml that the jars beside it were fetched by."""
+"""File with the digest of the ivy.xml from which the jars beside it were downloaded."""
 FETCH_TIMEOUT_S = 900
+"""Seconds for a download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jars:
-    """Where the jars are."""
+    """Paths of the jars, by use."""
 
     connector: tuple[Path, ...]
     store: tuple[Path, ...]
     broker: tuple[Path, ...]
 
     def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
-        """Return what Spark is given. The jars for an S3-compatible store only where the checkpoint is there."""
+        """Return the jars for Spark. Those for an S3-compatible store are included only if the checkpoint is there."""
         return (*self.connector, *(self.store if object_store.is_s3a(checkpoint) else ()))
 
 
@@ -46,18 +47,18 @@ def _say(text: str) -> None:
 
 
 def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars:
-    """Return the jars, fetching them when they are not there or `ivy_file` has changed since.
+    """Return the jars. Download them if they are missing, or if `ivy_file` has changed.
 
-    Raise LocalStackError when they are not those of the lock, also when they were changed where they lie: to read them takes a
-    twentieth of a second of CPU, and what was fetched before there was a lock is held against it too.
+    Raise LocalStackError if they differ from the lock. They are compared at each call, which takes a twentieth of a second of
+    CPU.
     """
     library = ivy_file.parent / "lib"
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()
     if not _holds(library, wanted):
         with ivy_file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _holds(library, wanted):  # else another process has fetched them meanwhile
-                say("fetching the Kafka connector, the client of S3 and an embedded broker (about 65 MB, once) …")
+            if not _holds(library, wanted):  # else another process has downloaded them meanwhile
+                say("downloading the Kafka connector, the S3 client and an embedded broker (about 65 MB, once) …")
                 _replace(library, ivy_file, wanted)
     jar_lock.check(library, _lock_of(ivy_file))
     return Jars(
@@ -68,7 +69,7 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
 
 
 def write_lock(ivy_file: Path = IVY_FILE) -> None:
-    """Write the lock anew, by a fetch past Ivy's copies. What comes is believed: the difference is there to be looked at."""
+    """Write the lock from a download that bypasses Ivy's copies. The download is trusted: review the difference."""
     with tempfile.TemporaryDirectory() as scratch:
         fetched = Path(scratch) / "lib"
         _fetch(ivy_file, fetched, "-cache", f"{scratch}/cache")
@@ -85,7 +86,7 @@ def _holds(library: Path, wanted: str) -> bool:
 
 
 def _replace(library: Path, ivy_file: Path, digest: str) -> None:
-    """Fetch into a folder aside and move it into place: what breaks off, or brings another jar, leaves all as it was."""
+    """Download into a scratch folder, and move it into place. An interrupted or wrong download changes nothing."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         fetched = Path(scratch) / "lib"
         _fetch(ivy_file, fetched)
@@ -117,10 +118,14 @@ def _fetch(ivy_file: Path, into: Path, *options: str) -> None:
             [str(part) for part in command], capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise errors.LocalStackError("fetching the jars from Maven Central takes too long: check the network") from None
+        raise errors.LocalStackError(
+            f"downloading the jars from Maven Central took more than {FETCH_TIMEOUT_S} s: check the network, and try again"
+        ) from None
     if done.returncode or not list((into / "broker").glob("kafka_*.jar")):
         problem = next((line.strip() for line in done.stdout.splitlines() if "not found" in line or "ERROR" in line), "")
-        raise errors.LocalStackError(f"the jars could not be fetched from Maven Central: check the network. {problem}".strip())
+        raise errors.LocalStackError(
+            f"the jars could not be downloaded from Maven Central: check the network, and try again. {problem}".strip()
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Find a Java that Spark and Kafka run on.
+"""Find a Java that Spark and Kafka support.
 
 Runs in the command and on the driver.
 """
@@ -23,13 +23,13 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def major_version(banner: str) -> int | None:
-    """Return the major version in what `java -version` printed, or None: 8 is spelled 1.8."""
+    """Return the major version in the output of `java -version`, which spells 8 as 1.8; None: there is none."""
     found = _VERSION.search(banner)
     return int(found[1]) if found else None
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the `java` of JAVA_HOME or of the PATH; raise LocalStackError with one line when there is none that fits."""
+    """Return the `java` of JAVA_HOME or of the PATH. Raise LocalStackError if there is none of a supported version."""
     home = environ.get("JAVA_HOME")
     named = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH", ""))
     if named is None:

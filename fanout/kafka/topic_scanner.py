@@ -14,11 +14,11 @@ import confluent_kafka
 import msgspec
 import rich.console
 import rich.progress
-from confluent_kafka import OFFSET_INVALID, TopicPartition
+from confluent_kafka import TopicPartition
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import bounded_reader, topics
 from fanout.kafka.places import Place
 
 TIMEOUT_S = 30
@@ -91,44 +91,24 @@ class Scanner:
 
     def read(self, extents: Iterable[Extent], what: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition. `what` names them for the operator."""
-        ends = {extent.place: extent.end for extent in extents if extent.first < extent.end}
-        firsts = {extent.place: extent.first for extent in extents}
+        ends: dict[tuple[str, int], int] = {extent.place: extent.end for extent in extents if extent.first < extent.end}
+        firsts: dict[tuple[str, int], int] = {extent.place: extent.first for extent in extents}
         total = sum(end - firsts[place] for place, end in ends.items())
         if not ends:
             return
+        starts = [TopicPartition(*place, firsts[place]) for place in ends]
+        polls = bounded_reader.batches(self._consumer, starts, ends=ends, max_records=MAX_RECORDS_PER_POLL, wait_s=POLL_S)
         with self._translated(), self._progress(what, total) as advance:
-            self._consumer.assign([TopicPartition(*place, firsts[place]) for place in ends])
             last = time.monotonic()
-            while ends:
-                messages = self._consumer.consume(MAX_RECORDS_PER_POLL, POLL_S)
+            for messages in polls:
                 last = time.monotonic() if messages else last
                 if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(
                         f"Kafka at {self._servers} has sent no more {what} for {TIMEOUT_S} s: run the command again"
                     )
                 for message in messages:
-                    self._consume(message, ends, consume)
+                    _consume(message, consume)
                 advance(len(messages))
-            self._consumer.unassign()
-
-    def _consume(self, message: confluent_kafka.Message, ends: dict[Place, int], consume: Consume) -> None:
-        place = Place(str(message.topic()), message.partition() or 0)
-        error = message.error()
-        if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
-            raise errors.KafkaUnavailable(f"{place.topic}:{place.partition} cannot be read: {error.str()}")
-        end, offset = ends.get(place), message.offset()
-        if end is None:
-            return  # a record after the end of its extent
-        if error is None and offset is not None and offset != OFFSET_INVALID and offset < end:
-            try:
-                consume(message)
-            except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
-                raise errors.RecordUnreadable(
-                    f"record {place.topic}:{place.partition}:{offset} is not one that this version of the job writes "
-                    f"({exc!r}): another program, or another version of the job, has written to this topic"
-                ) from exc
-        if error is not None or offset is None or offset >= end - 1:
-            del ends[place]
 
     def close(self) -> None:
         """Close the consumer."""
@@ -152,6 +132,19 @@ class Scanner:
         with rich.progress.Progress(console=self._console, transient=True) as progress:
             task = progress.add_task(f"reading {what}", total=total)
             yield lambda count: progress.advance(task, count)
+
+
+def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
+    place, error = f"{message.topic()}:{message.partition()}", message.error()
+    if error is not None:
+        raise errors.KafkaUnavailable(f"{place} cannot be read: {error.str()}")
+    try:
+        consume(message)
+    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
+        raise errors.RecordUnreadable(
+            f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
+            "another version of the job, has written to this topic"
+        ) from exc
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""A real Postgres and a real Kafka on this machine, from packages alone, for development, the demo and the tests."""
+"""Run a real Postgres, a real Kafka and webhook receivers on this machine, for development, the demo and the tests."""

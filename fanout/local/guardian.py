@@ -1,9 +1,8 @@
-"""End the given process when whoever started this one is gone, however it went.
+"""Stop a process when the parent of this guardian has ended, also if the parent was killed.
 
-Runs as a process of its own (`python -m fanout.local.guardian PID`), its standard input a pipe from its parent: the pipe ends
-when the parent does, by SIGKILL too. A parent that ends in order stops its process and then this one. In place of a number the
-file may be given into which the process will write its own: so Postgres, which somebody else starts for us, is guarded before
-it is there.
+Runs as its own process (`python -m fanout.local.guardian PID`). Its standard input is a pipe from its parent. The pipe closes
+when the parent ends, by SIGKILL too. A parent that ends in order stops the process and then the guardian. The argument may
+also be a file into which the process will write its pid. So Postgres, which a library starts, is guarded before it runs.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ import time
 from pathlib import Path
 
 APPEARS_S = 3.0
-"""What was being started when its parent was killed has written its number by then. No longer: whoever starts it again on the
-same data writes the same file."""
+"""Seconds in which a starting process writes its pid file. Not longer: a second start on the same data writes the same file."""
 
 
 def watch(process: int | Path) -> subprocess.Popen[bytes]:
-    """Start a guardian for a process, by its number or its file; dismiss it when that has been stopped in order."""
-    # A session of its own: Ctrl-C in the terminal is for the parent to answer.
+    """Start a guardian for a process, by its pid or pid file. Dismiss the guardian after the process was stopped in order."""
+    # Its own session, so that Ctrl-C in the terminal reaches only the parent.
     command = [sys.executable, "-m", "fanout.local.guardian", str(process)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    """End a guardian whose process has been stopped; its number may be another's by now."""
+    """End a guardian whose process was stopped: the pid may belong to another process by now."""
     guardian.kill()
     guardian.wait()
     if guardian.stdin is not None:
@@ -37,18 +35,18 @@ def dismiss(guardian: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then end the process."""
+    """Wait until the pipe closes, then stop the process."""
     sys.stdin.read()
     pid = _pid_of(sys.argv[1])
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)  # what Postgres calls a fast shutdown
-            # For a JVM whose SIGINT is ignored, as a shell does it to what it puts in the background.
+            os.kill(pid, signal.SIGINT)  # a fast shutdown of Postgres
+            # For a JVM that ignores SIGINT, as programs do that a shell starts in the background.
             os.kill(pid, signal.SIGTERM)
 
 
 def _pid_of(process: str) -> int | None:
-    """Return the number, or what the file begins with; None: nothing has written one."""
+    """Return the pid, or the first line of the pid file; None: no process has written the file."""
     if process.isdigit():
         return int(process)
     until = time.monotonic() + APPEARS_S

@@ -1,4 +1,4 @@
-"""Run the job as a user would, `fanout run` in a process of its own, and end it in order.
+"""Run the job as a user does, by `fanout run` in its own process, and stop it in order.
 
 Runs in the command and the load tests.
 """
@@ -18,5 +18,5 @@ LOG = "job.log"
 def running(
     folder: Path, overrides: Mapping[str, str] | None = None, *arguments: str
 ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run the job in `folder`, as `process.running` runs a command. `arguments` are those of `fanout run`."""
+    """Run the job in `folder`, as `process.running` does. `arguments` are options of `fanout run`."""
     return process.running(folder, "run", *arguments, log=LOG, overrides=overrides)

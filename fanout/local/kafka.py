@@ -24,11 +24,11 @@ from fanout.jvm import jars, java
 from fanout.local import guardian
 
 START_TIMEOUT_S = 180
-"""On a machine that was busy twenty times over a broker took more than 60 s. One that fails ends at once, by itself."""
+"""Seconds. On a machine with twenty times its load a broker took more than 60 s. A broker that fails exits at once."""
 STOP_TIMEOUT_S = 20
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-"""The quick compiler alone: it starts by two thirds of the CPU, and takes 300,000 events by half of it (docs/adr/0024)."""
-BROKER_PASSWORD = "broker"  # noqa: S105  # for a broker that only this machine reaches
+"""Only the quick compiler: the start takes two thirds of the CPU, and 300,000 events take half of it (docs/adr/0024)."""
+BROKER_PASSWORD = "broker"  # noqa: S105  # only this machine reaches the broker
 PROPERTIES = """\
 process.roles=broker,controller
 node.id={node_id}
@@ -40,7 +40,7 @@ controller.listener.names=CONTROLLER
 inter.broker.listener.name={protocol}
 log.dirs={data}
 num.partitions=4
-# As in production: a topic exists because somebody made it.
+# As in production: topics are created explicitly.
 auto.create.topics.enable=false
 default.replication.factor={replicas}
 min.insync.replicas={in_sync}
@@ -48,7 +48,7 @@ offsets.topic.replication.factor={replicas}
 transaction.state.log.replication.factor={replicas}
 transaction.state.log.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
-# After a crash the controller takes the broker back only when the old session has run out: 9 s by default.
+# After a crash the controller accepts the broker again only when its old session has expired, after 9 s by default.
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=500
 """
@@ -60,33 +60,33 @@ username="broker" password="{password}" user_broker="{password}" {users};
 """
 GUARDED_PROPERTIES = """\
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-# The second is how broker and controller know each other here.
+# Broker and controller reach each other as ANONYMOUS.
 super.users=User:broker;User:ANONYMOUS
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A broker's place in its cluster, of which each broker is a controller as well."""
+    """Place of a broker in its cluster. Each broker is also a controller."""
 
     node_id: int
     cluster_id: str
     controller_ports: tuple[int, ...]
-    """Of nodes 1, 2, …"""
+    """Ports of the controllers of nodes 1, 2, …"""
 
 
 def seats(count: int) -> list[Seat]:
-    """Return the places of a cluster of so many brokers. Start them at the same time: none answers before most are there."""
+    """Return the seats of a cluster of `count` brokers. Start the brokers together: none answers before a majority runs."""
     cluster_id = uuid.uuid4().hex[:22]
     controller_ports = tuple(free_port() for _ in range(count))
     return [Seat(node_id=number, cluster_id=cluster_id, controller_ports=controller_ports) for number in range(1, count + 1)]
 
 
 class EmbeddedKafka:
-    """A broker whose data outlives its process: stopped or killed, it starts again where it was.
+    """Broker that keeps its data: after a stop or a crash it starts again with all records.
 
-    With `seat` it is one of several; every topic has a replica on each of them then, and takes what all but one have. With
-    `is_guarded` its users may do what access lists permit, and nothing else; `broker` may do everything.
+    `seat` makes it one broker of a cluster. Every topic then has a replica on each broker, and all replicas but one must
+    confirm a record. With `is_guarded` users may do only what access lists permit; the user `broker` may do everything.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EmbeddedKafka:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the broker and return when it answers."""
+        """Start the broker, and wait until it answers."""
         require_free(self.port, "kafka")
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()
@@ -135,11 +135,11 @@ class EmbeddedKafka:
         self._await_answer()
 
     def stop(self) -> None:
-        """End the broker in order."""
+        """Stop the broker in order."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the broker as a crash would."""
+        """Kill the broker, as a crash does."""
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals) -> None:
@@ -163,7 +163,7 @@ class EmbeddedKafka:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the command to answer: the job ends before its broker
+                start_new_session=True,  # so that Ctrl-C reaches only the command, which stops the job before its broker
             )
 
     def _write_properties(self) -> Path:
@@ -208,23 +208,27 @@ class EmbeddedKafka:
         raise self._failure()
 
     def _failure(self) -> errors.LocalStackError:
-        return errors.LocalStackError(f"the Kafka broker did not start; its last words are in {self._root / 'broker.log'}")
+        return errors.LocalStackError(
+            f"the Kafka broker did not start; the reason is at the end of {self._root / 'broker.log'}"
+        )
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on now."""
+    """Return a port of 127.0.0.1 on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Tell whether nobody listens on the port of 127.0.0.1."""
+    """Return True if no process listens on the port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def require_free(port: int, name: str) -> None:
-    """Raise LocalStackError when the port is taken."""
+    """Raise LocalStackError if a process listens on the port."""
     if not is_free(port):
-        raise errors.LocalStackError(f"port {port} is in use: end what uses it, or choose another with --{name}-port")
+        raise errors.LocalStackError(
+            f"port {port} is in use: stop the process that uses it, or choose another port with --{name}-port"
+        )

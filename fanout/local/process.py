@@ -1,4 +1,4 @@
-"""Run a `fanout` command that goes on until it is stopped, in a process of its own as a user would, and end it in order.
+"""Run a long-running `fanout` command in its own process, as a user does, and stop it in order.
 
 Runs in the command and the load tests.
 """
@@ -17,16 +17,17 @@ from delivery.config import loader
 from fanout.local import guardian
 
 STOP_TIMEOUT_S = 60
+"""Seconds that the process may take to stop."""
 
 
 @contextlib.contextmanager
 def running(
     folder: Path, *words: str, log: str, overrides: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `fanout <words>` in `folder`, by its local.toml, with settings (`area.field`) replaced by `overrides`.
+    """Run `fanout <words>` in `folder`, with the folder's local.toml; `overrides` replace settings (`area.field`).
 
-    Its log is there too. At the end it is asked to stop; its `returncode` then says how it ended. Killed when it does not come
-    to an end.
+    The file `log` in the folder gets its output. At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Its
+    `returncode` then tells how it ended.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
     replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
@@ -38,7 +39,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # Ctrl-C is for whoever started it to answer
+            start_new_session=True,  # so that Ctrl-C reaches only the parent
         )
     watcher = guardian.watch(started.pid)
     try:

@@ -1,8 +1,8 @@
-"""Receive webhooks as a customer would: a real HTTP server that verifies each signature with the public library.
+"""Receive webhooks as a customer does: an HTTP server that verifies each signature with the public library.
 
-Runs in the command, the demo and the tests. Verification is not ours on purpose: by default it is the package
-`standardwebhooks`, which customers use and the image leaves out. The server unpacks a compressed body, as many do; what is
-signed is what was packed.
+Runs in the command, the demo and the tests. By default the package `standardwebhooks` verifies, which customers use and the
+image leaves out: code of this project must not judge its own signatures. The server decompresses bodies, as many servers do.
+The signature is that of the body before compression.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aiohttp import web
 from delivery import errors
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Far more than a batch may have."""
+"""Bytes of a body, far above the bound of a batch."""
 
 
-class Named(NamedTuple):
-    """An event of a batch, by what CloudEvents makes it unique."""
+class BatchEvent(NamedTuple):
+    """Identity of an event of a batch, as CloudEvents defines it."""
 
     source: str
     event_id: str
@@ -33,45 +33,46 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """One request that came in, and what was answered."""
+    """One request, and its answer."""
 
     path: str
     webhook_id: str
     body: bytes
-    """Unpacked, if it was compressed."""
+    """Body after decompression."""
     headers: dict[str, str]
     is_verified: bool
     status: int | None
-    """None: none was given, ever."""
-    batch: tuple[Named, ...] | None = None
-    """The events of a batch, in their order; None for a single event."""
+    """Status of the answer; None: the request is never answered."""
+    batch: tuple[BatchEvent, ...] | None = None
+    """Events of a batch, in order; None: a single event."""
     rejected: frozenset[int] = frozenset()
-    """Those of the batch that the answer rejects, by their places."""
+    """Indexes of the events of the batch that the answer rejects."""
 
     @property
     def is_accepted(self) -> bool:
-        """Tell whether the answer accepts it; of a batch, as far as `rejected` does not say otherwise."""
+        """Return True if the answer accepts the request; events in `rejected` are excepted."""
         return is_success(self.status)
 
     @property
-    def accepted(self) -> tuple[Named, ...]:
+    def accepted(self) -> tuple[BatchEvent, ...]:
         """Return the events of a batch that the answer accepts."""
         if not self.is_accepted or self.batch is None:
             return ()
-        return tuple(named for place, named in enumerate(self.batch) if place not in self.rejected)
+        return tuple(event for index, event in enumerate(self.batch) if index not in self.rejected)
 
 
 def is_success(status: int | None) -> bool:
-    """Tell whether a status says that the request was accepted."""
+    """Return True if a status accepts the request."""
     return status is not None and status // 100 == 2  # noqa: PLR2004  # 2xx
 
 
 class Receiver:
-    """Serve on 127.0.0.1 from a thread of its own, so that blocking callers stay simple.
+    """Serve on 127.0.0.1 in its own thread, so that callers may block.
 
-    `secrets_of` returns the signing secrets (`whsec_…`) that hold for a path; `answer` decides the status for a path, None: it
-    never answers; and `rejects` tells of an event of a batch whether the customer at a path rejects it. `verify` tells of body,
-    headers and secrets whether one of the secrets has signed.
+    * `secrets_of` returns the valid signing secrets (`whsec_…`) for a path.
+    * `answer` returns the status for a path; None: the request is never answered.
+    * `rejects` returns True if the customer at a path rejects an event of a batch.
+    * `verify` returns True if one of the secrets signed the body with these headers.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Receiver:
         secrets_of: Callable[[str], list[str]],
         on_received: Callable[[Received], None],
         answer: Callable[[str], int | None] = lambda _: 200,
-        rejects: Callable[[str, Named], bool] = lambda *_: False,
+        rejects: Callable[[str, BatchEvent], bool] = lambda *_: False,
         verify: Callable[[bytes, dict[str, str], list[str]], bool] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -89,7 +90,7 @@ class Receiver:
         self._on_received = on_received
         self._answer = answer
         self._rejects = rejects
-        self._verify = verify or is_verified_by_the_library
+        self._verify = verify or is_signed
         self._host = host
         self.port = port
         self._loop = uvloop.new_event_loop()
@@ -116,13 +117,13 @@ class Receiver:
     async def _open(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/{path:.*}", self._handle)
-        # Who gives up waiting for an answer ends the waiting here, too.
+        # A client that disconnects cancels its handler.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self.port, backlog=1024).start()
         except OSError as exc:
-            raise errors.LocalStackError(f"port {self.port} is in use: choose another with --port") from exc
+            raise errors.LocalStackError(f"port {self.port} is in use: choose another port with --port") from exc
         self.port = self._runner.addresses[0][1]
 
     async def _handle(self, request: web.Request) -> web.Response:
@@ -130,8 +131,8 @@ class Receiver:
         headers = {name.lower(): value for name, value in request.headers.items()}
         status = self._answer(request.path)
         batch = _batch(body)
-        asked = enumerate(batch or ()) if is_success(status) else ()
-        rejected = [place for place, named in asked if self._rejects(request.path, named)]
+        candidates = enumerate(batch or ()) if is_success(status) else ()
+        rejected = [index for index, event in candidates if self._rejects(request.path, event)]
         self._on_received(
             Received(
                 path=request.path,
@@ -146,31 +147,31 @@ class Receiver:
         )
         if status is None:
             await asyncio.Event().wait()
-        assert status is not None, "nobody ends that waiting"  # noqa: S101
+        assert status is not None, "the wait never ends"  # noqa: S101
         if not rejected:
             return web.Response(status=status)
-        answer = {"rejected": [{"index": place, "reason": "not wanted here"} for place in rejected]}
+        answer = {"rejected": [{"index": index, "reason": "not wanted here"} for index in rejected]}
         return web.Response(status=status, body=orjson.dumps(answer), content_type="application/json")
 
 
-def _batch(body: bytes) -> tuple[Named, ...] | None:
-    """Return the events of a batch; None for anything else. The payload of a single event may be an array, too."""
+def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
+    """Return the events of a batch; None for any other body, such as a single event whose payload is an array."""
     if not body.startswith(b"["):
         return None
     try:
-        return tuple(Named(str(one["source"]), str(one["id"])) for one in orjson.loads(body))
+        return tuple(BatchEvent(str(one["source"]), str(one["id"])) for one in orjson.loads(body))
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def in_url(host: str) -> str:
-    """Return a host as URLs have it: an IPv6 address in brackets."""
+    """Return a host for a URL, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
-def is_verified_by_the_library(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
-    """Tell whether one of the secrets has signed, by the package `standardwebhooks`."""
-    import standardwebhooks  # noqa: PLC0415  # of the extra `local`
+def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
+    """Return True if one of the secrets made the signature, by the package `standardwebhooks`."""
+    import standardwebhooks  # noqa: PLC0415  # in the extra `local`
 
     for secret in secrets:
         try:
@@ -183,6 +184,6 @@ def is_verified_by_the_library(body: bytes, headers: dict[str, str], secrets: li
 
 @functools.lru_cache(maxsize=1000)
 def _verifier(secret: str) -> Any:
-    import standardwebhooks  # noqa: PLC0415  # as above
+    import standardwebhooks  # noqa: PLC0415  # in the extra `local`
 
     return standardwebhooks.Webhook(secret)

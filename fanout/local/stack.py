@@ -1,4 +1,4 @@
-"""Start Postgres and Kafka together below one folder, and end them together.
+"""Start Postgres and Kafka together below one folder, and stop them together.
 
 Runs in the command and the tests.
 """
@@ -29,11 +29,11 @@ DEVELOPMENT = {
     "allow_ports": [],
     "unlimited_hosts": ["127.0.0.1", "localhost"],
 }
-"""What the guard lets through on a developer's machine: receivers on this machine, without TLS, on any port."""
+"""Settings that open the address guard for receivers on this machine, without TLS and on any port."""
 
 
 class Stack:
-    """A context: both servers run inside it."""
+    """Context in which both servers run."""
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
         self._root = root.resolve()
@@ -46,7 +46,7 @@ class Stack:
             self._root.mkdir(parents=True, exist_ok=True)
             undo.enter_context(_locked(self._root / LOCK))
             if self._is_fresh:
-                _empty(self._root)  # under the lock: not while another one is using it
+                _empty(self._root)  # under the lock, so not while another process uses the folder
             if self._kafka_port:
                 kafka.require_free(self._kafka_port, "kafka")
             self.kafka = kafka.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
@@ -64,7 +64,7 @@ class Stack:
 
 
 def write_local_settings(root: Path, stack: Stack) -> None:
-    """Write the file from which every command started beside `root` learns the addresses. The key is kept over restarts."""
+    """Write local.toml, from which commands read the addresses. An existing encryption key is kept."""
     path = root / "local.toml"
     known = tomllib.loads(path.read_text()) if path.is_file() else {}
     document: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def write_local_settings(root: Path, stack: Stack) -> None:
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write("\n".join(lines) + "\n")
-    fresh.replace(path)  # never half written: without its key the registry's secrets could not be opened
+    fresh.replace(path)  # never half written: without the key the secrets of the registry cannot be decrypted
 
 
 def new_key() -> str:
@@ -90,7 +90,7 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Write text, numbers, booleans, lists and flat tables; for these JSON's literals are TOML's."""
+    """Return text, numbers, booleans, lists and flat tables as TOML, for which JSON has the same literals."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)
@@ -110,5 +110,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise errors.LocalStackError(f"another `fanout up` runs in {path.parent}: use it, or name another --root") from None
+            raise errors.LocalStackError(
+                f"another `fanout up` runs in {path.parent}: use that one, or name another folder with --root"
+            ) from None
         yield

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from delivery.model import DeliveryMode, LeaveReason, Retrying
+from delivery.model import DeliveryMode, LeaveReason, NextAttempt, Retrying
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows
@@ -104,26 +104,23 @@ class Plan:
         return {(one.place, one.offset): one for one in newest}
 
 
-def parcel_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
-    """Return letters that go in one request as a parcel: one of a single delivery, or some of one batch, in their order.
+def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
+    """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    What was sent in a batch goes in a batch again, because its endpoint takes nothing else; with those of the same batch that
-    are redriven with it. All of them together make the same body, and so have the same `webhook-id`.
+    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If all of them are
+    redriven together, the body is the same, and so is the `webhook-id`.
     """
     first = together[0]
-    names = {name: number for number, name in enumerate(dict.fromkeys(letter.subscription_id for letter in together))}
-    return retry_messages.RetryEntry(
-        packed=[segment.item(letter.event(), now_ms).packed for letter in together],
-        subscriptions=list(names),
-        subscription_places=[names[letter.subscription_id] for letter in together] if len(names) > 1 else [],
+    return retry_messages.new_entry(
+        [segment.item(letter.event(), now_ms).packed for letter in together],
+        [letter.subscription_id for letter in together],
         left_by=LeaveReason.REDRIVE if first.is_of_batch else None,
-        again_at_ms=now_ms,
-        since_ms=now_ms,
-        expires_ms=now_ms + round(Retrying().max_age_s * 1000),
+        next_attempt=NextAttempt(at_ms=now_ms, retries=0),
+        max_age_s=Retrying().max_age_s,
         reason=retry_reasons.REDRIVEN,
-        retries=0,
+        now_ms=now_ms,
         attempts=max(letter.last_attempt for letter in together),
-        history=first.history()[-retry_messages.MAX_HISTORY :],
+        history=first.history(),
         replay=first.replay or None,
     )
 
@@ -143,14 +140,14 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
-        parcels = [parcel_of(together, now_ms=now_ms) for together in chunk]
+        entries = [entry_of(together, now_ms=now_ms) for together in chunk]
         note = LogRecord(
             endpoint_id=first.endpoint_id,
             customer_id=first.customer_id,
             mode=mode.value,
             entries=[_note(letter, now_ms) for together in chunk for letter in together],
         )
-        postponed = retry_messages.encoded(retry_messages.Postponed(first.endpoint_id, first.customer_id, parcels))
+        postponed = retry_messages.encoded(retry_messages.Postponed(first.endpoint_id, first.customer_id, entries))
         yield Record(first.endpoint_id.encode(), postponed, log_records.encode(note))
 
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from delivery.model import Endpoint, Event, LeaveReason, Record, Revision, SubscriptionId
+from delivery.model import Endpoint, Event, LeaveReason, NextAttempt, Record, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.policy import retry_reasons
@@ -65,21 +65,19 @@ def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
         yield from chunking.chunks(together, lambda one: segment.item(one.event, 0).size, max_bytes)
 
 
-def parcel_of(
+def entry_of(
     together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision
 ) -> retry_messages.RetryEntry:
-    """Return what goes in one request as a parcel. `revision` is that of the registry by which it is due."""
-    names = {name: number for number, name in enumerate(dict.fromkeys(one.subscription_id for one in together))}
+    """Return the retry entry of deliveries that go in one request. They are due by this `revision` of the registry."""
     order_by, first = endpoint.order_by, together[0].event
-    return retry_messages.RetryEntry(
-        packed=[segment.item(one.event, now_ms).packed for one in together],
-        subscriptions=list(names),
-        subscription_places=[names[one.subscription_id] for one in together] if len(names) > 1 else [],
+    return retry_messages.new_entry(
+        [segment.item(due.event, now_ms).packed for due in together],
+        [due.subscription_id for due in together],
         left_by=None if endpoint.batching is None else LeaveReason.REDRIVE,
-        again_at_ms=now_ms,
-        since_ms=now_ms,
-        expires_ms=now_ms + round(endpoint.retrying.max_age_s * 1000),
+        next_attempt=NextAttempt(at_ms=now_ms, retries=0),
+        max_age_s=endpoint.retrying.max_age_s,
         reason=retry_reasons.REPLAYED,
+        now_ms=now_ms,
         order_key=None if order_by is None else ordering_key.key_of(first.content, order_by),
         replay=replay_id,
         revision=revision,
@@ -89,10 +87,10 @@ def parcel_of(
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
     """Yield values for the retries topic. Their key is the id of the endpoint."""
     endpoint, revision = routes.endpoint, routes.revision
-    parcels = (
-        parcel_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
+    entries = (
+        entry_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
     )
-    for chunk in chunking.chunks(parcels, lambda one: one.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
+    for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
         yield retry_messages.encoded(retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
 
 

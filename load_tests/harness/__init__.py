@@ -1,4 +1,4 @@
-"""What the scenarios share: servers, customers, traffic, figures.
+"""Functions that the scenarios share: servers, customers, traffic, figures.
 
 In: a scenario's wishes. Out: a running platform, and what it used.
 """

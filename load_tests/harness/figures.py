@@ -87,7 +87,7 @@ def requests_between(report: receiver.Report, first: int, end: int) -> int:
 
 
 def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
-    """Return what is lost, what came more than once, what came where it was not due, and what did not verify.
+    """Return the numbers of lost, repeated, wrongly addressed and unverified deliveries.
 
     `due` has the endpoint of each event, by its number.
     """

@@ -1,8 +1,8 @@
-"""`fanout archive` and `fanout serve` beside the job, and customers who poll far more than is usual.
+"""Run `fanout archive` and `fanout serve` beside the job, with customers who poll far more than usual.
 
-Some customers poll at a fixed pace, pages and leases. One asks far more often than it may, and acknowledges nothing. Some read
-their answers slowly. On a platform all of this has machines of its own; here it shares the job's. So it comes after the job for
-a core, and what it took is told.
+Some customers poll at a fixed pace, with pages and leases. One exceeds its limit, and acknowledges nothing. Some read their
+answers slowly. In production these processes run on their own machines; here they share the machine of the job. So the job has
+priority for a core, and their usage is reported.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ CATCH_UP_S = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flood:
-    """How much of what."""
+    """Size of the flood."""
 
     letters: int = 20_000
     customers: int = 50
     polls_per_s: float = 40.0
-    """Of all customers together."""
+    """Polls a second of all customers together."""
     limit: int = 10
-    """Letters of a poll."""
+    """Dead letters of a poll."""
     greedy_per_s: float = 200.0
     allowed_per_s: float = 20.0
-    """`api.max_requests_per_s`: what the greedy customer may ask."""
+    """`api.max_requests_per_s`, the limit that the greedy customer exceeds."""
     slow_readers: int = 4
     nice: int = 10
-    """How far all of it, Postgres too, comes after the job for a core; 0: it does not."""
+    """Nice value of these processes and of Postgres, so that the job has priority for a core. 0: no priority."""
     seed: int = 1
 
     @contextlib.contextmanager
     def around(self, scene: phases.Scene) -> Iterator[Beside]:
-        """Have it around a phase: it begins when all that was delivered before is archived."""
+        """Run the flood around a phase. The phase begins when all earlier deliveries are archived."""
         servers, port = scene.servers, kafka.free_port()
         usage.step_back(servers.postgres_pid, self.nice)
         with connect.connect(servers.config.database) as connection:
-            of = letter_archive.customers(self.customers)
-            keys = letter_archive.admit(connection, of)
-            letter_archive.write(connection, of, self.letters, seed=self.seed)
+            customer_ids = letter_archive.customers(self.customers)
+            keys = letter_archive.admit(connection, customer_ids)
+            letter_archive.write(connection, customer_ids, self.letters, seed=self.seed)
         scene.say(f"{self.letters:,} dead letters of {self.customers} customers can be polled")
         serving = {"api.port": str(port), "api.max_requests_per_s": str(self.allowed_per_s)}
         with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ class Flood:
 
 
 class Beside:
-    """The flood as it goes on."""
+    """The running flood."""
 
     def __init__(
         self, pollers: polling.Pollers, archive: platform.Command, meters: Mapping[str, usage.Meter], nice: int
@@ -87,15 +87,15 @@ class Beside:
         self._archive = archive
         self._meters = meters
         self._nice = nice
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """Count from now on."""
-        self._pollers.begin_anew()
+    def reset(self) -> None:
+        """Reset the counters."""
+        self._pollers.reset()
         self._archived, self._before = _archived(self._archive), self._read()
 
     def figures(self) -> dict[str, Any]:
-        """Return what was archived, what came of the polls, and what all of it took."""
+        """Return archived attempts, results of the polls, and the usage of the processes."""
         spent = {name: used.since(self._before[name]) for name, used in self._read().items()}
         report = self._pollers.report()
         cpu_s = {name: round(used.jvm_s + used.python_s, 1) for name, used in spent.items()}

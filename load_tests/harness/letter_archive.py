@@ -1,4 +1,4 @@
-"""Dead letters in the archive, and customers who may poll them: what a flood of polls finds."""
+"""Fill the archive with dead letters, and register the customers who poll them."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from subscriptions_db.postgres import connect
 
 KEPT = writer.Retention(letters=30, attempts=7)
 TOPIC = "letters-of-no-lane"
-"""Where they are said to come from: `fanout archive` is not to take them for a part of a topic that it follows."""
+"""Name of their topic, which does not exist, so that `fanout archive` does not confuse them with a topic that it follows."""
 TOGETHER = 1_000
 PAYLOAD_BYTES, DETAIL_BYTES = 450, 500
 
 
 def customers(count: int) -> list[str]:
-    """Return who polls."""
+    """Return the ids of the customers who poll."""
     return [f"customer-{number}" for number in range(count)]
 
 
-def write(connection: connect.Connection, of: Sequence[str], count: int, *, seed: int) -> None:
-    """Write letters of these customers, evenly, as `fanout archive` does."""
+def write(connection: connect.Connection, customer_ids: Sequence[str], count: int, *, seed: int) -> None:
+    """Write dead letters of these customers, evenly, as `fanout archive` does."""
     rng, now = random.Random(seed), dt.datetime.now(dt.UTC)
-    made = _letters(of, count, rng, now)
+    made = _letters(customer_ids, count, rng, now)
     while together := [taken for _, taken in zip(range(TOGETHER), made, strict=False)]:
         writer.write(connection, together, KEPT, now=now)
 
 
-def admit(connection: connect.Connection, of: Sequence[str]) -> list[str]:
-    """Return a poller's key for each customer, who has a consumer. They are made where they are missing."""
+def admit(connection: connect.Connection, customer_ids: Sequence[str]) -> list[str]:
+    """Create missing customers and their consumers; return a new poller key for each customer."""
     with connection.transaction():
-        for customer_id in of:
+        for customer_id in customer_ids:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])
             consumers.create(connection, customer_id, polling.CONSUMER, DeadLetterSearch())
-        made = [keys.create(connection, customer_id=customer_id, scope=Scope.POLLER) for customer_id in of]
+        made = [keys.create(connection, customer_id=customer_id, scope=Scope.POLLER) for customer_id in customer_ids]
     return [key.text.reveal().decode() for key in made]
 
 
-def _letters(of: Sequence[str], count: int, rng: random.Random, now: dt.datetime) -> Iterator[archived_rows.ArchivedRecord]:
+def _letters(
+    customer_ids: Sequence[str], count: int, rng: random.Random, now: dt.datetime
+) -> Iterator[archived_rows.ArchivedRecord]:
     for number in range(count):
-        told = {"event_id": f"event-{number}", "attempts": [{"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}]}
+        letter = {"event_id": f"event-{number}", "attempts": [{"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}]}
         row = archived_rows.DeadLetterRow(
-            customer_id=of[number % len(of)],
-            endpoint_id=f"endpoint-{number % len(of)}",
+            customer_id=customer_ids[number % len(customer_ids)],
+            endpoint_id=f"endpoint-{number % len(customer_ids)}",
             tenant_id="t0",
             event_type="load.0",
             reason="server_error",
             webhook_id=f"msg_{number:032x}",
             dead_lettered_at=now,
             payload=rng.randbytes(PAYLOAD_BYTES),
-            letter=orjson.dumps(told),
+            letter=orjson.dumps(letter),
         )
         yield archived_rows.ArchivedRecord(topic=TOPIC, partition=0, offset=number, letter=row)

@@ -1,12 +1,11 @@
-"""Two phases of one run: events at a steady pace, and so again beside something else. How much longer do they wait?
+"""Compare two phases of one run: events at a steady pace, first alone and then beside another load.
 
-1. The job is started; some events warm it up, and then some seconds of the first phase: a young JVM is slower, and what comes
-   first would look worse than it is.
-2. Events come at a steady pace, as the first phase says.
-3. The same again, as the second phase says.
-4. What was left waiting is delivered. Nothing may be lost.
+1. The job starts. Some events warm it up, then some seconds of the first phase, because a young JVM is slower.
+2. Events come at a steady pace, with the parameters of the first phase.
+3. Events come at a steady pace, with the parameters of the second phase.
+4. Deliveries that still wait are delivered. Nothing may be lost.
 
-Both of the phases that are compared are in one run, because figures of two runs on a shared machine cannot be compared.
+Both phases are in one run, because figures of two runs on a shared machine cannot be compared.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from typing import Any, NamedTuple, Protocol
 from load_tests.harness import figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {"spark.master": "local[4,4]", "retry.shards": "2"}
-"""Of the job: task slots for each of the two lanes, as an operator would give them, so that neither waits for the other's; as
-many shards as each lane has slots (one takes 0.06 CPU seconds of each micro-batch of that lane)."""
+"""Settings of the job: task slots for each of the two lanes, as an operator sets them, so that no lane waits for the other; and
+as many shards as a lane has slots (a shard takes 0.06 CPU seconds of each micro-batch of its lane)."""
 LANES = "direct,retry"
 IDLE_S = 30
 RECOVERY_S = 120
 
 
 class Scene(NamedTuple):
-    """What is there while the job runs."""
+    """Servers, customers and traffic while the job runs."""
 
     servers: platform.Platform
     customers: receiver.Receiver
@@ -37,20 +36,20 @@ class Scene(NamedTuple):
 
 
 class Beside(Protocol):
-    """Something that goes on during a phase."""
+    """A load beside the events of a phase."""
 
-    def begin_anew(self) -> None:
-        """Count from now on: what came before was not to be measured."""
+    def reset(self) -> None:
+        """Reset the counters: the earlier time is not measured."""
 
     def figures(self) -> dict[str, Any]:
-        """Return what it was. Called once, at the end of the phase."""
+        """Return the figures of the load. Called once, at the end of the phase."""
 
 
 class Nothing:
-    """Nothing goes on."""
+    """No load beside the events."""
 
-    def begin_anew(self) -> None:
-        """Have nothing to count."""
+    def reset(self) -> None:
+        """Do nothing: there are no counters."""
 
     def figures(self) -> dict[str, Any]:
         """Return no figures."""
@@ -59,65 +58,65 @@ class Nothing:
 
 @contextlib.contextmanager
 def nothing(_: Scene) -> Iterator[Beside]:
-    """Have nothing around a phase."""
+    """Add no load to a phase."""
     yield Nothing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What comes, and what goes on meanwhile."""
+    """Events of a phase, and the load beside them."""
 
     per_s: int
     """Events a second."""
     hot: float = 0.0
-    """Their share that is due to the hot endpoint besides."""
+    """Additional share of events that are due to the hot endpoint."""
     poison_per_s: int = 0
-    """Records that are no events, which come besides."""
+    """Additional records a second that are not events."""
     hangs: int | None = None
-    """An endpoint that takes requests and never answers, until the phase is over."""
+    """Endpoint that accepts requests and never answers, until the end of the phase."""
     around: Callable[[Scene], contextlib.AbstractContextManager[Beside]] = nothing
-    """What else goes on."""
+    """Load beside the events."""
     settle_s: int = 0
-    """Seconds of all this before it is measured."""
+    """Seconds of the phase before its measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Both phases, and what is the same in them."""
+    """Both phases, and their common parameters."""
 
     customers: traffic.Customers
     first: Phase
     second: Phase
     seconds: int
-    """Of each of them."""
+    """Seconds of each phase."""
     warm_up: int
-    """Events before those that are measured."""
+    """Events of the warm-up."""
     seed: int
     settings: Mapping[str, str]
     topics: traffic.Topics = traffic.TOPICS
 
 
 class Measured(NamedTuple):
-    """What came of a phase."""
+    """Measurement of a phase."""
 
     numbers: range
-    """Of its events."""
+    """Numbers of its events."""
     used: usage.Usage
     took_s: float
-    """Until the last delivery that was waited for."""
+    """Seconds until the last delivery, without those of a hanging endpoint."""
     left: int
-    """How many deliveries an endpoint that hangs has kept waiting."""
+    """Number of deliveries that wait for a hanging endpoint."""
     beside: Mapping[str, Any]
-    """What went on beside it, in figures."""
+    """Figures of the load beside it."""
 
 
 class Compared(NamedTuple):
-    """What came of both."""
+    """Measurements of both phases."""
 
     first: Measured
     second: Measured
     recovered_s: float
-    """How long it took to deliver what had been left."""
+    """Seconds until the waiting deliveries were delivered."""
     report: receiver.Report
     outcome: Mapping[str, Any]
     """Figures of the whole run."""
@@ -151,20 +150,20 @@ def compare(plan: Plan, terms: stage.Terms) -> Compared:
 
 
 def _measured(scene: Scene, phase: Phase, seconds: int, name: str) -> Measured:
-    """Run a phase, until all have their deliveries but an endpoint that hangs."""
+    """Run a phase until all deliveries have arrived, without those of a hanging endpoint."""
     sent, job = scene.sent, scene.job
     scene.customers.hang(phase.hangs)
     with phase.around(scene) as beside:
         settling = _publish(sent, phase, phase.settle_s)
-        beside.begin_anew()
+        beside.reset()
         before, began_s = job.meter.read(), job.elapsed_s()
         numbers = _publish(sent, phase, seconds)
         left = sum(sent.due[number] == phase.hangs for number in range(settling.start, numbers.stop))
         took_s = _wait_for_all(scene, IDLE_S, f"the deliveries of {name}", less=left) - began_s
-        used, told = job.meter.read().since(before), beside.figures()
-    scene.say(f"{name} has its deliveries; {left} events wait for an endpoint that hangs")
+        used, beside_figures = job.meter.read().since(before), beside.figures()
+    scene.say(f"{name} is delivered; {left} events wait for a hanging endpoint")
     scene.customers.hang(None)
-    return Measured(numbers, used, took_s, left, told)
+    return Measured(numbers, used, took_s, left, beside_figures)
 
 
 def _publish(sent: traffic.Traffic, phase: Phase, for_s: int) -> range:
@@ -172,7 +171,7 @@ def _publish(sent: traffic.Traffic, phase: Phase, for_s: int) -> range:
 
 
 def _wait_for_all(scene: Scene, within_s: float, what: str, *, less: int = 0) -> float:
-    """Wait until all that was published is delivered or rejected, `less` some; return the seconds since the job's start."""
+    """Wait until all published records, minus `less`, are delivered or rejected; return the seconds since the job's start."""
     due, poison = len(scene.sent.due) - less, scene.sent.poison.total()
 
     def is_done() -> bool:

@@ -45,11 +45,11 @@ TELLING = (
     "fanout_egress_broken",
     "fanout_source_up",
 )
-"""Metrics that tell why a scenario does not come to its end. `postponed` without a retry lane, for one, never arrives."""
+"""Metrics that explain why a scenario does not end. For example, `postponed` deliveries never arrive without a retry lane."""
 
 
 class Platform:
-    """The servers of one run, its settings, and the folder that holds both."""
+    """Servers of one run, its settings, and their folder."""
 
     def __init__(self, folder: Path, servers: stack.Stack) -> None:
         self.folder = folder
@@ -58,18 +58,18 @@ class Platform:
         self.config = loader.read({}, folder / "local.toml", root=folder)
 
     def register(self, document: dict[str, Any]) -> None:
-        """Register what `document` says; see `fanout apply`."""
+        """Register the rows of `document`, as `fanout apply` does."""
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
         registry_commands.apply_manifest(self.config, manifest.check(document, worker_plans.guard_of(self.config.delivery)))
 
     def checkpoint_mb(self, lane: str) -> float:
-        """Return how large a lane's checkpoint is on disk."""
+        """Return the bytes of a lane's checkpoint on disk."""
         files = (self.folder / self.config.spark.checkpoint / lane).rglob("*")
         return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
     def account(self) -> accounting.Account:
-        """Return what `fanout reconcile` says of the topics, once no job runs."""
+        """Return the account of `fanout reconcile`, when no job runs."""
         return proving.reconcile(self.config, settle_s=0).account
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class Platform:
 
     @contextlib.contextmanager
     def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
-        """Run a command beside the job (`archive`, `serve`), as above. It comes after the job for a core, by its `nice`."""
+        """Run a command beside the job (`archive`, `serve`), with a `nice` value, so that the job has priority for a core."""
         port = _free_port()
         replaced = {"metrics.port": str(port), **overrides}
         with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
@@ -89,7 +89,7 @@ class Platform:
             yield Command(process, port, self.folder / f"{name}.log")
 
     def rejected(self) -> collections.Counter[str]:
-        """Return how many records are in the topic of those that are no events, by the reason, each of them once."""
+        """Return the numbers of rejected records by reason, each record once."""
         reasons: dict[tuple[str, int, int], str] = {}
 
         def take(message: confluent_kafka.Message) -> None:
@@ -102,7 +102,7 @@ class Platform:
 
     @property
     def postgres_pid(self) -> int:
-        """Return the pid of the server, which has the others as its children."""
+        """Return the pid of the server. Its other processes are its children."""
         return self._servers.postgres.pid
 
     @property
@@ -117,7 +117,7 @@ class Platform:
 
 
 class Command:
-    """A command that goes on until it is stopped."""
+    """Command that runs until it is stopped."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.meter = usage.Meter(process.pid)
@@ -131,7 +131,7 @@ class Command:
         return time.monotonic() - self._began
 
     def wait_until(self, is_so: Callable[[], bool], *, within_s: float, what: str) -> float:
-        """Wait for `is_so`, return the seconds since the start; raise, with the end of the log, when it does not come."""
+        """Wait for `is_so`, and return the seconds since the start. Raise with the end of the log if it takes too long."""
         deadline = time.monotonic() + within_s
         while not is_so():
             if self.has_ended() or time.monotonic() > deadline:
@@ -141,15 +141,15 @@ class Command:
         return self.elapsed_s()
 
     def wait_until_ready(self) -> float:
-        """Wait until `/readyz` says that it would do its work now; return the seconds since the start."""
+        """Wait until `/readyz` reports ready, and return the seconds since the start."""
         return self.wait_until(self.is_ready, within_s=START_TIMEOUT_S, what="readiness")
 
     def has_ended(self) -> bool:
-        """Tell whether it is gone."""
+        """Return True if the process has ended."""
         return self._process.poll() is not None
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return what a metric says now of what has these labels, all of it together; 0 where it says nothing."""
+        """Return the present sum of a metric over all series with these labels; 0 if there are none."""
         _, text = self._got("/metrics")
         samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
@@ -165,22 +165,22 @@ class Command:
         return sums
 
     def condition(self) -> str:
-        """Return what the process says of itself, for the message when a wait has failed."""
+        """Return /readyz and metrics of the process, for the message of a failed wait."""
         try:
             status, ready = self._got("/readyz")
             _, text = self._got("/metrics")
         except OSError as exc:
             return f"it does not answer: {exc}"
         samples = [sample for family in parser.text_string_to_metric_families(text) for sample in family.samples]
-        told = [f"{one.name}{dict(one.labels)}: {one.value:,.0f}" for one in samples if one.value and one.name in TELLING]
-        return "\n".join([f"/readyz: {status} {ready.strip()}", *told])
+        shown = [f"{one.name}{dict(one.labels)}: {one.value:,.0f}" for one in samples if one.value and one.name in TELLING]
+        return "\n".join([f"/readyz: {status} {ready.strip()}", *shown])
 
     def is_ready(self) -> bool:
-        """Tell whether `/readyz` says so now."""
+        """Return True if `/readyz` reports ready."""
         try:
             return self._got("/readyz")[0] == http.HTTPStatus.OK
         except OSError:
-            return False  # it does not serve yet
+            return False  # the server is not open yet
 
     def _got(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
@@ -193,12 +193,12 @@ class Command:
 
 
 class Job(Command):
-    """The job as it runs."""
+    """The running job."""
 
     def work_off(
         self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
     ) -> figures.Throughput:
-        """Wait until the customers have `until` events; measure from when `warm_up` more have come than were there before."""
+        """Wait until the customers have `until` events. The measurement starts after `warm_up` events."""
         before = customers.count
 
         def reached(count: int) -> Callable[[], bool]:
@@ -223,11 +223,11 @@ class Job(Command):
         )
 
     def kill(self, role: str, rng: random.Random) -> None:
-        """Send SIGKILL to the driver, to its JVM or to one of the workers, and wait until what it takes with it has ended."""
+        """Send SIGKILL to the driver, its JVM or a worker, and wait until the processes that depend on it have ended."""
         processes = self.meter.processes()
         found = sorted((process for process, of in processes if of == role), key=lambda process: process.pid)
         if role == "worker":
-            found = [process for process in found if process.parent() in found]  # not the daemons that forked them
+            found = [process for process in found if process.parent() in found]  # without the daemons that forked them
         if not found:
             raise errors.LocalStackError(f"the job has no process that is a {role}")
         rng.choice(found).kill()
@@ -236,13 +236,13 @@ class Job(Command):
             self._process.wait(END_TIMEOUT_S)
 
     def micro_batches(self, lane: str) -> list[figures.MicroBatch]:
-        """Return those that a lane has committed. Of a job with `logs.format` json."""
+        """Return the committed micro-batches of a lane. The job needs `logs.format` json."""
         return list(figures.micro_batches(self._log.read_bytes().splitlines(), lane))
 
 
 @contextlib.contextmanager
 def started(root: Path | None = None) -> Iterator[Platform]:
-    """Start Kafka and Postgres in a folder of their own."""
+    """Start Kafka and Postgres in their own folder."""
     with contextlib.ExitStack() as context:
         folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
         yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))

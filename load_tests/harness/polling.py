@@ -1,7 +1,7 @@
-"""Customers who poll their dead letters over HTTP, all of them in a process of its own: at a fixed pace, whatever the API does.
+"""Poll dead letters over HTTP as many customers, in a separate process, at a pace that does not depend on the API.
 
-A poll begins when it is due, on one of a few connections that are kept. Where all of these are taken it waits for one, and the
-wait is part of its latency: an API that is slow does not make its pollers ask less.
+A poll begins when it is due, on one of a few persistent connections. If all connections are busy, it waits for one, and the
+wait is part of its latency. So a slow API does not reduce the number of polls.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ CONSUMER = "load"
 LEASE_S = 60
 PAGE, LEASE, ACK, GREEDY, SLOW = "page", "lease", "ack", "greedy", "slow"
 MODEST = (PAGE, LEASE, ACK)
-"""Who asks no more than it may: each is to be answered with 200."""
+"""Kinds of requests within their limits: each must be answered with 200."""
 START_TIMEOUT_S = 20
 REQUEST_TIMEOUT_S = 30
 GREEDY_CONNECTIONS = 8
 SLOW_LETTERS, SLOW_BYTES, SLOW_PER_S, SLOW_PAUSE_S = 100, 1024, 10, 1.0
-"""Of a slow reader: it asks for a large page, takes so much of it so often, and waits so long when it was cut off."""
+"""Slow readers: size of their page, bytes of a read, seconds between reads, and seconds to wait after a closed connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polls:
-    """Who asks for what, and how often."""
+    """Parameters of the polls."""
 
     port: int
     keys: Sequence[str]
-    """Of the customers. Each poll is made by any of them, but the greedy one."""
+    """API keys of the customers. Each poll is by any customer except the greedy one."""
     per_s: float
-    """Polls a second: pages and leases. The acknowledgement of a lease comes besides, as soon as it is answered."""
+    """Polls a second, pages and leases. Each lease is followed by its acknowledgement, which is not counted."""
     connections: int = 16
     limit: int = 100
-    """Letters of a poll, at most."""
+    """Largest number of dead letters of a poll."""
     leases: float = 0.5
-    """The share of the polls that are leases; the others are pages."""
+    """Share of leases among the polls; the others are pages."""
     greedy_per_s: float = 0.0
-    """Leases a second of the first of the customers besides, which acknowledges none and does not wait when it is told to."""
+    """Additional leases a second of the first customer, who acknowledges none and ignores Retry-After."""
     slow_readers: int = 0
-    """Connections besides, of the last of the customers, by which answers are taken at 10 kB a second."""
+    """Additional connections of the last customer, who reads answers at 10 kB a second."""
     seed: int = 1
     nice: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What came of the requests, by their kind."""
+    """Results of the requests, by kind."""
 
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
-    """Of those that were answered with 200."""
+    """Latencies of requests that were answered with 200."""
     statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
     broken: collections.Counter[str] = field(default_factory=collections.Counter)
-    """Requests without an answer: the connection ended, or none came in time."""
+    """Requests without an answer: the connection closed, or the answer was late."""
     letters: int = 0
-    """That came with all of these, less those that were read slowly."""
+    """Dead letters in the answers, without slow readers."""
     slow_bytes: int = 0
-    """What was read slowly."""
+    """Bytes that slow readers read."""
     cpu_s: float = 0.0
-    """Of the pollers' own process."""
+    """CPU seconds of the polling process."""
 
     @property
     def failed(self) -> int:
-        """Return how many requests should have been answered with 200 and were not; of the others, how many with a 5xx."""
+        """Return the number of wrong answers: not 200 within limits, and 5xx beyond them."""
         wrong = sum(count for (kind, status), count in self.statuses.items() if status >= (201 if kind in MODEST else 500))
         return wrong + sum(self.broken[kind] for kind in MODEST)
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the results for machines."""
         answers: dict[str, dict[str, int]] = {}
         for (kind, status), count in sorted(self.statuses.items()):
             answers.setdefault(kind, {})[str(status)] = count
@@ -102,7 +102,7 @@ class Report:
 
 
 class _Pollers:
-    """Ask, and remember what came of it."""
+    """Send requests, and record their results."""
 
     def __init__(self, polls: Polls) -> None:
         self._polls = polls
@@ -112,20 +112,20 @@ class _Pollers:
         self._cpu_s = 0.0
         self.seen = Report()
 
-    def begin_anew(self) -> None:
-        """Forget what came so far."""
+    def reset(self) -> None:
+        """Reset the results."""
         self.seen, self._cpu_s = Report(), _cpu_s()
 
     def report(self) -> Report:
-        """Return what came since."""
+        """Return the results since the last reset."""
         self.seen.cpu_s = _cpu_s() - self._cpu_s
         return self.seen
 
     async def run(self) -> None:
-        """Ask until it is cancelled."""
+        """Send requests until cancelled."""
         polls = self._polls
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0)  # who asks is the bound: one task for each connection
+        connector = aiohttp.TCPConnector(limit=0)  # the tasks are the bound: one for each connection
         url = f"http://127.0.0.1:{polls.port}"
         async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as self._session:
             due, greedy_due = schedule(time.perf_counter(), polls.per_s), schedule(time.perf_counter(), polls.greedy_per_s)
@@ -152,7 +152,7 @@ class _Pollers:
             await self._ask(GREEDY, self._polls.keys[0], at, "lease", self._leasing())
 
     async def _read_page(self, key: str, at: float) -> None:
-        """Read on from the page before; from the beginning again at the end."""
+        """Read the next page; after the last page the first one again."""
         cursor = f"&cursor={self._cursors[key]}" if key in self._cursors else ""
         page = await self._ask(PAGE, key, at, f"/v1/dead-letters?limit={self._polls.limit}{cursor}")
         if page is not None and page["has_more"]:
@@ -172,7 +172,7 @@ class _Pollers:
     async def _ask(
         self, kind: str, key: str, at: float, path: str, document: dict[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Return what is answered with 200; None is any other answer, or none. A document is for the customer's consumer."""
+        """Return the body of an answer with 200; None for any other answer. A document goes to the customer's consumer."""
         method, headers = "GET", {"authorization": f"Bearer {key}"}
         if document is not None:
             method, path = "POST", f"/v1/dead-letter-consumers/{CONSUMER}/{path}"
@@ -200,7 +200,9 @@ class _Pollers:
         ).encode()
         while True:
             connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES)  # the rest stays with the server
+            connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES
+            )  # so that the rest stays in the server's buffer
             connection.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._polls.port))
@@ -222,7 +224,7 @@ class _Pollers:
 
 
 def schedule(began: float, per_s: float) -> Iterator[float]:
-    """Yield when each request is due. Those who share it take turns."""
+    """Yield the due time of each request. Several tasks may share the iterator."""
     return (began + number / per_s for number in itertools.count())
 
 
@@ -244,11 +246,11 @@ def _run(polls: Polls, pipe: Connection) -> None:
         pollers = _Pollers(polls)
         polling = asyncio.create_task(pollers.run())
         pipe.send("begun")
-        with contextlib.suppress(EOFError):  # whoever started it is gone
+        with contextlib.suppress(EOFError):  # the parent process has ended
             while await loop.run_in_executor(None, pipe.recv) == "anew":
-                pollers.begin_anew()
+                pollers.reset()
             if polling.done():
-                polling.result()  # it has failed
+                polling.result()  # raises its error
             pipe.send(pollers.report())
         polling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -258,7 +260,7 @@ def _run(polls: Polls, pipe: Connection) -> None:
 
 
 class Pollers:
-    """A context: they poll inside it."""
+    """Context in which the customers poll."""
 
     def __init__(self, polls: Polls) -> None:
         context = multiprocessing.get_context("spawn")
@@ -276,12 +278,12 @@ class Pollers:
         self._process.terminate()
         self._process.join()
 
-    def begin_anew(self) -> None:
-        """Forget what came so far: it warmed the API up."""
+    def reset(self) -> None:
+        """Reset the results after the warm-up of the API."""
         self._pipe.send("anew")
 
     def report(self) -> Report:
-        """Return what came since. Once, at the end: they stop."""
+        """Stop the polls, and return the results since the last reset."""
         self._pipe.send("report")
         report: Report = self._pipe.recv()
         return report

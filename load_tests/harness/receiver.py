@@ -1,7 +1,7 @@
-"""The customers of a load test: an HTTP server in a process of its own, so cheap that the platform is what is measured.
+"""Receive webhooks in a load test: an HTTP server in its own process, cheap enough that the platform is measured.
 
-It reads just enough HTTP for what the platform sends, verifies every signature, and remembers every event, alone or in a batch.
-One process stands for all endpoints; the path tells them apart.
+It understands only the HTTP that the platform sends. It verifies every signature and records every event, single or in a batch.
+One process serves all endpoints, by their paths.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from load_tests.harness import behaviour
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-"""What the endpoints are registered with."""
+"""Signing secret of all endpoints."""
 START_TIMEOUT_S = 20
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
-"""In the payload of each event: the number that ends its id, and when it was sent."""
+"""Pattern for the payload of an event: the number at the end of its id, and its time of sending."""
 _NONE = -1
 _GZIP = 31
-"""How zlib calls that format."""
+"""Window bits by which zlib reads gzip."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What came in. Of each event, in the order of arrival: its number, the endpoint that got it, and how old it was."""
+    """Arrivals: number, endpoint and age of each event, in the order of arrival."""
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
     endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))
     ages_ms: array.array[float] = field(default_factory=lambda: array.array("d"))
-    """From when it was handed to the Kafka client until it was here."""
+    """Milliseconds from the Kafka client to the arrival."""
     requests: array.array[int] = field(default_factory=lambda: array.array("l"))
-    """How many events each had."""
+    """Number of events of each request."""
     unverified: int = 0
     connections: int = 0
     cpu_s: float = 0.0
@@ -144,7 +144,7 @@ def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) ->
 
 
 class Receiver:
-    """A context: the server runs inside it."""
+    """Context in which the server runs."""
 
     def __init__(self, disturbed: behaviour.Behaviour = behaviour.HEALTHY) -> None:
         context = multiprocessing.get_context("spawn")
@@ -177,7 +177,7 @@ class Receiver:
         self._shared.is_disturbed.value = is_disturbed
 
     def report(self) -> Report:
-        """Return what came in. Once, at the end: the server stops."""
+        """Stop the server, and return the arrivals."""
         self._pipe.send("report")
         report: Report = self._pipe.recv()
         return report

@@ -1,4 +1,4 @@
-"""What every scenario begins with: the servers, customers who are registered, and somebody who publishes for them."""
+"""Prepare a scenario: start the servers, register the customers, and create the topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from load_tests.harness import behaviour, platform, receiver, traffic
 
 
 class Stage(NamedTuple):
-    """What is there before the job is started."""
+    """Servers, customers and traffic before the job starts."""
 
     platform: platform.Platform
     customers: receiver.Receiver
@@ -21,12 +21,12 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a scenario is run, whichever it is."""
+    """Common parameters of all scenarios."""
 
     say: Callable[[str], None]
     folder: Path | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the job (`area.field`) in place of the scenario's own."""
+    """Settings of the job (`area.field`) that replace those of the scenario."""
 
     @contextlib.contextmanager
     def stage(
@@ -37,7 +37,7 @@ class Terms:
         topics: traffic.Topics = traffic.TOPICS,
         disturbed: behaviour.Behaviour = behaviour.HEALTHY,
     ) -> Iterator[Stage]:
-        """Start the servers, register the endpoints and make the topics. `disturbed` is for `Receiver.disturb`."""
+        """Start the servers, register the endpoints, and create the topics. `disturbed` is for `Receiver.disturb`."""
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:
             servers.register(registered.registry(customers.url))

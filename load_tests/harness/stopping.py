@@ -1,4 +1,4 @@
-"""End a load test in order when it is asked to: SIGTERM stops all that it started, as Ctrl-C does."""
+"""Stop a load test in order on SIGTERM, with all its processes, as on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 def exit_in_order(_number: int, _frame: FrameType | None) -> None:
-    """Leave the main thread by an exception, so that each context that is open ends what it began."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off what the first has begun
+    """Raise an exception in the main thread, so that every open context stops its processes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the orderly stop
     sys.exit(SIGTERM_STATUS)
 
 

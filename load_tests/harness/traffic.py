@@ -1,4 +1,4 @@
-"""Who is registered, what is published, and to whom it is due: each event to one endpoint, by its type and its tenant."""
+"""Define customers and traffic: each event is due to one endpoint, by its type and tenant."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ EVENT_TYPES = [f"load.{number}" for number in range(10)]
 ALL_TYPES = range(len(EVENT_TYPES))
 POISON_TYPE = "load.poison"
 POISON = ("not_json", "missing_attribute")
-"""Why its records are rejected, in turns."""
+"""Reasons for which the poison records are rejected, in rotation."""
 EVENT_BYTES = 450
 TICKS_PER_S = 10
-"""In which a steady pace is kept."""
+"""Seconds of the steps of a steady pace."""
 HOT_ENDPOINT = 0
 NOBODYS = 99_999_999
-"""The number of what is no event: who gets it nevertheless gets what nobody published."""
+"""Number of a record that is not an event. A delivery with this number is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """What the topics are like."""
+    """Properties of the topics."""
 
     partitions: int = 2
-    """Of each event type's topic."""
+    """Partitions of the topic of an event type."""
     by_tenant: bool = False
-    """Whether an event's key is its tenant, so that all of a tenant's are in one partition of a topic; else they have none."""
+    """True: the key of an event is its tenant, so that a tenant's events are in one partition. False: events have no key."""
     with_poison: bool = False
-    """Whether there is a topic besides for records that are no events."""
+    """True if there is also a topic for records that are not events."""
 
 
 TOPICS = Topics()
 
 
 class Drawn(NamedTuple):
-    """Where an event happens, and to which endpoint it is due."""
+    """Tenant and event type of an event, and the endpoint to which it is due."""
 
     type_number: int
     tenant: int
@@ -66,18 +66,18 @@ class Population(Protocol):
         """Return the manifest, with every endpoint below `url`."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+        """Draw an event of one of these types. The share `hot` goes to the hot endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customers:
-    """The endpoints: as many for each event type, which share its tenants evenly."""
+    """Endpoints: the same number for each event type, with its tenants distributed evenly."""
 
     endpoints: int
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of each endpoint, beside what all have."""
+    """Additional fields of each endpoint."""
     fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Of the endpoints of one event type, by its number, besides."""
+    """Additional fields of the endpoints of an event type, by its number."""
 
     @property
     def event_types(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class Customers:
         return EVENT_TYPES
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types; a share of `hot` goes to the hot endpoint."""
+        """Draw an event of one of these types. The share `hot` goes to the hot endpoint."""
         type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT
@@ -93,20 +93,20 @@ class Customers:
 
     @property
     def of_a_type(self) -> int:
-        """Return how many endpoints have the events of one type."""
+        """Return the number of endpoints of an event type."""
         return self.endpoints // len(EVENT_TYPES)
 
     @property
     def tenants(self) -> int:
-        """Return how many tenants there are: at least one for each endpoint of a type."""
+        """Return the number of tenants: at least one for each endpoint of a type."""
         return max(100, self.of_a_type)
 
     def endpoint_of(self, type_number: int, tenant: int) -> int:
-        """Return to whom an event is due."""
+        """Return the endpoint to which an event is due."""
         return type_number * self.of_a_type + tenant % self.of_a_type
 
     def endpoints_of(self, types: Iterable[int]) -> set[int]:
-        """Return to whom events of these types may be due."""
+        """Return the endpoints of these event types."""
         return {endpoint for number in types for endpoint in range(number * self.of_a_type, (number + 1) * self.of_a_type)}
 
     def registry(self, url: str) -> dict[str, Any]:
@@ -138,30 +138,30 @@ class Customers:
 
 
 def is_hot(endpoint: int) -> bool:
-    """Tell whether it is the one that may have a share besides."""
+    """Return True for the hot endpoint."""
     return endpoint == HOT_ENDPOINT
 
 
 def is_other(endpoint: int) -> bool:
-    """Tell whether it is any but that one."""
+    """Return True for all endpoints except the hot one."""
     return endpoint != HOT_ENDPOINT
 
 
 def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
-    """Return an event as a broken producer writes it, by why it is rejected: cut off, or without its tenant."""
+    """Return the record of a broken producer, by its reject reason: truncated, or without a tenant."""
     if reason == "not_json":
         return orjson.dumps(document)[: EVENT_BYTES // 2]
     return orjson.dumps({name: value for name, value in document.items() if name != "tenant_id"})
 
 
 class Traffic:
-    """Publish events, and remember to which endpoint each is due. Events have numbers, in their order."""
+    """Publish events, numbered in order, and record the endpoint to which each is due."""
 
     def __init__(self, customers: Population, config: settings.Settings, seed: int, wanted: Topics) -> None:
         self.due: array.array[int] = array.array("l")
         """The endpoint of each event."""
         self.poison: collections.Counter[str] = collections.Counter()
-        """How many records were published that are no events, by why they are rejected."""
+        """Numbers of published records that are not events, by their reject reason."""
         self._by_tenant = wanted.by_tenant
         self._customers = customers
         self._prefix = config.source.topic_prefix
@@ -174,7 +174,7 @@ class Traffic:
         self._publisher = publishing.Publisher(config.kafka)
 
     def publish(self, count: int, *, types: Sequence[int] | None = None, hot: float = 0.0, is_flushed: bool = True) -> range:
-        """Publish so many events of some types, by default of all; return their numbers.
+        """Publish `count` events of some types, by default of all; return their numbers.
 
         Without `is_flushed`, the client sends them later: the caller calls `flush` at its end.
         """
@@ -188,9 +188,9 @@ class Traffic:
     def publish_steadily(
         self, per_s: int, for_s: int, *, types: Sequence[int] | None = None, hot: float = 0.0, poison_per_s: int = 0
     ) -> range:
-        """Publish at a steady pace, the hot endpoint having a share besides; return the events' numbers.
+        """Publish at a steady pace, with an additional share for the hot endpoint; return the events' numbers.
 
-        Records that are no events come beside these.
+        `poison_per_s` adds records that are not events.
         """
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):
@@ -203,7 +203,7 @@ class Traffic:
         return range(first, len(self.due))
 
     def publish_evenly(self, per_s: int, for_s: float, *, types: Sequence[int] = ALL_TYPES) -> tuple[range, list[float]]:
-        """Publish one event after the other at a pace; return their numbers, and when each was published."""
+        """Publish single events at a pace; return their numbers and times."""
         first, began, at = len(self.due), time.time(), []
         for count in range(int(per_s * for_s)):
             time.sleep(max(0.0, began + count / per_s - time.time()))
@@ -217,7 +217,7 @@ class Traffic:
         self._publisher.flush()
 
     def publish_until(self, enough: threading.Event, per_s: int) -> None:
-        """Publish at a steady pace until `enough` is set. For a thread: nobody else may publish meanwhile."""
+        """Publish at a steady pace until `enough` is set. Runs in a thread; no other thread may publish meanwhile."""
         while not enough.is_set():
             self.publish_steadily(per_s, 1)
 
@@ -245,6 +245,6 @@ class Traffic:
             "note": "",
             **({} if sub_tenant is None else {"sub_tenant_id": str(sub_tenant)}),
         }
-        # Digits: as texts of people, they take about half when they are compressed, and equal letters would take nothing.
+        # Digits compress to about a half, as human text does. Equal letters would compress to nothing.
         document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
         return document

@@ -1,4 +1,4 @@
-"""What the job's processes use: CPU seconds and memory, the JVM and Python apart."""
+"""Measure CPU seconds and memory of the job's processes, for the JVM and Python separately."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Usage:
 
     jvm_s: float = 0.0
     driver_s: float = 0.0
-    """Of the driver's Python."""
+    """CPU seconds of the driver's Python."""
     workers_s: float = 0.0
-    """Of Spark's Python workers, all together."""
+    """CPU seconds of all Python workers."""
 
     @property
     def python_s(self) -> float:
-        """Return what is not the JVM's."""
+        """Return the CPU seconds of Python."""
         return self.driver_s + self.workers_s
 
     def per_million(self, count: int) -> dict[str, float]:
-        """Return the CPU seconds of a million, when this was used for `count`."""
+        """Return the CPU seconds for a million, if this usage was for `count`."""
         seconds = {"jvm": self.jvm_s, "python": self.python_s, "total": self.jvm_s + self.python_s}
         return {name: round(used * 1e6 / count, 1) for name, used in seconds.items()}
 
     def since(self, earlier: Usage) -> Usage:
-        """Return what was used after `earlier`."""
+        """Return the usage since `earlier`."""
         return Usage(
             jvm_s=self.jvm_s - earlier.jvm_s,
             driver_s=self.driver_s - earlier.driver_s,
@@ -44,15 +44,15 @@ class Usage:
 
 
 class Meter:
-    """Read the use of a process and all that it started. What has ended keeps its last reading."""
+    """Read the usage of a process and its descendants. An ended process keeps its last reading."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._read: dict[tuple[int, float], tuple[str, float, float]] = {}
-        """By process: its role, CPU seconds and peak of memory in MB."""
+        """Role, CPU seconds and peak memory in MB of each process."""
 
     def processes(self) -> list[tuple[psutil.Process, str]]:
-        """Return what runs now, each with its role: `driver`, `jvm` or `worker`."""
+        """Return the running processes with their roles: `driver`, `jvm` or `worker`."""
         found = []
         for process in [self._root, *self._root.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -83,7 +83,7 @@ class Meter:
         return sizes
 
     def heap_mb(self) -> int | None:
-        """Return what is alive in the JVM's heap, after a whole collection; None where the JDK has no `jcmd`."""
+        """Return the live bytes of the JVM's heap after a full collection; None if the JDK has no `jcmd`."""
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:
             return None
@@ -103,9 +103,10 @@ class Meter:
 
 
 def step_back(pid: int, nice: int) -> None:
-    """Have a process that has just begun, and all that it starts, come after others for a core.
+    """Lower the priority of a new process and its descendants.
 
-    Where Linux gives each session a fair part first (`sched_autogroup`), a process's own nice value counts in its session only.
+    With `sched_autogroup`, Linux first divides the CPU between sessions, and a nice value counts only within its session. So
+    the session's value is set too.
     """
     psutil.Process(pid).nice(nice)
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The decision on the number of executors, simulated over days.
+"""Simulate the decision on the number of executors over days.
 
 In: a load over time and measured costs. Out: executor hours, waits, and a plot.
 """

@@ -1,6 +1,6 @@
-"""Scale executors through days of load with spikes, by the decision of the platform: what does it cost, and who waits?
+"""Simulate days of load with spikes, with the platform's decision on the number of executors: costs, and waiting times.
 
-A simulation: `load_tests.scaling.simulation` on the figures below, which were measured. The same seed gives the same figures.
+`load_tests.scaling.simulation` runs with the measured figures below. The same seed gives the same figures.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ CPU_S_PER_EVENT = 170e-6
 """CPU seconds of the JVM and of Python for a delivery of the direct lane, 155 to 181 a million:
 docs/benchmarks/2026-11-21-direct-lane.md, its last table."""
 MICRO_BATCH_S = 0.3
-"""Seconds, of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
+"""Seconds of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
 START_S = (6.0, 20.0)
 """Seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
 PLAN_S = 5.0
-"""Seconds in which a lane plans its query anew, assumed: docs/adr/0038-scale-on-what-waits.md has what was seen."""
+"""Seconds for a new plan of a lane's query, assumed. docs/adr/0038-scale-on-what-waits.md has measurements."""
 CORES = 2
 MAX_EVENTS_PER_BATCH = 20_000
 """`source.max_events_per_batch` by default, for each executor."""
 DAY_SWING = 0.4
-"""The share by which the load is above its mean in the afternoon, and below it in the night."""
+"""Share by which the load exceeds its mean in the afternoon, and falls below it in the night."""
 FIXED_LOAD = 0.75
-"""The share of its throughput that a fixed number of executors may need at the peak, as after a scale-in."""
+"""Share of its throughput that a fixed number of executors uses at the peak, as after a scale-in."""
 EVERY_S = 5.0
 SHOWN_EVERY_S = 60.0
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DRAINED_S = 5.0
-"""A lag of this many seconds of the load is that of the micro-batches under way."""
+"""Seconds of load. A smaller lag is only that of the micro-batches in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The load, and the bounds of the number."""
+    """Load, and bounds of the number of executors."""
 
     base_per_s: int = 5_000
     """Mean of the load without spikes."""
     spike: float = 10.0
-    """Times the load of that hour."""
+    """Factor on the load of that hour."""
     spikes_a_day: int = 4
     spike_s: tuple[float, float] = (300.0, 900.0)
-    """Length of a spike, at least and at most."""
+    """Shortest and longest duration of a spike."""
     days: int = 3
     max_executors: int = 12
     partitions: int = 60
@@ -60,14 +60,14 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A time in which more comes."""
+    """A time with more load."""
 
     began_s: float
     ended_s: float
 
 
 def spikes(scenario: Scenario) -> list[Spike]:
-    """Return the spikes, at moments of the seed, none within half an hour of another."""
+    """Return spikes at random moments, at least half an hour apart."""
     rng = random.Random(scenario.seed)
     slot_s = DAY_S / scenario.spikes_a_day
     found = []
@@ -96,7 +96,7 @@ def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]
 
 
 def run(scenario: Scenario) -> dict[str, Any]:
-    """Return the figures, of a number that follows the load and of one that is fixed for the peak."""
+    """Return figures for a number of executors that follows the load, and for one that is fixed for the peak."""
     at = spikes(scenario)
     per_s = load_of(scenario, at)
     peak_per_s = max(per_s(minute * 60.0) for minute in range(round(scenario.days * DAY_S / 60)))
@@ -140,7 +140,7 @@ def _history(scenario: Scenario, per_s: Callable[[float], float], *, least: int,
 
 
 def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, float]:
-    """Return when executors were asked for after a spike began, and when all was as before after it had ended."""
+    """Return the time from a spike to the request of executors, and from its end to the earlier state."""
     first = int(spike.began_s / EVERY_S)
     last = int(spike.ended_s / EVERY_S)
     before = moments[first - 1].decided.wanted
@@ -155,7 +155,7 @@ def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, f
 
 
 def _waits(moments: Sequence[simulation.Moment]) -> dict[str, float]:
-    """Return how long events waited for the commit of their micro-batch, by the second: at percentiles of all events."""
+    """Return percentiles of the time until the commit of an event's micro-batch, in steps of a second."""
     waits, behind = [], 0
     for before, now in itertools.pairwise(moments):
         while behind < len(moments) and moments[behind].committed < now.published:

@@ -1,7 +1,7 @@
 """Simulate a lane on executors whose number the decision of `delivery.stages.scaling` sets.
 
-Pure: no Spark, no Kafka, no clock. The same seed gives the same history. Simulated are micro-batches (a fixed time, and a time
-by the event and executor), commits that come whole, pods that take a while to start, and queries that are planned anew.
+Pure: no Spark, no Kafka, no clock. The same seed gives the same history. The simulation has micro-batches (a fixed time plus
+a time for each event, divided by executors), commits of whole micro-batches, start times of pods, and new plans of queries.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ LANE = "direct"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured; `load_tests.scaling.scenario` names the sources."""
+    """Measured figures; `load_tests.scaling.scenario` names their sources."""
 
     per_executor: float
     """Events a second that one executor handles."""
     micro_batch_s: float
-    """Seconds of a micro-batch, however few its events."""
+    """Seconds of a micro-batch without events."""
     start_s: tuple[float, float]
-    """Seconds until an executor that was asked for is registered: at least, at most."""
+    """Shortest and longest time in seconds until a requested executor is registered."""
     plan_s: float
-    """Seconds in which a lane plans its query anew."""
+    """Seconds for a new plan of the query."""
     jitter: float = 0.1
-    """By this share a micro-batch is quicker or slower than another."""
+    """Share by which the duration of a micro-batch varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The cluster at one decision."""
+    """State of the cluster at one decision."""
 
     at_s: float
     per_s: float
@@ -71,7 +71,7 @@ class Cluster:
 
     @property
     def published(self) -> int:
-        """Records that have come."""
+        """Records that have arrived."""
         return int(self._published)
 
     @property
@@ -80,7 +80,7 @@ class Cluster:
         return self.published - self._committed
 
     def seen(self) -> load.Load:
-        """Return what the driver observes of the lane."""
+        """Return the driver's observation of the lane."""
         return load.Load(
             at_s=self.now_s,
             lag=self.lag,
@@ -90,7 +90,7 @@ class Cluster:
         )
 
     def want(self, number: int) -> None:
-        """Set how many executors there are to be."""
+        """Set the requested number of executors."""
         while self.executors + len(self._starting) < number:
             self._starting.append(self.now_s + self._rng.uniform(*self._costs.start_s))
         while self.executors + len(self._starting) > number and self._starting:
@@ -98,7 +98,7 @@ class Cluster:
         self.executors = min(self.executors, number)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         until = self.now_s + seconds
         while self.now_s < until:
             self.now_s += TICK_S
@@ -120,7 +120,7 @@ class Cluster:
 
 
 def history(cluster: Cluster, policy: decision.Policy, *, seconds: float, every_s: float) -> Iterator[Moment]:
-    """Yield what happens when the decision is made every so many seconds."""
+    """Yield the states of the cluster, with a decision every few seconds."""
     state = decision.State(wanted=policy.bounded(cluster.executors))
     for _ in range(math.ceil(seconds / every_s)):
         cluster.advance(every_s)

@@ -1,4 +1,4 @@
-"""The scenarios: each one question about the platform under load.
+"""The scenarios: each answers one question about the platform under load.
 
-In: a rate and a duration. Out: figures, and whether they hold.
+In: a rate and a duration. Out: figures, and whether they meet their bounds.
 """

@@ -1,10 +1,10 @@
-"""The broker goes away, again and again, and once for long: does the job go on by itself, and is anything lost?
+"""Stop the broker repeatedly, and once for long: does the job continue by itself, and is anything lost?
 
-1. Events come at a steady pace, and at moments of a seed the broker is killed and started again. The job is at work when
-   it happens, and before the next time it has to be at work again.
-2. The broker is away for long. The job lives, and says that its source is away and that it is not ready.
-3. It is back, and much is published at once, far more than a micro-batch may have. All of it arrives, and all that came before.
-   Nothing may be lost; it is still the first process; no micro-batch was larger than it may be.
+1. Events come at a steady pace. At random moments the broker is killed and started again. The job must be delivering before
+   each kill.
+2. The broker is stopped for long. The job keeps running, and reports that its source is unavailable and that it is not ready.
+3. The broker starts again, and far more events are published at once than a micro-batch may have. All events must arrive, by
+   the same process, in micro-batches within their bound.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from load_tests.harness.phases import Scene
 
 LANES = "direct,retry"
 PROGRESS = 2_000
-"""Events that must arrive before the broker goes away: the job is to be at work."""
+"""Events that must arrive before the broker is killed, so that the job is delivering."""
 MOMENT_S = 5.0
-"""Within so many seconds after that."""
+"""Seconds after that within which the broker is killed."""
 NOTICED_S = 60
 LAST_S = 180
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     bounces: int = 5
     away_s: int = 600
-    """How long the broker is away, once."""
+    """Seconds of the long outage of the broker."""
     backlog: int = 100_000
-    """Events when it is back."""
+    """Events that are published when the broker is back."""
     endpoints: int = 100
     per_s: int = 1000
     seed: int = 1
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {"logs.format": "json", **terms.overrides}
     with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         with servers.job(LANES, chosen) as job:
@@ -84,7 +84,7 @@ def _bounce(scenario: Scenario, at: Scene) -> None:
             _kill_again_and_again(scenario.bounces, rng, at)
         finally:
             enough.set()
-        publishing.result()  # or raise what it failed by
+        publishing.result()  # raises the error of a failed publisher
 
 
 def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
@@ -97,7 +97,7 @@ def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
 
 
 def _away(away_s: int, at: Scene) -> float:
-    """Have the broker away for long; return after how many seconds the job said so."""
+    """Stop the broker for long; return the seconds until the job reported it."""
     job = at.job
     at.say(f"the broker is away for {away_s} s")
 
@@ -110,7 +110,7 @@ def _away(away_s: int, at: Scene) -> float:
     told_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
     while job.elapsed_s() - began_s < away_s:
         if job.has_ended() or not is_told():
-            raise errors.LocalStackError("the job has ended, or takes a broker for present that is away")
+            raise errors.LocalStackError("the job has ended, or did not notice that the broker is stopped")
         time.sleep(1)
     at.servers.kafka.start()
     return told_s

@@ -1,11 +1,11 @@
-"""The batch lane: how soon it begins, how fast it is, and how long events wait.
+"""Measure the batch lane: its first batch, its throughput, and the waiting times of events.
 
-1. The job is started with nothing to do. Once `/readyz` answers, some events come: how long until the first batch?
-2. It is stopped, the topics are filled, and it is started again: so the platform sets the pace, not the publisher. After a
-   warm-up, CPU seconds and wall time count to the last delivery.
-3. Then events come at a steady pace, and the receiver measures how old those of each batch are when it arrives. Before
-   that they come at the same pace for a while: what they wait meanwhile is told apart, as the JVM is still compiling.
-4. With a hot endpoint, once more, and most of the events are due to that one: do the others wait longer?
+1. The job starts without events. After `/readyz` answers, some events come: how long until the first batch?
+2. The job is stopped, the topics are filled, and the job starts again, so that the platform sets the pace, not the publisher.
+   CPU seconds and wall time are measured from the end of the warm-up to the last delivery.
+3. Events come at a steady pace. The receiver measures the age of the events of each batch. The first seconds are reported
+   separately, because the JVM still compiles.
+4. With a hot endpoint, step 3 is repeated with most events due to that endpoint: do the others wait longer?
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ SETTINGS = {
     "batch.max_events_per_micro_batch": "400000",
     "batch.shards": "2",
 }
-"""Of the job, for two cores that broker and receiver share with it. By so many events at a time 10,000 endpoints get 40 in each
-request when the lane is behind (docs/adr/0030-more-at-a-time.md)."""
+"""Settings of the job, for two cores that it shares with broker and receiver. With this number of events in a micro-batch,
+10,000 endpoints get 40 events in each request when the lane is behind (docs/adr/0030-more-at-a-time.md)."""
 IDLE_S = 30
 COLD_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     events: int = 800_000
-    """Events that are measured: whole micro-batches, as the first requests of one leave when all of it is collected."""
+    """Measured events. They fill whole micro-batches, because requests start when a micro-batch is collected."""
     warm_up: int = 800_000
-    """Events before those, whole micro-batches too."""
+    """Events of the warm-up, also whole micro-batches."""
     endpoints: int = 1_000
     max_events: int = 1_000
-    """Of each endpoint's batches, as the next."""
+    """Bound of each endpoint's batches, as is the next field."""
     max_wait_s: float = 1.0
     steady_per_s: int = 5_000
     settle_s: int = 60
-    """So long they come at that pace before it is measured."""
+    """Seconds of the steady pace before its measurement."""
     steady_s: int = 15
     hot: float = 0.0
-    """The share of the last phase's events that is due to one endpoint; 0: there is no such phase."""
+    """Share of the events of the last phase that are due to one endpoint; 0: there is no such phase."""
     seed: int = 1
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}
     registered = traffic.Customers(endpoints=scenario.endpoints, fields={"mode": "batch", "batch": bounds})
@@ -113,10 +113,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _in(requests: Iterable[figures.Request], phase: range) -> Sequence[figures.Request]:
-    """Return the requests that carry events of a phase; none carries those of two, since each phase waits for all of it."""
+    """Return the requests with events of a phase. No request has events of two phases: a phase waits for all its events."""
     return [request for request in requests if request.numbers[0] in phase]
 
 
 def _longest_waits(requests: Iterable[figures.Request]) -> dict[str, int]:
-    """Return how old the oldest event of each batch was when it arrived: what `max_wait_s` bounds."""
+    """Return the age of the oldest event of each batch at its arrival, which `max_wait_s` bounds."""
     return figures.percentiles(max(request.ages_ms) for request in requests)

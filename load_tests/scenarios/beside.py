@@ -1,10 +1,10 @@
-"""Something goes on beside the events that are measured: how much longer do these wait, and what more do they cost?
+"""Add another load beside the measured events: how much longer do they wait, and how much more do they cost?
 
-Events come at a steady pace, first alone, then beside
+Events come at a steady pace, first alone, then beside one of these loads:
 
-* `poison`: as many records that are no events, in a topic of nothing else. All of them must be rejected.
-* `hot`: one tenant that has 80 % of all events then, all due to one endpoint and in one partition. It is the others that count.
-  So that they wait for the one and not for more work, there are as many events before, of all tenants alike.
+* `poison`: as many records that are not events, in their own topic. All of them must be rejected.
+* `hot`: one tenant has 80 % of all events, all due to one endpoint and in one partition. Only the other tenants are measured.
+  The first phase has as many events, of all tenants alike, so that the phases differ only in the hot tenant.
 * `archive`: `fanout archive`, `fanout serve` and a flood of polls (`flood.py`).
 """
 
@@ -18,7 +18,7 @@ from load_tests.harness import figures, flood, phases, stage, traffic
 
 
 class What(enum.StrEnum):
-    """What goes on beside them."""
+    """Load beside the measured events."""
 
     POISON = "poison"
     HOT = "hot"
@@ -27,31 +27,31 @@ class What(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     what: What
     endpoints: int = 100
     warm_up: int = 20_000
-    """Events before those that are measured."""
+    """Events of the warm-up."""
     settle_s: int = 20
-    """Seconds of each phase before it is measured."""
+    """Seconds of each phase before its measurement."""
     per_s: int = 1_000
-    """Events of those that are measured."""
+    """Measured events a second."""
     seconds: int = 60
-    """Of each of the two phases."""
+    """Seconds of each of the two phases."""
     hot: float = 0.8
-    """The share of all events that the hot tenant has."""
+    """Share of the hot tenant in all events."""
     flood: flood.Flood = field(default_factory=flood.Flood)
     seed: int = 1
 
 
 def first(scenario: Scenario) -> phases.Phase:
-    """Return the first phase: what is measured, and what makes up for a hot tenant."""
+    """Return the first phase: the measured events, and others in place of a hot tenant's."""
     return phases.Phase(per_s=_together(scenario), settle_s=scenario.settle_s)
 
 
 def second(scenario: Scenario) -> phases.Phase:
-    """Return the second phase: the same events for those that are measured, and what is beside them."""
+    """Return the second phase: the measured events, and the load beside them."""
     match scenario.what:
         case What.POISON:
             return phases.Phase(per_s=scenario.per_s, poison_per_s=scenario.per_s, settle_s=scenario.settle_s)
@@ -66,7 +66,7 @@ def _together(scenario: Scenario) -> int:
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     is_hot = scenario.what is What.HOT
     plan = phases.Plan(
         customers=traffic.Customers(endpoints=scenario.endpoints),
@@ -94,7 +94,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _document(phase: phases.Measured, found: phases.Compared, *, is_hot: bool) -> dict[str, Any]:
-    """Return a phase for machines. What the job used is for all events of the phase, whatever came beside them."""
+    """Return a phase for machines. The usage of the job is for all events of the phase, including the load beside them."""
     latencies = {"latency_ms": figures.latency_ms(found.report, phase.numbers)}
     if is_hot:
         latencies = {

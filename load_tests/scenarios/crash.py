@@ -1,8 +1,7 @@
-"""Kill the job again and again while it delivers: is anything lost, and how much is sent twice?
+"""Kill processes of the job while it delivers: is anything lost, and how much is sent twice?
 
-Events come at a steady pace. At moments of a seed, SIGKILL goes to the driver, to its JVM or to one of the Python workers. A
-driver or JVM that was killed is started again, as a supervisor would; a worker is Spark's to replace. At the end all that was
-published must have arrived.
+Events come at a steady pace. At random moments, the driver, its JVM or a Python worker gets SIGKILL. The scenario starts a
+killed driver or JVM again, as a supervisor does. Spark replaces a worker. At the end, all published events must have arrived.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from load_tests.harness import figures, platform, receiver, stage, traffic
 SETTINGS: Mapping[str, str] = {}
 KINDS = ("driver", "jvm", "worker")
 PROGRESS = 200
-"""Events that must arrive before the next kill: it is to hit a job at work."""
+"""Events that must arrive before the next kill, so that it hits a delivering job."""
 MOMENT_S = 15.0
-"""Within so many seconds after that: some while it works off what has waited for its start, some at the steady pace."""
+"""Seconds after that within which the kill comes: sometimes while the job has a backlog, sometimes at the steady pace."""
 LAST_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     kills: int = 3
     endpoints: int = 100
@@ -37,7 +36,7 @@ class Scenario:
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     rng = random.Random(scenario.seed)
     kinds = [rng.choice(KINDS) for _ in range(scenario.kills)]
@@ -79,7 +78,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 def kill_at_work(
     job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
 ) -> int:
-    """Kill a process of a job that delivers; return how many events had arrived."""
+    """Kill a process of a delivering job; return the number of events that had arrived."""
     enough = customers.count + PROGRESS
     job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))
@@ -89,7 +88,7 @@ def kill_at_work(
 
 
 def _repeated_after(killed_at: Sequence[int], arrived: Iterable[int]) -> list[int]:
-    """Return how many events came again after each kill; a kill is known by how many had come by then."""
+    """Return the number of repeated events after each kill. The number of earlier arrivals identifies a kill."""
     repeated, known = [0] * len(killed_at), set[int]()
     for number in arrived:
         if number in known:

@@ -1,9 +1,9 @@
-"""The direct lane at full speed, and its latency at a steady pace.
+"""Measure the throughput of the direct lane at full speed, and its latency at a steady pace.
 
-1. The topics are filled, then the job is started: so the platform sets the pace, not the publisher.
-2. The first deliveries warm it up (the JVM compiles, connections are made); they are counted apart and shown.
-3. CPU seconds and wall time count from the end of the warm-up to the last delivery.
-4. Then events come at a steady pace, and the receiver measures how old each one is when it arrives.
+1. The topics are filled before the job starts, so that the platform sets the pace, not the publisher.
+2. The first deliveries warm the job up: the JVM compiles, connections open. They are reported separately.
+3. CPU seconds and wall time are measured from the end of the warm-up to the last delivery.
+4. Events come at a steady pace, and the receiver measures the age of each event at its arrival.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from load_tests.harness import figures, stage, traffic
 
 SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
-"""Of the job, for two cores that broker and receiver share with it: one worker, so that the JVM has the other core (two workers
-take more CPU for each delivery), and micro-batches as large as a backlog is worth."""
+"""Settings of the job, for two cores that it shares with broker and receiver. One worker leaves the other core to the JVM; two
+workers take more CPU for each delivery. Micro-batches are large, because the job has a backlog."""
 IDLE_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     events: int = 100_000
-    """Events that are measured."""
+    """Measured events."""
     warm_up: int = 100_000
-    """Events before those."""
+    """Events of the warm-up."""
     endpoints: int = 100
     steady_per_s: int = 1_000
     steady_s: int = 15
@@ -34,7 +34,7 @@ class Scenario:
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
         filled = sent.publish(scenario.warm_up + scenario.events)

@@ -1,8 +1,8 @@
-"""One endpoint of many hangs: how much longer do the others wait?
+"""Let one endpoint of many hang: how much longer do the others wait?
 
-1. Events come at a steady pace, and 5 % of them are due to one endpoint, which answers like all the others.
-2. The same again, but that endpoint takes requests and never answers.
-3. It answers again, and what has waited for it is delivered. Nothing may be lost.
+1. Events come at a steady pace. 5 % of them are due to one endpoint, which answers like all others.
+2. The same pace continues, and that endpoint accepts requests without ever answering.
+3. The endpoint answers again, and gets its waiting deliveries. Nothing may be lost.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 from load_tests.harness import figures, phases, stage, traffic
 
 SETTINGS = {**phases.SETTINGS, "retry.max_probe_interval_s": "5"}
-"""Of the job: the endpoint is to be noticed soon after it answers again."""
+"""Settings of the job, with frequent probes, so that the job soon notices that the endpoint answers again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     endpoints: int = 1_000
     warm_up: int = 20_000
-    """Events before those that are measured."""
+    """Events of the warm-up."""
     settle_s: int = 20
-    """Seconds at the pace of the two phases before they begin."""
+    """Seconds of the steady pace before the two phases."""
     per_s: int = 500
     seconds: int = 60
-    """Of each of the two phases: so many that a single micro-batch is less than one in a hundred events."""
+    """Seconds of each phase: long enough that one micro-batch has less than a hundredth of the events."""
     share: float = 0.05
-    """Of the events, due to the endpoint that will hang."""
+    """Share of the events that are due to the hanging endpoint."""
     seed: int = 1
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     plan = phases.Plan(
         customers=traffic.Customers(endpoints=scenario.endpoints),
         first=phases.Phase(per_s=scenario.per_s, hot=scenario.share, settle_s=scenario.settle_s),

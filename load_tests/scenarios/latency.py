@@ -1,7 +1,8 @@
-"""Publish events one by one to a topic of the real-time lane: how long does each take until its request has arrived?
+"""Publish single events to a topic of the real-time lane, and measure the time until each request arrives.
 
-Each rate is kept for some minutes, in which batches end. An event's time runs from when it was handed to the Kafka client,
-which sends it at once. Then the job is killed again and again under load, as in `crash`: what is lost, how much comes twice?
+Each rate lasts some minutes, in which several batches end. The time of an event starts when the Kafka client gets it; the
+client sends it at once. Then the job is killed repeatedly under load, as in `crash`: is anything lost, and how much is sent
+twice?
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from load_tests.harness import figures, receiver, stage, traffic
 from load_tests.scenarios import crash
 
 TOPIC = 0
-"""The event type of which the topic is the lane's. It has two partitions."""
+"""Number of the event type whose topic the real-time lane reads. The topic has two partitions."""
 SETTINGS: Mapping[str, str] = {
     "source.realtime_pattern": rf"events\.{traffic.EVENT_TYPES[TOPIC].replace('.', '[.]')}",
     "realtime.batch_s": "60",
@@ -30,16 +31,16 @@ BOUNDS_MS: Mapping[int, Mapping[str, float]] = {
     200: {"p50": 4, "p99": 15},
     1000: {"p99": 50},
 }
-"""The most that a rate's figures may be."""
+"""Upper bounds of the figures of a rate."""
 ROLES = ("driver", "worker")
 NEAR_S = 1.0
-"""Seconds before the commit of a batch in which what was published has met the boundary."""
+"""Seconds before the commit of a batch. An event published in this time met the boundary of two batches."""
 LAST_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     rates: Sequence[int] = (50, 200, 1000)
     seconds: int = 180
@@ -52,7 +53,7 @@ class Scenario:
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     spans: dict[int, tuple[range, list[float]]] = {}
     registered = traffic.Customers(endpoints=scenario.endpoints)
@@ -90,7 +91,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _kill(scenario: Scenario, on: stage.Stage, chosen: Mapping[str, str], terms: stage.Terms) -> list[str]:
-    """Kill the job while it delivers, and let the next start deliver the rest; return what was killed."""
+    """Kill the job while it delivers, let the next start deliver the rest, and return the killed process."""
     rng = random.Random(scenario.seed)
     roles = [rng.choice(ROLES) for _ in range(scenario.kills)]
     servers, customers, sent = on
@@ -123,7 +124,7 @@ def _cuts(report: receiver.Report, numbers: range) -> dict[str, float]:
 
 
 def _boundaries(report: receiver.Report, span: tuple[range, Sequence[float]], commits: Iterable[float]) -> dict[str, Any]:
-    """Return how long the longest event took that met each end of a batch, and what the others took."""
+    """Return the longest time of the events at each end of a batch, and the times of all other events."""
     numbers, sent_at = span
     ages = {number: age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number in numbers}
     longest, near = [], set[int]()

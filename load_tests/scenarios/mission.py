@@ -1,11 +1,12 @@
-"""The platform at the mission's shape: hundreds of topics, thousands of endpoints, all lanes, a steady pace.
+"""Measure the platform at its target size: hundreds of topics, thousands of endpoints, all lanes, a steady pace.
 
 1. The registry has 30,000 tenants and 10,000 endpoints by default. Of ten endpoints, three take batches. A third of the
    subscriptions names departments, the others name tenants, and one subscription takes a whole event type.
-2. The job is started and warmed up. Then nothing is published for a while: what the job takes then, each topic costs.
-3. Events come at one pace after another. For each pace the receiver measures how old an event is when it arrives.
+2. The job starts and warms up. Then nothing is published for a while: the usage of the job in this time is the cost of its
+   topics.
+3. Events come at several paces in turn. For each pace the receiver measures the age of each event at its arrival.
 
-Tenants and event types have as many events as Zipf's law gives them. Each event is due to one endpoint.
+The events of tenants and event types are distributed by Zipf's law. Each event is due to one endpoint.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from typing import Any
 from load_tests.harness import figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {"spark.master": "local[6,4]", "batch.shards": "2", "retry.shards": "2", "logs.format": "json"}
-"""Of the job: two task slots for each lane, so that no lane waits for another's; its log names the micro-batches."""
+"""Settings of the job: two task slots for each lane, so that no lane waits for another, and a log that lists micro-batches."""
 LANES = "direct,batch,retry"
 WHOLE_TYPE = "audit.everything"
-"""The event type of which one endpoint takes everything."""
+"""Event type to which one endpoint subscribes without a filter."""
 DEPARTMENTS = 3
-"""Of each tenant."""
+"""Departments of each tenant."""
 BATCH = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 5}}
 BATCH_OF_TEN = 3
-"""Endpoints that take batches."""
+"""Number of ten endpoints that take batches."""
 APPLY_TIMEOUT_S = 300
 IDLE_S = 120
 
@@ -49,18 +50,18 @@ class Population:
         return [WHOLE_TYPE, *(f"load.{number}" for number in range(self.topics - 1))]
 
     def endpoint_of(self, type_number: int, tenant: int) -> int:
-        """Return to which endpoint an event is due."""
+        """Return the endpoint to which an event is due."""
         return tenant % self.endpoints if type_number else 0
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
-        """Draw an event by Zipf's law; neither `types` nor `hot` is used."""
+        """Draw an event by Zipf's law. `types` and `hot` are ignored."""
         del types, hot
         type_number = len(self.event_types) - 1 - _drawn(rng, self._type_weights)
         tenant = _drawn(rng, self._tenant_weights)
         return traffic.Drawn(type_number, tenant, self.endpoint_of(type_number, tenant), rng.randint(1, DEPARTMENTS))
 
     def is_batch(self, endpoint: int) -> bool:
-        """Tell whether an endpoint takes batches."""
+        """Return True if an endpoint takes batches."""
         return endpoint % 10 >= 10 - BATCH_OF_TEN
 
     def registry(self, url: str) -> dict[str, Any]:
@@ -114,35 +115,35 @@ def _drawn(rng: random.Random, cumulative: Sequence[float]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The shape, and the paces."""
+    """Parameters of the scenario."""
 
     topics: int = 500
     tenants: int = 30_000
     endpoints: int = 10_000
     per_s: Sequence[int] = field(default=(200, 1_000))
-    """Events a second, one pace after another."""
+    """Paces in turn, in events a second."""
     warm_up: int = 20_000
-    """Events before those that are measured."""
+    """Events of the warm-up."""
     settle_s: int = 20
-    """Seconds of each pace before it is measured."""
+    """Seconds of each pace before its measurement."""
     seconds: int = 40
-    """Of each pace."""
+    """Measured seconds of each pace."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pace:
-    """One pace, as it was run."""
+    """Measurement of one pace."""
 
     per_s: int
     numbers: range
     took_s: float
     used: usage.Usage
     micro_batches_ms: Mapping[str, Sequence[int]]
-    """By lane: how long each took that ended in this time."""
+    """Durations of the micro-batches that ended in this time, by lane."""
 
     def document(self, report: receiver.Report, population: Population) -> dict[str, Any]:
-        """Return it for machines. Cores are CPU seconds a second."""
+        """Return the measurement for machines. Cores are CPU seconds a second."""
         used, is_batch = self.used, population.is_batch
         return {
             "per_s": self.per_s,
@@ -160,7 +161,7 @@ class _Pace:
 
 
 def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scenario) -> _Pace:
-    """Publish at a pace, first unmeasured; return what the job used and did meanwhile."""
+    """Publish at a pace, at first unmeasured; return the measurement."""
     sent.publish_steadily(per_s, scenario.settle_s)
     before, began_s = job.meter.read(), time.time()
     numbers = sent.publish_steadily(per_s, scenario.seconds)
@@ -173,7 +174,7 @@ def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scena
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     population = Population(topics=scenario.topics, tenants=scenario.tenants, endpoints=scenario.endpoints)
     registering_s = time.monotonic()

@@ -1,12 +1,12 @@
-"""Too little CPU and memory for some time: does the platform only become slower, or does it blame its customers?
+"""Take CPU and memory away for some time: does the platform only become slower, or does it suppress healthy endpoints?
 
 1. The topics are filled, half for endpoints in direct mode and half for endpoints in batch mode. All endpoints are healthy.
-2. The job runs all lanes. Once it is warm, its throughput is measured for some seconds.
-3. Busy loops take all cores and a process takes and touches much memory. Meanwhile a worker is stopped for 3 s, and the JVM
-   makes a full collection.
-4. All of that ends. How long until the throughput is back?
-5. All that was published arrives. Nothing may be lost, no endpoint held back or disabled, and hardly a delivery handed over
-   to the retry lane.
+2. The job runs all lanes. When it is warm, its throughput is measured for some seconds.
+3. Busy loops take all cores, and a process allocates and touches much memory. Meanwhile a worker is stopped for 3 s, and the
+   JVM makes a full collection.
+4. The disturbance ends. How long until the throughput is back?
+5. All published events arrive. Nothing may be lost, no endpoint suppressed or disabled, and hardly a delivery deferred to the
+   retry lane.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SETTINGS = {
     "batch.shards": "1",
     "retry.shards": "1",
 }
-"""Of the job: a task slot for each lane, and micro-batches so short that the throughput of some seconds can be told."""
+"""Settings of the job: a task slot for each lane, and micro-batches short enough to measure the throughput of some seconds."""
 BATCH_TYPES = range(5, 10)
 STOPPED_S = 3.0
 """Seconds for which a worker is stopped."""
 WINDOW_S = 6
-"""Seconds over which the throughput is told: some micro-batches of each lane."""
+"""Seconds over which the throughput is measured: some micro-batches of each lane."""
 BACK_SHARE = 0.8
-"""Of the throughput before. The rest is the noise of windows that hold a micro-batch more or less."""
+"""Share of the earlier throughput that counts as recovered. Windows with a micro-batch more or less differ by the rest."""
 BACK_WITHIN_S = 60
 LAST_S = 300
 _BUSY = "while True: pass"
@@ -54,21 +54,21 @@ _HOG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     warm_up: int = 150_000
-    """Of the events: those before the throughput is measured."""
+    """Events before the throughput is measured; they are among `events`."""
     events: int = 1_200_000
     endpoints: int = 200
     busy: int = 2
-    """Busy loops."""
+    """Number of processes that run busy loops."""
     hog_mb: int = 2048
     disturbed_s: int = 20
     seed: int = 1
 
 
 class Throughput(NamedTuple):
-    """How many deliveries a second there were."""
+    """Throughput, in deliveries a second."""
 
     before: float
     disturbed: float
@@ -77,15 +77,15 @@ class Throughput(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """What the job said of its endpoints, at worst."""
+    """Highest numbers of suppressed and disabled endpoints that the job reported."""
 
     held: float = 0.0
     counts: list[tuple[float, int]] = field(default_factory=list)
-    """Deliveries by the time, each second."""
+    """Deliveries over time, one sample each second."""
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     in_batches = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 1.0}}
     registered = traffic.Customers(endpoints=scenario.endpoints, fields_by_type=dict.fromkeys(BATCH_TYPES, in_batches))
@@ -123,7 +123,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
-    """Measure before, disturb, and measure until it is as before."""
+    """Measure the throughput, disturb the job, and measure until the throughput has recovered."""
     job, customers = scene.job, scene.customers
     job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, what="the warm-up")
     time.sleep(WINDOW_S)
@@ -145,7 +145,7 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
 
     job.wait_until(is_back, within_s=BACK_WITHIN_S, what=f"{BACK_SHARE:.0%} of the throughput before")
     if customers.count >= len(scene.sent.due):
-        raise errors.LocalStackError("all events were delivered before the throughput could be measured: give more --events")
+        raise errors.LocalStackError("all events were delivered before the throughput could be measured: use more --events")
     return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
 
 
@@ -158,7 +158,7 @@ def per_s(counts: list[tuple[float, int]]) -> float:
 
 @contextlib.contextmanager
 def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]:
-    """Read each second what was delivered and how many endpoints are held back."""
+    """Read the numbers of deliveries and suppressed endpoints each second."""
     watch, enough = Watch(counts=[(time.monotonic(), customers.count)]), threading.Event()
 
     def look() -> None:
@@ -178,7 +178,7 @@ def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]
 
 @contextlib.contextmanager
 def disturbed(scenario: Scenario) -> Iterator[None]:
-    """Take CPU and memory from everybody."""
+    """Take CPU and memory away from all other processes."""
     hog = _HOG.format(size=scenario.hog_mb * 1024 * 1024)
     started = [subprocess.Popen([sys.executable, "-c", code]) for code in (*[_BUSY] * scenario.busy, hog)]
     try:
@@ -190,7 +190,7 @@ def disturbed(scenario: Scenario) -> Iterator[None]:
 
 
 def stop_a_worker(job: platform.Job, say: Callable[[str], None]) -> None:
-    """Stop the worker that has used the most CPU, for STOPPED_S."""
+    """Stop the worker with the highest CPU use, for STOPPED_S."""
     workers = [process for process, role in job.meter.processes() if role == "worker"]
     [worker] = sorted(workers, key=_cpu_s)[-1:]
     say(f"worker {worker.pid} stops for {STOPPED_S:.0f} s")

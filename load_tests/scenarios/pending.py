@@ -1,8 +1,8 @@
-"""Batches that wait: what memory and disk does the batch lane take for the events of many endpoints?
+"""Measure the memory and disk of the batch lane for waiting events of many endpoints.
 
-1. The job is started, with endpoints that wait an hour for a batch larger than what they will get.
-2. So many events are published for each of them, on average, while the job collects them. None leaves.
-3. What the job takes then is read. Nothing may be lost: all of it must be pending by the topics themselves.
+1. The job starts. Each endpoint waits an hour for a batch that is larger than the number of its events.
+2. `each` events are published for each endpoint, on average. The job collects them, and closes no batch.
+3. Memory and disk of the job are read. Nothing may be lost: all events must be pending by the topics.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from load_tests.scenarios import batch
 LANE = "batch"
 FILL_S = 1_800
 TOO_MANY = 10
-"""Times as many as an endpoint gets on average are what fills a batch."""
+"""Size of a batch, as a multiple of the mean number of events of an endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     endpoints: int = 10_000
     each: int = 99
-    """Events of an endpoint that wait."""
+    """Waiting events of each endpoint."""
     seed: int = 1
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**batch.SETTINGS, **terms.overrides}
     bounds = {"max_events": scenario.each * TOO_MANY, "max_wait_s": 3600, "max_bytes": 10_000_000}
     registered = traffic.Customers(endpoints=scenario.endpoints, fields={"mode": "batch", "batch": bounds})

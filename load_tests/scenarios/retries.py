@@ -1,12 +1,12 @@
-"""Many deliveries wait in the retry lane: how much longer do its micro-batches take, and what memory and disk do they take?
+"""Let many deliveries wait in the retry lane, and measure its micro-batches, memory and disk.
 
-1. The job is started. Events come at a steady pace to endpoints that asked for order, so that all of them go through the retry
-   lane: first to warm it up, then to measure its micro-batches while nothing waits.
-2. So many events are published for endpoints that are paused. The direct lane hands them over, and they wait.
-3. The job is started again, so that it is no warmer than it was before, and the same work is measured while they wait.
-4. A ninth of the paused endpoints is resumed, and gets what waited for it. Nothing may be lost; the rest waits still.
+1. The job starts. Events come at a steady pace to endpoints with an order, so that all of them go through the retry lane.
+   They warm the lane up, then measure its micro-batches while nothing waits.
+2. `pending` events are published for paused endpoints. The direct lane defers them to the retry lane, where they wait.
+3. The job starts again, so that it is as cold as before, and the same work is measured while they wait.
+4. A ninth of the paused endpoints is resumed, and gets its waiting deliveries. Nothing may be lost, and the rest still waits.
 
-All is in one run, because figures of two runs on a shared machine cannot be compared.
+All steps are in one run, because figures of two runs on a shared machine cannot be compared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from load_tests.harness import figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {"spark.master": "local[4,4]", "logs.format": "json"}
-"""Of the job: task slots for each of the two lanes, as an operator would give them; and its log tells of the micro-batches."""
+"""Settings of the job: task slots for each of the two lanes, as an operator sets them, and a log that lists micro-batches."""
 AWAKE = traffic.ALL_TYPES[-1:]
 PAUSED = traffic.ALL_TYPES[:-1]
 RESUMED = PAUSED[:1]
-"""Event types: each stands for a tenth of the endpoints."""
+"""Event types, each of a tenth of the endpoints."""
 TOPICS = traffic.Topics(partitions=1)
-"""So the events of an endpoint are read in the order in which they were published."""
+"""One partition, so that the events of an endpoint are read in the order in which they were published."""
 IDLE_S = 120
 FILL_S = 900
 RECOVERY_S = 400
@@ -34,41 +34,41 @@ RECOVERY_S = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """Parameters of the scenario."""
 
     pending: int = 100_000
-    """Deliveries that wait."""
+    """Number of waiting deliveries."""
     endpoints: int = 1_000
-    """A tenth of them awake."""
+    """Number of endpoints. A tenth of them is active, the others are paused."""
     per_s: int = 200
-    """Events, to those that are awake."""
+    """Events a second to the active endpoints."""
     warm_up_s: int = 15
-    """After each start."""
+    """Seconds of warm-up after each start."""
     seconds: int = 20
-    """Of each of the two times that are compared."""
+    """Seconds of each of the two measurements."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A time of steady work of a job that has just been started, and what the job takes at its end."""
+    """Measurement of steady work after a start, and the usage of the job at its end."""
 
     ready_s: float
     numbers: range
-    """Of the events."""
+    """Numbers of the events."""
     batches: Sequence[figures.MicroBatch]
     first: figures.MicroBatch
-    """Of the job, before any of those: it loads the state."""
+    """First micro-batch of the job, before these events. It loads the state."""
     used: usage.Usage
     taken: Mapping[str, Any]
 
     @property
     def micro_batch_ms(self) -> dict[str, int]:
-        """Return how long a micro-batch of the lane took."""
+        """Return the durations of the micro-batches of the lane."""
         return figures.percentiles(one.took_ms for one in self.batches)
 
     def document(self, report: receiver.Report) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the measurement for machines."""
         arrived = zip(report.numbers, report.ages_ms, strict=True)
         return {
             "ready_s": round(self.ready_s, 1),
@@ -82,7 +82,7 @@ class Phase:
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run it and return the figures."""
+    """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     by_type = {**{key: {"status": "paused"} for key in PAUSED}, **{key: {"order_by": "tenant_id"} for key in AWAKE}}
     registered = traffic.Customers(endpoints=scenario.endpoints, fields_by_type=by_type)
@@ -99,7 +99,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         def work_steadily(job: platform.Job) -> Phase:
             ready_s = job.wait_until_ready()
             sent.publish_steadily(scenario.per_s, scenario.warm_up_s, types=AWAKE)
-            wait_for_all(job, AWAKE, IDLE_S)  # what has come during the first micro-batches, which are long
+            wait_for_all(job, AWAKE, IDLE_S)  # events that came during the first micro-batches, which are long
             began_s, before = time.time(), job.meter.read()
             numbers = sent.publish_steadily(scenario.per_s, scenario.seconds, types=AWAKE)
             wait_for_all(job, AWAKE, IDLE_S)
@@ -163,7 +163,7 @@ def _pending(job: platform.Job) -> float:
 
 
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
-    """Return what memory and disk the job takes now."""
+    """Return the present memory and disk usage of the job."""
     return {
         "heap_mb": job.meter.heap_mb(),
         "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},

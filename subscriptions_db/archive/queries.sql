@@ -264,7 +264,7 @@ order by started_at desc, position desc limit 1 offset %(most)s - 1;
 -- decides the status. A `postponed` record counts least, whatever its time: the background attempt began before it. A reused
 -- `webhook-id` joins several deliveries, so the records of one id are limited too.
 select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
-       first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, told.status, told.reason, newest.attempts,
+       first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, verdict.status, verdict.reason, newest.attempts,
        coalesce(letter.count, 0) as dead_letters, letter.position as dead_letter, letter.state as dead_letter_state
 from (
     select * from attempts
@@ -313,7 +313,7 @@ cross join lateral (
             else 'waiting'
         end as status,
         case when newest.error_class is not null then coalesce(letter.reason, newest.error_class) end as reason
-) as told
+) as verdict
 where not exists (
         select from attempts as earlier
         where earlier.customer_id = %(customer_id)s and earlier.webhook_id = first.webhook_id
@@ -323,8 +323,8 @@ where not exists (
   and (%(event_type)s::text is null or event_type = %(event_type)s)
   and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
   and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-  and (%(status)s::text is null or told.status = %(status)s)
-  and (%(reason)s::text is null or told.reason = %(reason)s)
+  and (%(status)s::text is null or verdict.status = %(status)s)
+  and (%(reason)s::text is null or verdict.reason = %(reason)s)
 order by first.started_at desc, first.position desc limit %(limit)s;
 
 -- name: first_record_of_delivery

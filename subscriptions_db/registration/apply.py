@@ -317,9 +317,9 @@ def _write_audit_entries(
             "endpoint": owners.get(change.id),
             "subscription": owners.get(endpoints.get(change.id, "")),
         }
-        told = {"before": current[change.kind][change.id]} if change.action == "delete" else change.audit_fields()
+        change_fields = {"before": current[change.kind][change.id]} if change.action == "delete" else change.audit_fields()
         who = audit.COMMAND
-        return audit.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **told)
+        return audit.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **change_fields)
 
     entries = map(audit_entry, changes)
     while chunk := list(itertools.islice(entries, AUDIT_ENTRIES_AT_ONCE)):

@@ -45,7 +45,7 @@ def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_i
 
     payloads = {(f"{platform.name}.order", 0, n): orjson.dumps({"id": f"e{n}", "tenant_id": "t1"}) for n in range(2)}
     due = {Due(*place, "s0") for place in payloads}
-    polled = over_http.poll(admin, poller, due, payloads, go_on=lambda: None, timeout_s=START_S)
+    polled = over_http.poll(admin, poller, due, payloads, before_poll=lambda: None, timeout_s=START_S)
     assert polled.seen == polled.intact == polled.acknowledged == due
     platform.statuses["ep1"] = 200
     over_http.redrive(admin)

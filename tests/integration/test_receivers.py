@@ -43,7 +43,7 @@ def customer():
         secrets_of=lambda _: [SECRET],
         on_received=got.append,
         answer=lambda path: 500 if path == "/failing" else 200,
-        rejects=lambda path, named: path == "/picky" and named == receiver.Named("/shop", "e1"),
+        rejects=lambda path, named: path == "/picky" and named == receiver.BatchEvent("/shop", "e1"),
     ) as running:
         running.got = got
         yield running
@@ -54,7 +54,7 @@ def test_a_batch_is_told_event_by_event(customer, content_type):
     assert post(f"{customer.url}/ep1", orjson.dumps(MESSAGES), **{"content-type": content_type}) == (200, b"")
     [one] = customer.got
     assert (one.is_verified, one.webhook_id) == (True, "batch_1")
-    assert one.batch == one.accepted == tuple(receiver.Named("/shop", f"e{n}") for n in range(3))
+    assert one.batch == one.accepted == tuple(receiver.BatchEvent("/shop", f"e{n}") for n in range(3))
 
 
 def test_a_compressed_batch_is_unpacked_and_verified_by_what_was_packed(customer):

@@ -83,7 +83,7 @@ def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
 
 
 @pytest.mark.parametrize(
-    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "not ready: paused: Postgres", False)]
+    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "the job is not ready: paused: Postgres", False)]
 )
 def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
     served.watch.enter(Phase.RUNNING)
@@ -96,4 +96,4 @@ def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
 def test_doctor_does_not_mind_that_no_job_runs():
     port = local_kafka.free_port()
     assert "no job answers" in diagnosis._job(settings.Settings(metrics=settings.Metrics(port=port)))
-    assert "not asked" in diagnosis._job(settings.Settings())
+    assert "not checked" in diagnosis._job(settings.Settings())

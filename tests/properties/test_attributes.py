@@ -120,7 +120,7 @@ def test_through_a_dead_letter_and_its_redrive(found):
     given_up = Outcome(builders.delivery(event=structured(found)), OutcomeKind.DEAD_LETTERED, (), "expired")
     [letter] = [row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
     assert orjson.loads(letter).get("attributes", {}) == found
-    waits = redrive_plan.parcel_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
+    waits = redrive_plan.entry_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
     seen_by_receivers(segment.unpacked(waits.packed[0]).event(), found)
 
 

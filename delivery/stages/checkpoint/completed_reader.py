@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from delivery.stages.kafka import bounded_reader
 from delivery.webhooks.results import completed_work, topic_rows
 
 if TYPE_CHECKING:
@@ -82,25 +83,20 @@ def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
     """Yield the messages with a value that were written to a topic from `since_ms` until now."""
-    from confluent_kafka import KafkaError, TopicPartition  # noqa: PLC0415
+    from confluent_kafka import TopicPartition  # noqa: PLC0415
 
     partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
     asked = [TopicPartition(topic, number, since_ms) for number in partitions]
     # An offset below 0: no message was written since.
     firsts = [first for first in asked and consumer.offsets_for_times(asked, _ASKED_S) if first.offset >= 0]
-    unread = {first.partition for first in firsts}
-    consumer.assign(firsts)
-    while unread and time.monotonic() < until:
-        for message in consumer.consume(1000, 1.0):
-            error = message.error()
-            if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
-                    unread.discard(int(message.partition() or 0))
-            elif message.value() is not None:
-                yield message
-    if unread:
-        log.warning(
-            "topic %s was not read to its end within %.0f s: deliveries whose results were not read may be repeated",
-            topic,
-            READ_S,
-        )
+    polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)
+    while time.monotonic() < until:
+        batch = next(polls, None)
+        if batch is None:
+            return
+        yield from (message for message in batch if message.error() is None and message.value() is not None)
+    log.warning(
+        "topic %s was not read to its end within %.0f s: deliveries whose results were not read may be repeated",
+        topic,
+        READ_S,
+    )

@@ -202,53 +202,86 @@ _messages: msgspec.msgpack.Decoder[Postponed | Report] = msgspec.msgpack.Decoder
 _leases = msgspec.msgpack.Decoder(Lease)
 
 
+def new_entry(
+    packed: list[bytes],
+    subscription_ids: Sequence[SubscriptionId],
+    *,
+    left_by: LeaveReason | None,
+    next_attempt: NextAttempt,
+    max_age_s: float,
+    reason: str,
+    now_ms: int,
+    attempts: int = 0,
+    history: Sequence[Attempt] = (),
+    order_key: str | None = None,
+    replay: str | None = None,
+    background_attempt: bytes | None = None,
+    revision: Revision = NO_REVISION,
+) -> RetryEntry:
+    """Return an entry that enters the retry lane at `now_ms`. The other fields of a RetryEntry are derived from these.
+
+    `subscription_ids` names the subscription of each of the events `packed`. `history` may have more attempts than are kept.
+    """
+    places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
+    return RetryEntry(
+        packed=packed,
+        subscriptions=list(places),
+        subscription_places=[places[name] for name in subscription_ids] if len(places) > 1 else [],
+        left_by=left_by,
+        again_at_ms=next_attempt.at_ms,
+        since_ms=now_ms,
+        expires_ms=now_ms + round(max_age_s * 1000),
+        reason=reason,
+        retries=next_attempt.retries,
+        attempts=attempts,
+        history=tuple(map(shortened, history[-MAX_HISTORY:])),
+        order_key=order_key,
+        replay=replay,
+        background_attempt=background_attempt,
+        revision=revision,
+    )
+
+
 def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> RetryEntry:
     """Return the entry of a deferred delivery."""
     delivery = outcome.delivery
-    packed = segment.item(delivery.event, now_ms).packed
-    entry = _entry(outcome, [packed], [delivery.subscription.subscription_id], None, now_ms=now_ms, revision=revision)
-    return entry if delivery.order_key is None else msgspec.structs.replace(entry, order_key=delivery.order_key)
+    packed = [segment.item(delivery.event, now_ms).packed]
+    subscription_ids = [delivery.subscription.subscription_id]
+    return _entry(outcome, packed, subscription_ids, None, delivery.order_key, now_ms=now_ms, revision=revision)
 
 
 def batch_entry(
     outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int, revision: Revision = NO_REVISION
 ) -> RetryEntry:
     """Return the entry of a deferred batch, whose events are `packed`."""
-    return _entry(
-        outcome,
-        list(packed),
-        list(outcome.delivery.subscription_ids),
-        outcome.delivery.left_by,
-        now_ms=now_ms,
-        revision=revision,
-    )
+    batch = outcome.delivery
+    return _entry(outcome, list(packed), batch.subscription_ids, batch.left_by, None, now_ms=now_ms, revision=revision)
 
 
 def _entry(
     outcome: Outcome[Delivery] | Outcome[BatchDelivery],
     packed: list[bytes],
-    subscription_ids: list[SubscriptionId],
+    subscription_ids: Sequence[SubscriptionId],
     left_by: LeaveReason | None,
+    order_key: str | None,
     *,
     now_ms: int,
     revision: Revision,
 ) -> RetryEntry:
     assert outcome.next_attempt is not None, "every postponed outcome has it"  # noqa: S101
     assert outcome.reason is not None, "every postponed outcome has it"  # noqa: S101
-    places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     history = (*outcome.earlier, *outcome.attempts)
-    return RetryEntry(
-        packed=packed,
-        subscriptions=list(places),
-        subscription_places=[places[name] for name in subscription_ids] if len(places) > 1 else [],
+    return new_entry(
+        packed,
+        subscription_ids,
         left_by=left_by,
-        again_at_ms=outcome.next_attempt.at_ms,
-        since_ms=now_ms,
-        expires_ms=now_ms + round(outcome.delivery.endpoint.retrying.max_age_s * 1000),
+        next_attempt=outcome.next_attempt,
+        max_age_s=outcome.delivery.endpoint.retrying.max_age_s,
         reason=outcome.reason,
-        retries=outcome.next_attempt.retries,
+        now_ms=now_ms,
         attempts=len(history),
-        history=tuple(map(shortened, history[-MAX_HISTORY:])),
+        history=history,
+        order_key=order_key,
         background_attempt=outcome.background_attempt,
         revision=revision,
     )

@@ -39,6 +39,8 @@ class Problem(pydantic.BaseModel):
     rate_limited, internal, unavailable."""
     detail: str
     errors: list[FieldError] = []
+    request_id: str | None = None
+    """The `X-Request-Id` of the answer. The platform's log has the same id."""
 
 
 TITLES = {

@@ -163,5 +163,7 @@ class Route:
     """The name of the header that the handler reads."""
     is_conditional: bool = False
     """The answer has an `ETag`; a request whose `If-None-Match` equals it gets 304."""
+    location: str | None = None
+    """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
     shown_once: str | None = None
     """The secret field of the answer. A repeated request gets null for it, because secrets are not stored."""

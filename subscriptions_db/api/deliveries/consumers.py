@@ -139,7 +139,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/dead-letter-consumers", name="createConsumer", summary="Create a consumer of dead letters.",
         scopes=routes.ADMINS, handler=create, query=CustomerQuery, body=NewConsumer, answer=Consumer, status=201,
-        is_change=True,
+        is_change=True, location="/v1/dead-letter-consumers/{name}",
     ),
     Route(
         method="GET", path="/v1/dead-letter-consumers/{consumer_id}", name="getConsumer", summary="A consumer, by its name.",

@@ -80,8 +80,8 @@ def _mark(call: Call, state: LetterState) -> MarkedLetter:
             409,
             f"the dead letter is {after.state}: a waiting one can be discarded, a waiting or discarded one can be redriven",
         )
-    told = {"before": {"state": before.state}, "after": {"state": after.state}}
-    audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **told)
+    fields = {"before": {"state": before.state}, "after": {"state": after.state}}
+    audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **fields)
     return after
 
 
@@ -99,8 +99,8 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
         limit=wanted.limit,
         now=dt.datetime.now(dt.UTC),
     )
-    told = {"asked": asked, "count": marked.count, "until": str(marked.until)}
-    audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=told)
+    fields = {"asked": asked, "count": marked.count, "until": str(marked.until)}
+    audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=fields)
     return shown(marked)
 
 

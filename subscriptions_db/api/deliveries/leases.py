@@ -53,7 +53,7 @@ class LeasedDeadLetters(pydantic.BaseModel):
 class ReceiptHandles(NoParameters):
     """Receipt handles of leased dead letters."""
 
-    receipts: Annotated[list[Annotated[str, Field(max_length=cursor.MAX_CHARS)]], Field(max_length=1000)]
+    receipts: Annotated[list[str], Field(max_length=1000)]
 
 
 class NackRequest(ReceiptHandles):
@@ -63,10 +63,19 @@ class NackRequest(ReceiptHandles):
     """Seconds before they can be leased again."""
 
 
+class RefusedReceipt(pydantic.BaseModel):
+    """A receipt handle that is not valid. It does not affect the others of the request."""
+
+    index: int
+    """Its place in `receipts`; the first is 0."""
+    problem: str
+
+
 class SettledLetters(pydantic.BaseModel):
     """The ids of the settled dead letters. Missing ones are leased to another poller by now, or were settled before."""
 
     letters: list[str]
+    refused: list[RefusedReceipt] = []
 
 
 def lease(call: Call) -> LeasedDeadLetters | LongPoll:
@@ -90,25 +99,34 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
 
 def ack(call: Call) -> SettledLetters:
     """Acknowledge dead letters: the consumer does not get them again."""
-    receipts = _receipts(call)
-    return _done(call, consumers.ack(call.connection, customer_of(call), call.path["consumer_id"], receipts))
+    receipts, refused = _receipts(call)
+    positions = consumers.ack(call.connection, customer_of(call), call.path["consumer_id"], receipts)
+    return _settled(call, positions, refused)
 
 
 def nack(call: Call) -> SettledLetters:
     """Return dead letters: any poller of the consumer can lease them again."""
-    receipts, name, wait_s = _receipts(call), call.path["consumer_id"], call.body_as(NackRequest).wait_s
-    now = dt.datetime.now(dt.UTC)
-    return _done(call, consumers.nack(call.connection, customer_of(call), name, receipts, now=now, wait_s=wait_s))
+    receipts, refused = _receipts(call)
+    name, wait_s, now = call.path["consumer_id"], call.body_as(NackRequest).wait_s, dt.datetime.now(dt.UTC)
+    positions = consumers.nack(call.connection, customer_of(call), name, receipts, now=now, wait_s=wait_s)
+    return _settled(call, positions, refused)
 
 
-def _receipts(call: Call) -> list[cursor.ReceiptHandle]:
-    return [cursor.ReceiptHandle.read(text) for text in call.body_as(ReceiptHandles).receipts]
+def _receipts(call: Call) -> tuple[list[cursor.ReceiptHandle], list[RefusedReceipt]]:
+    """Return the valid receipt handles of a request, and the refused ones."""
+    receipts, refused = [], []
+    for index, text in enumerate(call.body_as(ReceiptHandles).receipts):
+        try:
+            receipts.append(cursor.ReceiptHandle.read(text))
+        except errors.RegistrationError as exc:
+            refused.append(RefusedReceipt(index=index, problem=exc.problem))
+    return receipts, refused
 
 
-def _done(call: Call, positions: list[int]) -> SettledLetters:
+def _settled(call: Call, positions: list[int], refused: list[RefusedReceipt]) -> SettledLetters:
     if not positions:
         consumer_routes.existing_consumer(call)
-    return SettledLetters(letters=[str(position) for position in positions])
+    return SettledLetters(letters=[str(position) for position in positions], refused=refused)
 
 
 ROUTES = (

@@ -159,10 +159,10 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
     if made is None:
         raise problems.Refused(409, otherwise)
     answer = shown(made)
-    told = answer.model_dump(
+    fields = answer.model_dump(
         mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True
     )
-    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=told)
+    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=fields)
     return answer
 
 
@@ -204,11 +204,13 @@ ROUTES = (
         method="POST", path="/v1/endpoints/{endpoint_id}/replays", name="createReplay",
         summary="Replay a time range for an endpoint, by its present subscriptions.",
         scopes=routes.ADMINS, handler=create, body=NewReplay, answer=Replay, status=201, is_change=True,
+        location="/v1/replays/{id}",
     ),
     Route(
         method="POST", path="/v1/attempts/{attempt_id}/resend", name="resendAttempt",
         summary="Resend the delivery of an attempt, whatever its status.",
         scopes=routes.ADMINS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
+        location="/v1/replays/{id}",
     ),
     Route(
         method="GET", path="/v1/replays", name="listReplays", summary="List replays, the newest first.",

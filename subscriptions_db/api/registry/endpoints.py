@@ -137,7 +137,7 @@ ROUTES = (
         method="POST", path="/v1/endpoints", name="createEndpoint",
         summary="Create an endpoint. Shows its signing secret once.",
         scopes=routes.ADMINS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
-        is_change=True, shown_once="signing_secret",
+        is_change=True, shown_once="signing_secret", location="/v1/endpoints/{id}",
     ),
     Route(
         method="GET", path=_ONE, name="getEndpoint", summary="Get an endpoint.",

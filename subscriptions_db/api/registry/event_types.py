@@ -98,17 +98,17 @@ def explain(call: Call, event_type: str, payload: Any) -> CatalogueEntry:
     row = known(call, event_type)
     if row is None:
         return CatalogueEntry(is_known=False)
-    told = CatalogueEntry(is_known=True, is_deprecated=row["deprecated"])
+    found = CatalogueEntry(is_known=True, is_deprecated=row["deprecated"])
     if row["json_schema"] is None:
-        return told
+        return found
     try:
         event_types.check(row["json_schema"], [])  # plain SQL can register an invalid schema
         wrong = [
             SchemaViolation(field=path, problem=problem) for path, problem in event_types.problems(row["json_schema"], payload)
         ]
     except errors.RegistrationError as exc:
-        return told.model_copy(update={"errors": [SchemaViolation(field=exc.path, problem=exc.problem)]})
-    return told.model_copy(update={"keeps_to_schema": not wrong, "errors": wrong})
+        return found.model_copy(update={"errors": [SchemaViolation(field=exc.path, problem=exc.problem)]})
+    return found.model_copy(update={"keeps_to_schema": not wrong, "errors": wrong})
 
 
 ROUTES = (

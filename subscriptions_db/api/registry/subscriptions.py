@@ -146,7 +146,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",
         scopes=routes.ADMINS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
-        answer=schemas.RegisteredSubscription, status=201, is_change=True,
+        answer=schemas.RegisteredSubscription, status=201, is_change=True, location="/v1/subscriptions/{id}",
     ),
     Route(
         method="GET", path=_ONE, name="getSubscription", summary="Get a subscription.",

@@ -12,8 +12,9 @@ import functools
 import json
 import logging
 import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ CALLBACK = "callback"
 """The key id of requests by which receivers answer with a token: in the audit log, and for the rate limit."""
 MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+"""The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -72,11 +75,12 @@ class Api:
         """Return the aiohttp application with all routes."""
         app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
         for route in table.ROUTES:
-            app.router.add_route(route.method, route.path, functools.partial(self._answer, route))
+            _add(app, route.method, route.path, functools.partial(self._answer, route), has_head=not route.is_validation)
         document = orjson.dumps(openapi.document(table.ROUTES))
-        app.router.add_route("GET", "/v1/openapi.json", functools.partial(_static, document))
-        app.router.add_route("GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
-        app.router.add_route("GET", "/readyz", self._ready)
+        _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
+        _add(app, "GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
+        _add(app, "GET", "/readyz", self._ready)
+        app.on_response_prepare.append(_set_headers)
         app.on_shutdown.extend((self._polls.end, self._followers.end))
         return app
 
@@ -107,6 +111,8 @@ class Api:
         if answer.sending is not None:
             document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
+        if route.location is not None and document is not None:
+            headers["location"] = _location(route.location, document, asked.query)
         if answer.content is not None:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
@@ -172,22 +178,49 @@ class Api:
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
+        request_id = request[REQUEST_ID] = _request_id(request)
         try:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
-            response = _problem(exc)
+            response = _problem(exc, request_id)
         except web.HTTPException as exc:
-            response = _problem(_of_http(exc))
+            response = _problem(_of_http(exc, request), request_id)
         except TimeoutError:
-            response = _problem(problems.unavailable("the request took too long: try again"))
+            response = _problem(problems.unavailable("the request took too long: try again"), request_id)
             response.force_close()  # a body may still be on its way
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
-            log.exception("api.failed")
-            response = _problem(problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the platform's log says what went wrong"))
+            log.exception("api.failed", extra={"request_id": request_id})
+            refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the platform's log says what went wrong")
+            response = _problem(refused, request_id)
         _record(request, response.status, time.monotonic() - began)
         return response
+
+
+def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_head: bool = True) -> None:
+    """Add a route. A GET route answers HEAD too, unless it changes something: a link preview must not permit deliveries."""
+    app.router.add_route(method, path, answer)
+    if method == "GET" and has_head:
+        app.router.add_route("HEAD", path, answer)
+
+
+def _request_id(request: web.Request) -> str:
+    """Return the client's `X-Request-Id` if it is plain text, else a new id."""
+    given = request.headers.get("x-request-id", "")
+    return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the request id to an answer, and remove aiohttp's `Server` header, which shows versions."""
+    response.headers.pop("server", None)
+    response.headers["x-request-id"] = request[REQUEST_ID]
+
+
+def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
+    """Return the path of a created resource, with the customer that an operator named in the request."""
+    suffix = f"?customer={query['customer']}" if "customer" in query else ""
+    return template.format_map(document) + suffix
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
@@ -214,7 +247,7 @@ def _record(request: web.Request, status: int, took_s: float) -> None:
     metrics.API_REQUESTS.labels(route, method, f"{status // 100}xx").inc()
     metrics.API_SECONDS.labels(route).observe(took_s)
     fields = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
-    log.info("api.answered", extra=fields | {"duration_ms": round(took_s * 1000, 1)})
+    log.info("api.answered", extra=fields | {"duration_ms": round(took_s * 1000, 1), "request_id": request[REQUEST_ID]})
 
 
 def _json(document: dict[str, Any]) -> bytes:
@@ -262,21 +295,28 @@ def _idempotency_key(request: web.Request) -> str | None:
     return key
 
 
-def _problem(refused: problems.Refused) -> web.Response:
+def _problem(refused: problems.Refused, request_id: str) -> web.Response:
     return web.Response(
         status=refused.problem.status,
         headers=HEADERS | refused.headers,
-        body=orjson.dumps(refused.problem.model_dump()),
+        body=orjson.dumps(refused.problem.model_dump() | {"request_id": request_id}),
         content_type=problems.CONTENT_TYPE,
     )
 
 
-def _of_http(exc: web.HTTPException) -> problems.Refused:
+def _allowed(exc: web.HTTPMethodNotAllowed, path: str) -> str:
+    """Return the methods of a path, sorted. A fixed path such as `/v1/dead-letters/redrive` is not also an id."""
+    fixed = {route.method for route in table.ROUTES if route.path == path}
+    methods = fixed | ({"HEAD"} if "GET" in fixed else set()) if fixed else exc.allowed_methods
+    return ", ".join(sorted(methods))
+
+
+def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
     """Return the problem for a request that aiohttp itself refuses."""
     match exc:
         case web.HTTPMethodNotAllowed():
             return problems.Refused(
-                405, "use one of the methods in the header Allow", headers={"allow": exc.headers.get("allow", "")}
+                405, "use one of the methods in the header Allow", headers={"allow": _allowed(exc, request.path)}
             )
         case web.HTTPRequestEntityTooLarge():
             return problems.Refused(413, "the body is larger than api.max_body_bytes")

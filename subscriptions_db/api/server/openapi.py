@@ -54,7 +54,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
     problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
-    success: dict[str, Any] = {"description": "Done."}
+    success: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
+    if route.location is not None:
+        success["headers"]["Location"] = {"schema": {"type": "string"}}
     if route.answer is RawBytes:
         success["content"] = {"application/octet-stream": {}}
     elif route.answer:

@@ -181,8 +181,8 @@ def _given_up(
     return after, _told(EventKind.DEAD_LETTERS_WAITING, signal, since, letters=letters, reason=reason)
 
 
-def _is_over(told_at: dt.datetime | None, at: dt.datetime, policy: Policy) -> bool:
-    return told_at is None or (at - told_at).total_seconds() >= policy.quiet_s
+def _is_over(reported_at: dt.datetime | None, at: dt.datetime, policy: Policy) -> bool:
+    return reported_at is None or (at - reported_at).total_seconds() >= policy.quiet_s
 
 
 def _told(kind: EventKind, signal: Signal, since: dt.datetime, **more: Any) -> OperationalEvent:

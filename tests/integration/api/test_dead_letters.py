@@ -228,4 +228,16 @@ def test_the_operator_names_the_customer(served, operator):
 def test_a_cursor_that_was_never_given_is_refused(acme, cursor):
     for path in ("/v1/dead-letters", "/v1/attempts", "/v1/deliveries"):
         assert acme.get(f"{path}?cursor={cursor}").fields == ["cursor"]
-    assert acme.post(f"{CONSUMER}/ack", {"receipts": [cursor]}).fields == ["receipt"]
+
+
+@pytest.mark.parametrize("receipt", ["bm8", "x", "bC4tMQ", "é", "c" * 500])
+@pytest.mark.parametrize("how", ["ack", "nack"])
+def test_a_bad_receipt_handle_refuses_only_itself(served, poller, receipt, how):
+    """One bad receipt handle refused the request: a poller could not acknowledge the others with it."""
+    write(served, 1)
+    leased = lease(poller).json["items"]
+    assert leased
+    answer = poller.post(f"{CONSUMER}/{how}", {"receipts": [receipt, *(item["receipt"] for item in leased), receipt]})
+    assert (answer.status, answer.json["letters"]) == (200, [item["id"] for item in leased])
+    assert [one["index"] for one in answer.json["refused"]] == [0, 2]
+    assert all(one["problem"].startswith("is not a valid receipt") for one in answer.json["refused"])

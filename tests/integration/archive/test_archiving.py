@@ -216,7 +216,7 @@ def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplo
 
 
 def test_it_goes_on_with_what_comes_and_finds_new_partitions(platform, monkeypatch):
-    monkeypatch.setattr(source, "LOOK_FOR_PARTITIONS_S", 0.1)
+    monkeypatch.setattr(source, "PARTITION_CHECK_S", 0.1)
     topic = platform.config.delivery.dead_letter_topic
     with platform.archiving():
         platform.publish_letters("e1")

@@ -101,7 +101,9 @@ def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, exp
 def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(connection, keep, found):
     keep(archive.outcome(event_id="e1"))
     [only] = found()
-    [letter] = archived_dead_letters.browse(connection, "c1", archived_dead_letters.Selection(), after=0, limit=10).letters
+    [letter] = archived_dead_letters.browse(
+        connection, "c1", archived_dead_letters.DeadLetterSearch(), after=0, limit=10
+    ).letters
     assert (only.dead_letter, only.dead_letter_state) == (letter.position, LetterState.WAITING)
     archived_dead_letters.redrive(connection, "c1", [letter.position], now=archive.NOW)
     assert found()[0].dead_letter_state is LetterState.REDRIVING
@@ -217,7 +219,7 @@ def test_what_was_not_attempted_is_no_attempt(connection, keep):
     found = attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10)
     assert [one.event_id for one in found.attempts] == ["e2"]
     [row] = connection.execute("select started_at, position from attempts where outcome is not null").fetchall()
-    assert attempts.get(connection, "c1", attempts.Moment(**row)) is None
+    assert attempts.get(connection, "c1", attempts.AttemptPosition(**row)) is None
 
 
 def test_what_was_archived_before_there_were_deliveries_is_found_as_far_as_it_was_told(opened):

@@ -119,7 +119,7 @@ def test_each_event_of_the_mission_is_due_to_one_endpoint():
 
 
 def test_a_receiver_of_the_demo_rejects_some_events_at_one_endpoint():
-    named = [scenario.receiver.Named("/demo", f"event-{n}") for n in range(100)]
+    named = [scenario.receiver.BatchEvent("/demo", f"event-{n}") for n in range(100)]
     assert sum(scenario.rejects(f"/{scenario.REJECTING_ENDPOINT}", one) for one in named) == 10
     assert not any(scenario.rejects("/endpoint-1", one) for one in named)
 

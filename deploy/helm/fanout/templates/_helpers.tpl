@@ -1,4 +1,4 @@
-{{/* Names, labels, and what the pods of all roles have in common. */}}
+{{/* Names, labels, and the common parts of the pods of all roles. */}}
 {{/* At most 40 characters: a Service has 63, and a driver's name takes up to 22 of them. A longer one ends with its digest. */}}
 {{- define "fanout.name" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
@@ -16,7 +16,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "fanout.podLabels" . }}
 {{- end }}
 
-{{/* By these a Deployment, a Service or a policy finds its pods. They must not change from one release to the next. */}}
+{{/* Labels by which a Deployment, a Service or a policy selects its pods. They must not change between releases. */}}
 {{- define "fanout.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -34,7 +34,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}{{ else }}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
-{{/* How Spark runs executors as pods of their own: the area `spark`, for one driver. */}}
+{{/* Settings of the area `spark` that run executors in their own pods, for one driver. */}}
 {{- define "fanout.executorSettings" -}}
 {{- $executors := .executors -}}
 {{- $atFirst := $executors.count | default (dig "autoscaling" "min" 0 $executors) -}}
@@ -63,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ toJson $own }}
 {{- end }}
 
-{{/* What only one driver is set to, as the area `spark`: its executors, and its checkpoint on an object store. Empty: nothing. */}}
+{{/* Settings of the area `spark` for one driver only: its executors, and its checkpoint on an object store. Empty: there are none. */}}
 {{- define "fanout.driverSettings" -}}
 {{- $own := dict -}}
 {{- with .driver.executors }}{{ $own = include "fanout.executorSettings" (dict "root" $.root "executors" .) | fromJson }}{{ end -}}
@@ -74,7 +74,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ toJson $own }}
 {{- end }}
 
-{{/* The settings as TOML, of one driver or of all roles. JSON's numbers, texts and lists are TOML's; a table within an area comes behind the area's own fields. */}}
+{{/* The settings as TOML, for one driver or for all roles. Numbers, texts and lists are alike in JSON and TOML; a table of an area comes after its fields. */}}
 {{- define "fanout.settings" -}}
 {{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
 {{- if .root.Values.development.enabled }}{{ $_ := set $own "kafka" (dict "bootstrap_servers" (printf "%s-kafka:9092" (include "fanout.name" .root))) }}{{ end -}}
@@ -101,14 +101,14 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ end }}
 {{- end }}
 
-{{/* The Secret that must be named, unless the chart makes one for development. */}}
+{{/* Name of a required Secret. For development the chart creates it. */}}
 {{- define "fanout.secretName" -}}
 {{- $secret := get .root.Values.secrets .secret -}}
 {{- if and (not $secret.name) .root.Values.development.enabled }}{{ include "fanout.name" .root }}-development
 {{- else }}{{ required (printf "secrets.%s.name is required: the name of a Secret that exists, with the key %q" .secret $secret.key) $secret.name }}{{ end -}}
 {{- end }}
 
-{{/* Files of secrets: the settings name them. `of` lists the secrets by the names of the values; the variable of each is beside it. */}}
+{{/* Environment variables and volumes for files of secrets. `of` lists the secrets by the names of their values. */}}
 {{- define "fanout.variable" -}}
 {{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE") . -}}
 {{- end }}
@@ -165,7 +165,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The annotations of a pod. A change of the settings, or of secretsRevision, starts it anew. */}}
+{{/* Annotations of a pod. A change of the settings or of secretsRevision restarts it. */}}
 {{- define "fanout.annotations" -}}
 checksum/settings: {{ include "fanout.settings" (dict "root" .) | sha256sum }}
 {{- with .Values.secretsRevision }}
@@ -176,7 +176,7 @@ fanout/secrets-revision: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Pods of one role on different nodes and in different zones, where there are several. */}}
+{{/* Spread the pods of one role over nodes and zones. */}}
 {{- define "fanout.spread" -}}
 topologySpreadConstraints:
   {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
@@ -189,19 +189,19 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 
-{{/* Seconds until Kubernetes kills a driver that was asked to stop: what its settings grant what is in flight, and 65 for the micro-batch and for Spark. */}}
+{{/* Seconds until Kubernetes kills a stopping driver: the time that its settings give to attempts in flight, plus 65 for the micro-batch and Spark. */}}
 {{- define "fanout.grace" -}}
 {{- $delivery := .Values.config.delivery | default dict -}}
 {{- $asked := addf (dig "stop_within_s" 20 $delivery) (dig "lane_deadline_s" 3 $delivery) (dig "attempt_timeout_s" 2 $delivery) -}}
 {{- add 65 (ceil $asked | int) -}}
 {{- end }}
 
-{{/* The secrets that a role reads. */}}
+{{/* Secrets that a role reads. */}}
 {{- define "fanout.common" -}}
 database keyRing{{ if .Values.secrets.kafkaPassword.name }} kafkaPassword{{ end }}
 {{- end }}
 
-{{/* Where the pods of a driver and of its executors find the checkpoint: a volume, or the credentials of an object store. */}}
+{{/* Checkpoint of a driver and its executors: a volume, or credentials of an object store. */}}
 {{- define "fanout.storeEnvironment" -}}
 - {name: AWS_SHARED_CREDENTIALS_FILE, value: /run/secrets/store/credentials}
 {{- end }}

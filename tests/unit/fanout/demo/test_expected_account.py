@@ -45,7 +45,7 @@ def single(offset, status=200, **fields):
 
 
 def batch(*offsets, path="/batched", **fields):
-    named = tuple(receiver.Named("/demo", f"e{offset}") for offset in offsets)
+    named = tuple(receiver.BatchEvent("/demo", f"e{offset}") for offset in offsets)
     return received(path, "batch_1", batch=named, **fields)
 
 

@@ -46,7 +46,7 @@ class FakeApi:
 
 
 def poll(api, wanted, *, timeout_s=60):
-    return over_http.poll(api, api, {due(n) for n in wanted}, PUBLISHED, go_on=lambda: None, timeout_s=timeout_s)
+    return over_http.poll(api, api, {due(n) for n in wanted}, PUBLISHED, before_poll=lambda: None, timeout_s=timeout_s)
 
 
 def test_polls_until_all_have_come_and_no_more_do():

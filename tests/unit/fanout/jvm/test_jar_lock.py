@@ -56,8 +56,8 @@ DIFFERENCES = [
 def refusal(library, problem):
     there = library.parent
     return (
-        f"jars are not those of {there}/jars.lock: {problem}. Remove {there}/lib and Ivy's own copies, ~/.ivy2/cache, to have "
-        "them fetched anew; after a change of ivy.xml, write the lock anew: make lock"
+        f"the jars differ from {there}/jars.lock: {problem}. They are not used. Remove {there}/lib and Ivy's copies in "
+        "~/.ivy2/cache, and run the command again to download them. After a change of ivy.xml, run: make lock"
     )
 
 

@@ -167,8 +167,8 @@ def test_letters_of_one_endpoint_share_records_that_kafka_takes():
     made = records(*[[letter(offset, data=b'"%s"' % (b"x" * 2_000))] for offset in range(40)])
     assert 1 < len(made) < 20
     assert max(len(record.postponed) + len(record.note) for record in made) < topic_rows.MAX_POSTPONED_BYTES
-    parcels = list(itertools.chain(*(retry_messages.message(record.postponed).entries for record in made)))
-    assert [segment.unpacked(one.packed[0]).offset for one in parcels] == list(range(40))
+    entries = list(itertools.chain(*(retry_messages.message(record.postponed).entries for record in made)))
+    assert [segment.unpacked(one.packed[0]).offset for one in entries] == list(range(40))
 
 
 def test_a_letter_that_was_redriven_is_left_out():

@@ -41,7 +41,7 @@ def offsets(found):
     return [one.event.record.offset for one in found]
 
 
-def parcels(found, endpoint=None):
+def entries(found, endpoint=None):
     to = endpoint or builders.endpoint()
     routes = replay_plan.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
     written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS)
@@ -58,7 +58,7 @@ def test_what_is_due_now_is_handed_over_and_nothing_else():
 
 def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
     found = due(record(7), record(8))
-    first, second = parcels(found)
+    first, second = entries(found)
     assert [segment.unpacked(one.packed[0]).offset for one in (first, second)] == [7, 8]
     event = segment.unpacked(first.packed[0])
     assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(found[0].event, "s1")
@@ -68,14 +68,14 @@ def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
 
 def test_events_for_an_endpoint_with_an_order_stay_in_order():
     ordered = builders.endpoint(order_by="amount")
-    assert [one.order_key for one in parcels(due(record(7), endpoint=ordered), ordered)] == [
+    assert [one.order_key for one in entries(due(record(7), endpoint=ordered), ordered)] == [
         ordering_key.key_of({"amount": 7}, "amount")
     ]
 
 
 def test_events_for_an_endpoint_in_batch_mode_go_in_batches():
     endpoint = batches.endpoint(batching=Batching(max_events=2))
-    made = parcels(due(*map(record, range(3)), endpoint=endpoint), endpoint)
+    made = entries(due(*map(record, range(3)), endpoint=endpoint), endpoint)
     assert [(len(one.packed), one.left_by, one.replay) for one in made] == [
         (2, LeaveReason.REDRIVE, "rpl_1"), (1, LeaveReason.REDRIVE, "rpl_1")
     ]  # fmt: skip

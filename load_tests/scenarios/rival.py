@@ -1,0 +1,311 @@
+"""The platform against a plain consumer, on the same work and in turns: what does Spark cost, and what does it bring?
+
+Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. A turn has four phases:
+
+1. Full speed: the topics are filled before the start. CPU and wall time count from the end of the warm-up.
+2. Steady pace: events come one by one at a pace that both carry. The receiver measures the age of each.
+3. SIGKILL: it hits the consumer, or the platform's driver, when half of a burst has arrived. Then the process starts again.
+4. A hanging endpoint: the events of phase 2 again, while one endpoint of all takes requests and never answers.
+
+The platform runs its direct lane. After the kill the retry lane runs too, because phase 4 has deliveries that must wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from load_tests.harness import figures, platform, receiver, stage, traffic
+from load_tests.rivals import process as rival_process
+
+PLATFORM, RIVAL = "platform", "rival"
+TURNS = (PLATFORM, RIVAL, RIVAL, PLATFORM)
+"""Order of the turns, repeated. Neither side has the machine's better hours."""
+SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
+"""Settings of the platform, as in the scenario `direct`: one worker, as the rival is one process."""
+AFTER_KILL = {"spark.master": "local[2,4]", "retry.max_probe_interval_s": "5"}
+"""One task slot for each of the two lanes. The hanging endpoint is noticed soon after it answers again."""
+QUIET_S = 15.0
+"""Seconds without a delivery after which the missing ones count as lost. The retry lane's first wait is 5 seconds."""
+HANGING = traffic.HOT_ENDPOINT
+LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How much of what."""
+
+    events: int = 100_000
+    """Events of the first phase that are measured."""
+    warm_up: int = 100_000
+    """Events before those."""
+    endpoints: int = 100
+    steady_per_s: int = 500
+    steady_s: int = 20
+    settle_s: int = 10
+    """Seconds at the steady pace before it is measured."""
+    burst: int = 20_000
+    """Events of the third phase."""
+    rounds: int = 2
+    """Turns of each side."""
+    seed: int = 1
+
+
+class Side(Protocol):
+    """One of the two: how to start it."""
+
+    def __call__(self, *, is_again: bool) -> contextlib.AbstractContextManager[platform.Job]:
+        """Run it inside the context. `is_again`: after a kill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The figures of one side's turn."""
+
+    side: str
+    throughput: figures.Throughput
+    steady: Mapping[str, float]
+    """Age of an event at its arrival in phase 2, in ms: p50, p90, p99, max."""
+    back_s: float
+    """Seconds from the second start to the first delivery after it."""
+    killed: Mapping[str, int]
+    """What was lost and repeated of the events up to the end of phase 3."""
+    beside: Mapping[str, float]
+    """As `steady`, in phase 4, of the events for all other endpoints."""
+    hanging_lost: int
+    """Events for the hanging endpoint that did not arrive after it answered again."""
+    total: Mapping[str, int]
+    """What was lost, repeated, misdirected and wrongly signed of all events."""
+    deliveries: int
+    peak_mb: Mapping[str, float]
+    reconciled: Mapping[str, Any] | None = field(default=None)
+    """What the platform's own topics prove. The rival has none."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the turn for machines."""
+        return {
+            "side": self.side,
+            **self.throughput.document(),
+            "latency_ms": rounded(self.steady),
+            "latency_beside_hanging_ms": rounded(self.beside),
+            "back_after_kill_s": round(self.back_s, 1),
+            "kill": dict(self.killed),
+            "hanging_lost": self.hanging_lost,
+            **self.total,
+            "peak_rss_mb": {role: round(peak) for role, peak in self.peak_mb.items()},
+            "reconciled": self.reconciled,
+        }
+
+
+def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+    """Run all turns and return the figures of each, the means of both sides, and their ratio."""
+    chosen = {**SETTINGS, **terms.overrides}
+    turns = []
+    for number in range(2 * scenario.rounds):
+        side = TURNS[number % len(TURNS)]
+        terms.say(f"turn {number + 1} of {2 * scenario.rounds}: {side}")
+        turns.append(_turn(side, scenario, terms, chosen))
+    means = {side: mean_of([turn for turn in turns if turn.side == side]) for side in (PLATFORM, RIVAL)}
+    own = [turn for turn in turns if turn.side == PLATFORM]
+    document = {
+        "scenario": "rival",
+        **{name: sum(turn.total[name] for turn in own) for name in ("lost", "unexpected", "unverified")},
+        "duplicates_share": round(sum(turn.total["duplicates"] for turn in own) / sum(turn.deliveries for turn in own), 5),
+        "reconciled": {"holds": all(turn.reconciled is not None and turn.reconciled["holds"] for turn in own)},
+        **means,
+        "ratio": ratio(means[PLATFORM], means[RIVAL]),
+        "steady_per_s": scenario.steady_per_s,
+        "burst": scenario.burst,
+        "settings": chosen,
+        "turns": [turn.document() for turn in turns],
+    }
+    terms.say(table(document))
+    return document
+
+
+def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str, str]) -> Turn:
+    """Run the four phases with one side."""
+    registered = traffic.Customers(endpoints=scenario.endpoints)
+    with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
+        start = _starter(side, servers, chosen)
+        filled = sent.publish(scenario.warm_up + scenario.events)
+        with start(is_again=False) as job:
+            throughput = job.work_off(customers, scenario.warm_up, len(filled), terms.say)
+            steady, _ = _steady(scenario, sent, customers)
+            burst = sent.publish(scenario.burst)
+            half = len(sent.due) - scenario.burst // 2
+            job.wait_until(lambda: customers.count >= half, within_s=platform.WORK_TIMEOUT_S, what="half of the burst")
+            job.meter.read()
+            peak_mb = job.meter.peak_mb()
+            job.kill("driver", random.Random(scenario.seed))
+        at_kill = customers.count
+        terms.say(f"killed the {side} when {len(sent.due) - at_kill:,} events of the burst were not there")
+        with start(is_again=True) as job:
+            back_s = job.wait_until(
+                lambda: customers.count > at_kill, within_s=platform.START_TIMEOUT_S, what="a delivery after the kill"
+            )
+            arrived_after(customers, len(sent.due))
+            customers.hang(HANGING)
+            beside, hung = _steady(scenario, sent, customers)
+            customers.hang(None)
+            arrived_after(customers, len(sent.due))
+        report = customers.report()
+        reconciled = figures.reconciled(servers.account(), report) if side == PLATFORM else None
+    times = arrivals(report, len(sent.due))
+    return Turn(
+        side=side,
+        throughput=throughput,
+        steady=latency_ms(report, steady, lambda _: True),
+        back_s=back_s,
+        killed=lost_and_repeated(times, burst),
+        beside=latency_ms(report, beside, traffic.is_other),
+        hanging_lost=sum(sent.due[number] == HANGING and not times[number] for number in hung),
+        total=figures.delivered(report, sent.due),
+        deliveries=len(report.numbers),
+        peak_mb=peak_mb,
+        reconciled=reconciled,
+    )
+
+
+def _starter(side: str, servers: platform.Platform, chosen: Mapping[str, str]) -> Side:
+    """Return how one side is started on these servers."""
+
+    @contextlib.contextmanager
+    def plain(*, is_again: bool) -> Iterator[platform.Job]:  # noqa: ARG001  # the same both times
+        with rival_process.running(servers.folder) as started:
+            yield platform.Job(started, 0, servers.folder / LOG_OF[RIVAL])  # it serves no metrics
+
+    def whole(*, is_again: bool) -> contextlib.AbstractContextManager[platform.Job]:
+        return servers.job("direct,retry", {**chosen, **AFTER_KILL}) if is_again else servers.job("direct", chosen)
+
+    return plain if side == RIVAL else whole
+
+
+def _steady(scenario: Scenario, sent: traffic.Traffic, customers: receiver.Receiver) -> tuple[range, range]:
+    """Publish at the steady pace; return the numbers of the measured events, and of all with those that settle."""
+    settling, _ = sent.publish_evenly(scenario.steady_per_s, scenario.settle_s)
+    measured, _ = sent.publish_evenly(scenario.steady_per_s, scenario.steady_s)
+    hung = sum(sent.due[number] == HANGING for number in range(settling.start, measured.stop))
+    arrived_after(customers, len(sent.due) - hung)
+    return measured, range(settling.start, measured.stop)
+
+
+def arrived_after(
+    customers: receiver.Receiver,
+    due: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Wait until `due` events have arrived, or until none arrives for QUIET_S; return True if all have arrived."""
+    known, changed_at = customers.count, clock()
+    while known < due and clock() - changed_at < QUIET_S:
+        sleep(0.01)
+        if customers.count != known:
+            known, changed_at = customers.count, clock()
+    return known >= due
+
+
+def arrivals(report: receiver.Report, count: int) -> Sequence[int]:
+    """Return how often each of `count` events arrived, by its number."""
+    times = [0] * count
+    for number in report.numbers:
+        times[number] += 1
+    return times
+
+
+def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
+    """Return how many of these events never arrived, and how many arrivals were repeats."""
+    some = times[numbers.start : numbers.stop]
+    return {"lost": some.count(0), "repeated": sum(some) - sum(map(bool, some))}
+
+
+def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
+    """Return p50, p90, p99 and the largest age of these events at some endpoints, each at its first arrival."""
+    ages: dict[int, float] = {}
+    for number, endpoint, age_ms in zip(report.numbers, report.endpoints, report.ages_ms, strict=True):
+        if number in numbers and at(endpoint):
+            ages.setdefault(number, age_ms)
+    return figures.cuts(ages.values())
+
+
+def mean_of(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return the means of one side's turns, and the sums of what it lost and repeated."""
+
+    def mean(value: Callable[[Turn], float]) -> float:
+        return round(statistics.fmean(map(value, turns)), 1)
+
+    def cpu(kind: str) -> float:
+        return mean(lambda turn: turn.throughput.spent.per_million(turn.throughput.count)[kind])
+
+    return {
+        "cpu_s_per_million": {kind: cpu(kind) for kind in ("jvm", "python", "total")},
+        "deliveries_per_s": round(mean(lambda turn: turn.throughput.count / turn.throughput.took_s)),
+        "first_delivery_s": mean(lambda turn: turn.throughput.first_s),
+        "latency_ms": {"p50": mean(lambda turn: turn.steady["p50"]), "p99": mean(lambda turn: turn.steady["p99"])},
+        "latency_beside_hanging_ms": {
+            "p50": mean(lambda turn: turn.beside["p50"]),
+            "p99": mean(lambda turn: turn.beside["p99"]),
+        },
+        "peak_rss_mb": round(mean(lambda turn: sum(turn.peak_mb.values()))),
+        "back_after_kill_s": mean(lambda turn: turn.back_s),
+        "lost_by_kill": sum(turn.killed["lost"] for turn in turns),
+        "repeated_by_kill": sum(turn.killed["repeated"] for turn in turns),
+        "lost_by_hanging": sum(turn.hanging_lost for turn in turns),
+        "lost_otherwise": sum(turn.total["lost"] - turn.killed["lost"] - turn.hanging_lost for turn in turns),
+    }
+
+
+def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many times the platform takes of what the rival takes. None where the rival takes nothing."""
+
+    def of(mine: Any, theirs: Any) -> Any:
+        if isinstance(mine, Mapping):
+            return {name: of(mine[name], theirs[name]) for name in mine}
+        return round(mine / theirs, 2) if theirs else None
+
+    return {name: of(one[name], other[name]) for name in one if "lost" not in name and "repeated" not in name}
+
+
+def rounded(cuts: Mapping[str, float]) -> dict[str, float]:
+    """Return times in ms with one decimal."""
+    return {name: round(value, 1) for name, value in cuts.items()}
+
+
+ROWS: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("CPU seconds per million deliveries, JVM", ("cpu_s_per_million", "jvm")),
+    ("CPU seconds per million deliveries, Python", ("cpu_s_per_million", "python")),
+    ("CPU seconds per million deliveries, together", ("cpu_s_per_million", "total")),
+    ("deliveries per second at full speed", ("deliveries_per_s",)),
+    ("first delivery after the start, s", ("first_delivery_s",)),
+    ("peak memory, MB", ("peak_rss_mb",)),
+    ("latency at the steady pace, p50, ms", ("latency_ms", "p50")),
+    ("latency at the steady pace, p99, ms", ("latency_ms", "p99")),
+    ("the same beside a hanging endpoint, p50, ms", ("latency_beside_hanging_ms", "p50")),
+    ("the same beside a hanging endpoint, p99, ms", ("latency_beside_hanging_ms", "p99")),
+    ("first delivery after SIGKILL and restart, s", ("back_after_kill_s",)),
+    ("events lost by SIGKILL", ("lost_by_kill",)),
+    ("events repeated by SIGKILL", ("repeated_by_kill",)),
+    ("events lost by the hanging endpoint", ("lost_by_hanging",)),
+    ("events lost otherwise", ("lost_otherwise",)),
+)
+"""Lines of the table: the text, and the keys that lead to the figure."""
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return the means of both sides and their ratio as a Markdown table."""
+
+    def text(side: str, keys: Sequence[str]) -> str:
+        value: Any = document[side]
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return "" if value is None else f"{value:,}"
+
+    lines = ["| | platform | rival | ratio |", "|---|---|---|---|"]
+    lines += [f"| {name} | {text(PLATFORM, keys)} | {text(RIVAL, keys)} | {text('ratio', keys)} |" for name, keys in ROWS]
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""What HTTP clients expect of every answer: HEAD, Allow, Location, a request id, and no versions."""
+
+import re
+
+import pytest
+
+from subscriptions_db.api.server.table import ROUTES
+
+pytestmark = pytest.mark.integration
+
+PATHS = ["/v1/endpoints", "/v1/endpoints/acme-orders", "/v1/event-types", "/v1/openapi.json", "/healthz", "/readyz"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_head_answers_as_get_without_a_body(acme, path):
+    got, head = acme.get(path), acme.ask("HEAD", path)
+    assert (head.status, head.text) == (got.status, b"")
+    assert {name: head.headers[name] for name in ("content-type", "content-length")} == {
+        name: got.headers[name] for name in ("content-type", "content-length")
+    }
+
+
+def test_head_is_refused_where_get_changes_something(acme):
+    """A link preview that asks with HEAD would permit deliveries."""
+    answer = acme.ask("HEAD", "/v1/endpoints/acme-orders/permit/token")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
+def test_a_405_names_the_methods_of_the_path(acme, path):
+    methods = {route.method for route in ROUTES if route.path == path}
+    head = (
+        {"HEAD"} if any(route.method == "GET" and not route.is_validation for route in ROUTES if route.path == path) else set()
+    )
+    answer = acme.ask("TRACE", re.sub(r"\{\w+\}", "x1", path))
+    assert (answer.status, answer.headers["allow"]) == (405, ", ".join(sorted(methods | head)))
+
+
+def test_an_answer_to_a_created_resource_names_its_location(acme, operator):
+    made = acme.post("/v1/endpoints", {"url": "https://hooks.acme.example.com/new"}, idempotency_key="k1")
+    assert made.headers["location"] == f"/v1/endpoints/{made.json['id']}"
+    assert acme.get(made.headers["location"]).json["id"] == made.json["id"]
+    repeated = acme.post("/v1/endpoints", {"url": "https://hooks.acme.example.com/new"}, idempotency_key="k1")
+    assert repeated.headers["location"] == made.headers["location"]
+    subscription = {"endpoint": made.json["id"], "event_type": "order.*", "tenants": ["t1"]}
+    subscribed = acme.post("/v1/subscriptions", subscription)
+    assert acme.get(subscribed.headers["location"]).json["id"] == subscribed.json["id"]
+    consumer = operator.post("/v1/dead-letter-consumers?customer=acme", {"name": "located"})
+    assert consumer.headers["location"] == "/v1/dead-letter-consumers/located?customer=acme"
+    assert operator.get(consumer.headers["location"]).json["name"] == "located"
+    replay = {"since": "2026-01-01T00:00:00Z", "until": "2026-01-02T00:00:00Z"}
+    asked = acme.post(f"/v1/endpoints/{made.json['id']}/replays", replay)
+    assert acme.get(asked.headers["location"]).json["id"] == asked.json["id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/endpoints", "/v1/endpoints/nobody", "/nowhere", "/healthz"])
+def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
+    first, second = acme.get(path), acme.get(path)
+    assert "server" not in first.headers
+    assert re.fullmatch("req_[0-9a-f]{24}", first.headers["x-request-id"])
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    if first.status >= 400:
+        assert first.json["request_id"] == first.headers["x-request-id"]
+
+
+def test_a_request_id_of_the_client_is_kept_if_it_is_plain(acme):
+    assert acme.get("/v1/endpoints", x_request_id="proxy-7").headers["x-request-id"] == "proxy-7"
+    assert acme.get("/v1/endpoints", x_request_id="a b").headers["x-request-id"].startswith("req_")

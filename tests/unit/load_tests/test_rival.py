@@ -1,0 +1,144 @@
+"""The plain consumer's requests, and the comparison with it. No Kafka, no network."""
+
+import datetime as dt
+import itertools
+
+import orjson
+import pytest
+import standardwebhooks
+
+from delivery import errors
+from delivery.model import DeliveryMode, EndpointStatus, SubscriptionStatus
+from delivery.webhooks.events import parsing
+from delivery.webhooks.routing import matching
+from load_tests.harness import figures, receiver, usage
+from load_tests.rivals import routed_requests
+from load_tests.scenarios import rival
+from tests.support import builders
+
+LAYOUT = parsing.Layout()
+NOW_S = 1_700_000_000
+
+
+def requests(*rows, record=None):
+    router = matching.Router(builders.snapshot(*rows))
+    return list(routed_requests.requests_of(record or builders.record(), router, LAYOUT))
+
+
+def test_an_event_becomes_a_request_for_each_due_subscription():
+    made = requests(
+        builders.endpoint("ep1"),
+        builders.endpoint("ep2"),
+        builders.subscription("s1", endpoint_id="ep1"),
+        builders.subscription("s2", endpoint_id="ep2"),
+        builders.subscription("s3", endpoint_id="ep2", scope=builders.scope("t2")),
+    )
+    assert [one.endpoint.endpoint_id for one in made] == ["ep1", "ep2"]
+    assert made[0].webhook_id != made[1].webhook_id
+    assert made[0].body is made[1].body  # made once for both
+    assert orjson.loads(made[0].body)["data"]["amount"] == 5
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "subscription"),
+    [
+        ({"mode": DeliveryMode.BATCH}, {}),
+        ({"status": EndpointStatus.PAUSED}, {}),
+        ({"fault": "no such key"}, {}),
+        ({}, {"status": SubscriptionStatus.PAUSED}),
+    ],
+)
+def test_the_rival_drops_what_the_platform_would_keep_or_batch(endpoint, subscription):
+    assert requests(builders.endpoint(**endpoint), builders.subscription(**subscription)) == []
+
+
+def test_an_event_of_a_tenant_that_is_not_active_is_rejected():
+    with pytest.raises(errors.EventRejected):
+        requests(record=builders.record(value=b'{"id":"e1","tenant_id":"nobody"}'))
+
+
+def test_the_signature_verifies():
+    [request] = requests(builders.endpoint(), builders.subscription())
+    headers = routed_requests.headers_of(request, NOW_S)
+    assert (headers["content-type"], headers["content-length"]) == ("application/json", str(len(request.body)))
+    expected = standardwebhooks.Webhook(receiver.SECRET).sign(
+        request.webhook_id, dt.datetime.fromtimestamp(NOW_S, dt.UTC), request.body.decode()
+    )
+    assert headers["webhook-signature"] == expected
+
+
+def report(*numbers):
+    made = receiver.Report()
+    made.numbers.extend(numbers)
+    return made
+
+
+def test_a_kill_is_judged_by_the_events_of_its_burst_alone():
+    times = rival.arrivals(report(0, 0, 1, 3, 3, 3, 4), 6)
+    assert times == [2, 1, 0, 3, 1, 0]
+    assert rival.lost_and_repeated(times, range(2, 5)) == {"lost": 1, "repeated": 2}
+
+
+def test_a_latency_is_of_the_first_arrival_at_the_chosen_endpoints():
+    made = report(0, 1, 1, 2)
+    made.endpoints.extend([7, 8, 8, 0])
+    made.ages_ms.extend([1.0, 10.0, 90_000.0, 50.0])
+    assert rival.latency_ms(made, range(1, 3), lambda endpoint: endpoint == 8)["max"] == 10.0
+
+
+class Customers:
+    """A receiver to whom events come at given moments."""
+
+    def __init__(self, *counts):
+        self._counts = itertools.chain(counts, itertools.repeat(counts[-1]))
+
+    @property
+    def count(self):
+        self.now = next(self._counts)
+        return self.now
+
+
+@pytest.mark.parametrize(("counts", "all_there"), [((0, 1, 2, 3), True), ((3,), True), ((0, 2), False)])
+def test_events_count_as_lost_when_none_has_arrived_for_long(counts, all_there):
+    clock = itertools.count(step=1.0)
+    arrived = rival.arrived_after(Customers(*counts), 3, clock=lambda: next(clock), sleep=lambda _: None)
+    assert arrived is all_there
+
+
+def turn(side, **fields):
+    spent = usage.Usage(jvm_s=4.0 if side == rival.PLATFORM else 0.0, driver_s=1.0, workers_s=5.0)
+    throughput = figures.Throughput(first_s=20, warm_s=30, warm=spent, warm_count=1, took_s=10, spent=spent, count=100_000)
+    defaults = {
+        "side": side,
+        "throughput": throughput,
+        "steady": {"p50": 4.0, "p90": 5.0, "p99": 8.0, "max": 9.0},
+        "back_s": 6.0,
+        "killed": {"lost": 0, "repeated": 3},
+        "beside": {"p50": 8.0, "p90": 9.0, "p99": 16.0, "max": 20.0},
+        "hanging_lost": 2,
+        "total": {"lost": 3, "duplicates": 3, "unexpected": 0, "unverified": 0},
+        "deliveries": 100_003,
+        "peak_mb": {"driver": 50.0, "jvm": 450.0},
+    }
+    return rival.Turn(**defaults | fields)
+
+
+def test_the_ratio_is_of_the_means_and_counts_have_none():
+    whole = rival.mean_of([turn(rival.PLATFORM), turn(rival.PLATFORM, steady={"p50": 12.0, "p99": 40.0})])
+    plain = rival.mean_of([turn(rival.RIVAL)])
+    assert whole["cpu_s_per_million"] == {"jvm": 40.0, "python": 60.0, "total": 100.0}  # 4, 6 and 10 s of a tenth
+    assert whole["latency_ms"] == {"p50": 8.0, "p99": 24.0}
+    assert (whole["repeated_by_kill"], whole["lost_by_hanging"], whole["lost_otherwise"]) == (6, 4, 2)
+    compared = rival.ratio(whole, plain)
+    assert compared["cpu_s_per_million"] == {"jvm": None, "python": 1.0, "total": 1.67}
+    assert compared["latency_ms"] == {"p50": 2.0, "p99": 3.0}
+    assert not any("lost" in name or "repeated" in name for name in compared)
+
+
+def test_the_table_has_a_line_for_each_figure():
+    means = {side: rival.mean_of([turn(side)]) for side in (rival.PLATFORM, rival.RIVAL)}
+    lines = rival.table(means | {"ratio": rival.ratio(means[rival.PLATFORM], means[rival.RIVAL])}).splitlines()
+    assert len(lines) == 2 + len(rival.ROWS)
+    assert "| CPU seconds per million deliveries, JVM | 40.0 | 0.0 |  |" in lines
+    assert "| deliveries per second at full speed | 10,000 | 10,000 | 1.0 |" in lines
+    assert "| events repeated by SIGKILL | 3 | 3 |  |" in lines
